@@ -117,7 +117,7 @@ test: ## the tests that need no server and no torch; make ci-full has more
 
 # Each target collects the files that have tests of its kind, and of those its tests.
 PYTEST = $(PY) -m pytest -q
-files = $(shell grep -lrE 'mark\.($(1))' tests --include='test_*.py')
+files = $(sort $(shell grep -lrE 'mark\.($(1))' tests --include='test_*.py'))
 FAST = not (slow or torch or servers or cluster)
 SHORT_OF_FULL = $(if $(BENCH_FULL),, and not full)
 
@@ -222,13 +222,13 @@ smoke: $(READY) ## the whole path on the committed sample, with every system, un
 	@$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke
 
 first-screen: ## README's table and minutes, by `make` in a fresh clone
-	@$(PYTHON) -m tests.first_screen
+	@$(PYTHON) -m tests.tools.first_screen
 
 bare: ## what a newcomer does: a fresh clone, an empty environment, no data; `make`, and the tests that would read data
-	@$(PYTHON) -m tests.bare
+	@$(PYTHON) -m tests.tools.bare
 
 bench: $(READY) ## speed: simulated requests per second, memory, first table; what grows with models (.make/linear.png); interpreters side by side (PYTHONS); the estimate of the time left; how the load client keeps its times
-	@$(PY) tests/speed.py && $(PY) -m tests.linear && $(PY) -m tests.interpreters $(PYTHONS) && $(PY) -m tests.time_left && $(PY) -m tests.client_speed
+	@$(PY) -m tests.tools.speed && $(PY) -m tests.tools.linear && $(PY) -m tests.tools.interpreters $(PYTHONS) && $(PY) -m tests.tools.time_left && $(PY) -m tests.tools.client_speed
 
 fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
 	@$(PY) -m tests.fuzz --workers $(CORES)

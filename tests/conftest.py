@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile the simulator, where it is imported, before a test's time counts; other processes wait for the first."""
     if session.items and "harness.engines.sim.engine" in sys.modules:
-        from tests import compiled
+        from tests.harness.engines.sim import compiled
 
         compiled.once()
 

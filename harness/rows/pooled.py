@@ -10,7 +10,8 @@ its exact limits (Garwood 1936); the number is the inverse of the squared relati
 and at no rate more than at the next. That of a crossing is by inversion: the rates at which the upper and the lower
 limit of the share, each made monotone, cross the level. That of a ratio joins two of those (MOVER, Zou and Donner
 2008) with the correlation of their units.
-`tests/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`tests/misses.parquet`).
+`tests/harness/rows/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`misses.parquet`
+beside it).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.loop.system import ROOT
 from harness.rows import record
-from tests.test_shards import files
+from tests.harness.study.test_shards import files
 
 # A system that notes each run that begins in a diary, waits while it is held, and caps the files of its process.
 SLOW = '''

@@ -19,8 +19,8 @@ from harness.run.shard import Shard
 from harness.study import load, shards
 from harness.study.measure import measure
 from tests.cluster.studies import Slow, ended, files, stored, until
-from tests.test_shards import SEARCHED
-from tests.test_shards import stored as written
+from tests.harness.study.test_shards import SEARCHED
+from tests.harness.study.test_shards import stored as written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 LATE_S = "5"  # after which Ray takes the head for lost

@@ -24,6 +24,7 @@ from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, NoReturn
 
+from tests import ROOT
 from tests.fuzz.case import Case
 
 CPU_S = 30.0
@@ -32,7 +33,6 @@ WALL_S = 120.0  # ends what waits for ever; no verdict on speed, which is proces
 ROOM_BYTES = 4 << 30  # of addresses, beyond those of the process that is forked
 FILE_BYTES = 1 << 30
 USAGE = ("Usage: ", "Try ")  # click's lines before the one that tells a wrong option
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class End(NamedTuple):

@@ -12,7 +12,7 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.servers.engine import Servers
 from harness.loop.replay import replay
 from harness.policy.types import Jobs
-from tests.test_servers_stub import Script
+from tests.harness.engines.servers.test_stub import Script
 from workloads.models import shape
 
 pytestmark = pytest.mark.servers

@@ -19,7 +19,8 @@ The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators c
 and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
 three KV pools that vLLM 0.15.1 logged on H100 come out within 0.3 % at 256 sequences. Their number is not in the logs:
 at 128 or 512 two of the pools are off by more than 1 %. With budgets of 8,192 tokens and 1,024 sequences four public
-starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB (tests/test_starts.py). Checked on H100 alone.
+starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB (tests/harness/validate/test_starts.py). Checked
+on H100 alone.
 
 The last two are gpt-oss-120b and gpt-oss-20b, and contradict each other. Marlin pads MXFP4 experts (2,880 x 2,880 to
 3,072 x 2,944), with which the 20b would be off by -0.15. But then the 120b loads 65.97 GiB and has -2.1 GiB of KV, as

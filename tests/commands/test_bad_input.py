@@ -1,0 +1,464 @@
+"""A user's mistake is one line with exit code 2 and leaves nothing behind; a bug keeps its traceback, exits 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from harness.cli.app import main
+from harness.loop.system import ROOT
+from harness.rows import record
+from tests.cases import cases
+from tests.harness.run.test_sweep import SYSTEM, files
+from traces import schema
+
+COMPARE = ("compare", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1",
+           "--rate-scale", "1", "--no-plot")  # fmt: skip
+
+
+def bench(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def mistake(result: Result, *says: object) -> None:
+    """Check for one line on stderr, and exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for text in says:
+        assert str(text) in result.stderr
+    assert result.stdout == ""
+
+
+def test_several_counts_of_gpus_are_a_question_of_size() -> None:
+    words = ("--systems=static,prism", "--models", "my set.toml", "--seeds", "2")
+    answer = "bench size --models 'my set.toml' --systems static,prism --gpus 4-16\n"
+    for counts in ("4,6,16", "16,4", "4-16"):
+        mistake(bench("compare", *words, "--gpus", counts), f'--gpus "{counts}" is several', answer)
+    done = bench("compare", *words, "--gpus", "four")
+    assert (done.exit_code, "'four' is not a whole number" in done.stderr) == (2, True)
+
+
+# ------------------------------------------------------------------ traces
+
+HEADER = "time,who,n_in,n_out\n"
+COLUMNS = ("--column", "arrival_s=time", "--column", "model=who", "--column", "prompt_tokens=n_in",
+           "--column", "output_tokens=n_out")  # fmt: skip
+ROWS = [
+    ("12:04:99,a,3,4", ":3", '"12:04:99"'),
+    ("nan,a,3,4", ":3", "time"),
+    ("-1,a,3,4", ":3", "time"),
+    ("0.5,a,3", ":3", "columns"),
+    ("0.5,a,3,4,5", ":3", "columns"),
+    ("0.5,a,-3,4", ":3", "n_in"),
+    ("0.5,a,3,0", ":3", "n_out"),
+    ("0.5,a,3,x", ":3", '"x"'),
+    ("0.5,a,3.5,4", ":3", "n_in"),
+    ("0.5,a,,4", ":3", "n_in"),
+    ("-0.5,a,3,4", ":3", "time"),
+]
+
+
+@cases(("row", "line", "says"), ROWS)
+def test_a_malformed_row_is_named(row: str, line: str, says: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
+    path.write_text(f"{HEADER}0,a,3,4\n{row}\n")
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS), f"{path}{line}", says)
+    assert not out.exists()
+
+
+@cases(
+    ("text", "extra", "says"),
+    [
+        ("", (), "my.csv"),
+        (HEADER, (), "no rows"),
+        ("when,who,n_in,n_out\n0,a,3,4\n", (), "time"),
+        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense=who"), "nonsense"),
+        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense"), '"nonsense" is not KEY=VALUE'),
+        (f"{HEADER}5,a,3,4\n1,a,3,4\n", (), "my.csv:3"),
+        ("\x00\x01\x02", (), "my.csv"),
+    ],
+)
+def test_a_malformed_file_is_named(text: str, extra: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
+    path.write_text(text)
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS, *extra), says)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def table(**columns: object) -> pa.Table:
+    rows = {"request_id": [0, 1], "arrival_s": [0.0, 1.0], "model": ["a", "b"]}
+    rows |= {"prompt_tokens": [3, 4], "output_tokens": [5, 6]}
+    return schema.table(rows | columns, {"name": "mine", "tier": "replayed", "span_s": 2.0})
+
+
+@cases(
+    ("columns", "says"),
+    [
+        ({"arrival_s": [1.0, 0.0]}, "arrival_s"),
+        ({"arrival_s": [0.0, float("nan")]}, "arrival_s"),
+        ({"arrival_s": [0.0, float("inf")]}, "arrival_s"),
+        ({"arrival_s": [-1.0, 0.0]}, "arrival_s"),
+        ({"output_tokens": [5, 0]}, "output_tokens"),
+        ({"prompt_tokens": [0, 5]}, "prompt_tokens"),
+        ({"prompt_tokens": [3, 200_000]}, "exceed"),
+        ({"request_id": [7, 7]}, "request_id"),
+        ({"arrival_s": [0.0, 3.0]}, "span_s"),
+    ],
+)
+def test_a_canonical_file_is_checked_again(columns: dict[str, object], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    schema.write(table(**columns), path)
+    result = bench("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--no-plot",
+                   "--rate-scale", "1", "-o", tmp_path / "out")  # fmt: skip
+    mistake(result, path.name, says)
+    assert files(tmp_path / "out") == {}
+
+
+def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    schema.write(table(), path)
+    whole = path.read_bytes()
+    for harm in (whole[:-9], b"", b"PAR1 and nothing else"):
+        path.write_bytes(harm)
+        mistake(bench("trace", "stats", path), path)
+
+
+# ------------------------------------------------------------------ names and numbers
+
+
+@cases(
+    ("args", "says"),
+    [
+        (("--systems", "statik"), 'no system "statik"; did you mean static? (bench list)'),
+        (("--systems", "ideal"), 'system "ideal" is called unshared'),
+        (("--systems", "static,static"), '"static" is listed twice'),
+        (("--systems", "static:equl"), "did you mean equal?"),
+        (("--systems", "chunked+tua=3"), "did you mean tau?"),
+        (("--systems", "chunked+tau=3"), "[64, 8192]"),
+        (("--systems", "chunked+tau"), "+FIELD=VALUE"),
+        (("--systems", "./none.py"), "none.py"),
+        (("--trace", "arena-chad"), "did you mean arena-chat?"),
+        (("--trace", "/none/x.parquet"), "/none/x.parquet"),
+        (("--models", "heavy9"), "did you mean heavy8?"),
+        (("--models", "llama-3.2-1b*0"), '"0" is not a count of models'),
+        (("--models", "llama-3.2-1b*9"), "8 models"),
+        (("--models", "none.toml"), "none.toml"),
+        (
+            ("--models", "llama-3.3-70b", "--gpu", "a100-40g"),
+            "llama-3.3-70b/1 needs 132.7 GiB on each GPU, a100-40g has",
+        ),
+        (("--gpu", "h10"), "did you mean h100?"),
+        (("--gpus", "0"), "gpus is 0"),
+        (("--gpus", "-1"), "gpus is -1"),
+        (("--engine", "sin"), "did you mean sim?"),
+        (("--host", "vlm-graph"), "vllm-graph"),
+        (("--table", "none.toml"), "none.toml"),
+        (("--rate-scale", "0"), "--rate-scale 0"),
+        (("--rate-scale", "1,-2"), "--rate-scale -2"),
+        (("--rate-scale", "nan"), "--rate-scale nan"),
+        (("--rate-scale", "inf"), "--rate-scale inf"),
+        (("--rate-scale", "fast"), '"fast" is not a list of numbers'),
+        (("--scaling", "clients"), "clients"),
+        (("--slo-scale", "0"), "SLO scale is 0"),
+        (("--slo-scale", "-5"), "-5"),
+        (("--slo", "P96"), '"P96"'),
+        (("--slo", "absolute:ttft=0,tpot=1"), "ttft"),
+        (("--slo", "released"), "released"),
+        (("--slo", "classes:none.toml"), "none.toml"),
+        (("--set", "chunk_token=3"), "did you mean chunk_tokens?"),
+        (("--set", "chunk_tokens=-3"), "chunk_tokens is -3"),
+        (("--set", "chunk_tokens"), "KEY=VALUE"),
+        (("--set", "mem_fraction=2"), "mem_fraction is 2, not in (0, 1]"),
+    ],
+)
+def test_a_wrong_name_or_number_is_one_line(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    mistake(bench(*COMPARE, *args, "-o", tmp_path / "out"), says)
+    assert files(tmp_path / "out") == {}
+
+
+@cases(
+    ("text", "says"),
+    [
+        ("system = 'statik'", "did you mean static?"),
+        ("system = 'static'\ngpu = 'h10'", "did you mean h100?"),
+        ("system = 'static'\nrate_scale = -1", "rate_scale is -1, not above 0"),
+        ("system = 'static'\nsede = 1", "did you mean seed?"),
+        ("system = 'static'\n[slo_s]\n'nobody' = [1, 1]\n", "nobody"),
+        ("system = ", "a.toml"),
+    ],
+)
+def test_a_wrong_spec_names_its_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    mistake(bench("run", path, "-o", tmp_path / "out"), path, says)
+    assert files(tmp_path / "out") == {}
+
+
+@cases(
+    "args",
+    [
+        ("run", "none.toml"),
+        ("explain", "none", "--misses"),
+        ("plot", "none"),
+        ("trace", "stats", "none"),
+        ("trace", "make", "smaple", "-o", "x.parquet"),
+        ("new", "not a name.py"),
+        ("new", "mine.txt"),
+    ],
+)
+def test_what_is_not_there_is_one_line(args: tuple[str, ...]) -> None:
+    mistake(bench(*args), args[-1] if args[0] != "explain" and "-o" not in args else "")
+
+
+def test_a_system_that_is_not_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    for text, says in (("def f(:", ":1: invalid syntax"), ("x = 1", "expected one class with a method `on`, found 0")):
+        path.write_text(text)
+        mistake(bench(*COMPARE, "--systems", path), path, says)
+
+
+# ------------------------------------------------------------------ disks
+
+
+def test_results_in_the_way_of_a_file_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    for out in (path, path / "below", Path("/proc/none")):
+        mistake(bench(*COMPARE, "-o", out), out, "cannot write results")
+    assert path.read_text() == "mine"
+
+
+LIMITED = """
+import resource, sys
+from harness.cli.app import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+main()
+"""
+
+
+def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LIMITED, *map(str, (size, *args))]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.full
+@cases("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert bench(*COMPARE, "-o", tmp_path / "other").exit_code == 0  # so that the compiler has nothing left to write
+    done = limited(2000, *COMPARE, "-o", out, "--workers", workers, "--quiet")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {out}/dedicated-")
+    assert "File too large" in done.stderr
+    assert list(out.rglob("*")) == []
+    assert bench(*COMPARE, "-o", out).exit_code == 0
+
+
+# ------------------------------------------------------------------ what is no mistake
+
+
+def test_a_system_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
+    result = bench(*COMPARE, "--trace", "arena-like", "--models", "heavy8", "--gpus", "1", "-o", tmp_path)
+    assert result.exit_code == 0
+    assert "\nstatic  does not fit: " in result.stdout
+
+
+def test_a_pair_that_is_skipped_is_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "turns.py"
+    path.write_text(SYSTEM % ', "Load.way:tape"')
+    result = bench(*COMPARE, "--systems", f"static,{path}", "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "skipped: turns, Load.way:tape" in result.stdout
+
+
+# ------------------------------------------------------------------ policies
+
+HEARD = (SYSTEM % "").replace("import Woke", "import Arrived, Woke").replace("{Woke}", "{Woke, Arrived}")
+AT = r"t = -?[\d.]+ s, Arrived\(id=0\)"
+WRONG = [  # what a policy does when it first hears of a request, and what is said of it
+    ("self.nope", rf"AttributeError at mine\.py:\d+ \('Mine' object has no attribute 'nope'\), {AT}"),
+    ("yield Load(Inst('a', (0,))); raise KeyError('x')", rf"KeyError at mine\.py:\d+ \('x'\), {AT}"),
+    ("raise SystemExit(0)", rf"SystemExit at mine\.py:\d+ \(0\), {AT}"),
+    ("raise UserError('mine')", rf"UserError at mine\.py:\d+ \(mine\), {AT}"),
+    ("view.request(99)", rf"KeyError at mine\.py:\d+ \('no request 99 yet'\), {AT}"),
+    ("while True: pass", rf"no answer within 0\.2 s at mine\.py:\d+, {AT}"),
+    ("while True: yield Wake(0.0)", rf"(no answer within 0\.2 s at mine\.py:\d+|answered 1,000,000 actions.*), {AT}"),
+    ("yield 5", rf"answered 5, which is no action, {AT}"),
+    ("yield None", rf"answered None, which is no action, {AT}"),
+    ("yield 'Load'", rf"answered 'Load', which is no action, {AT}"),
+    ("yield Load('x')", rf"answered Load\(inst='x'\); a field is of the wrong type, {AT}"),
+    ("yield Run(5)", rf"answered Run\(batch=5\); a field is of the wrong type, {AT}"),
+    ("yield Admit(0, None)", rf"answered Admit\(who=0, batch=None\); a field is of the wrong type, {AT}"),
+    ("yield Drop('a')", rf"answered Drop\(rid='a'\); a field is of the wrong type, {AT}"),
+    ("yield Wake('a')", rf"answered Wake\(at_s='a'\); a field is of the wrong type, {AT}"),
+    ("yield Wake(float('nan'))", rf"answered Wake\(at_s=nan\); a field is of the wrong type, {AT}"),
+]
+AT_ONCE = [  # a file that goes wrong before anything is run: what stands in it instead of what, and what is said
+    (
+        "def __post_init__",
+        "import no_such_module\n    def __post_init__",
+        r"ModuleNotFoundError at mine\.py:\d+ \(No module",
+    ),
+    ("@dataclass\nclass Mine:", "raise SystemExit(0)\n@dataclass\nclass Mine:", r"SystemExit at mine\.py:\d+ \(0\)"),
+    ("self.names = list(self.cluster.models)", "1 / 0", r"ZeroDivisionError at mine\.py:\d+ \(division by zero\)"),
+    ("self.names = list(self.cluster.models)", "raise SystemExit(0)", r"SystemExit at mine\.py:\d+ \(0\)"),
+    (
+        "self.names = list(self.cluster.models)",
+        "\n        while True: pass",
+        r"no answer within 0\.2 s at mine\.py:\d+",
+    ),
+    ("hears = ", "heard = ", r"has no `hears`, a frozenset of event classes"),
+    ("uses = frozenset(", "uses = set(", r"has no `uses`, a frozenset of names"),
+    ('options = {"kv": "paged"}', "", r"has no `options`, a mapping of names to values"),
+    ('presets = {"slow": {"tau": 9}}', "", r"has no `presets`, a mapping of names to fields"),
+    ("DECISION_S = 0.004", "DECISION_S = 'fast'", r"DECISION_S is 'fast', not seconds"),
+    ("def __post_init__", "gpus_needed = 3\n    def __post_init__", r"TypeError \('int' object is not callable\)"),
+    (
+        "on(self, event, view)",
+        "on(self, event)",
+        r"TypeError \(.*positional arguments.*\), t = -60 s, Woke\(key='start'\)",
+    ),
+]
+
+
+def costs_its_row(path: Path, says: str, out: Path) -> None:
+    """Compare a faulty policy with a sound one: the table of the sound one, one line about the other, exit code 2."""
+    sound = (*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", out)
+    assert bench(*sound).exit_code == 0  # the limit is for `mine`: on a busy machine an import alone may take as long
+    limit = ("--policy-limit-s", "0.2") if "no answer" in says else ()
+    result = bench(*sound, "--systems", f"static,{path}", *limit)
+    assert result.exit_code == 2, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("static meets 100.0 % of SLOs at ")
+    assert re.match(r"static +100\.0", lines[6])
+    (line,) = (line for line in lines if line.startswith("mine: "))
+    assert re.fullmatch(rf"mine: ({says}).*; bench check {re.escape(str(path))}", line), line
+    assert lines[-1].startswith("next: ")
+    assert result.stderr == ""
+    assert {name.partition("-")[0] for name in files(out)} == {"static", "sample"}  # nothing of `mine`
+
+
+@pytest.mark.full
+@cases(("does", "says"), WRONG)
+def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    names = "from harness.policy.actions import Drop, Wake\nfrom harness.policy.types import UserError\n\nDECISION_S"
+    does = f"if isinstance(event, Arrived):\n            {does}\n        if event =="
+    path.write_text(HEARD.replace("DECISION_S", names, 1).replace("if event ==", does))
+    costs_its_row(path, says, tmp_path / "out")
+
+
+@cases(("old", "new", "says"), AT_ONCE)
+def test_a_policy_that_does_not_start_costs_its_row(old: str, new: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    assert old in HEARD
+    path.write_text(HEARD.replace(old, new))
+    costs_its_row(path, says, tmp_path / "out")
+
+
+def test_failures_reach_programs_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(HEARD.replace("self.names = list(self.cluster.models)", "1 / 0"))
+    both = ("--systems", f"static,{path}", "-o", tmp_path / "out")
+    told = f"mine: ZeroDivisionError at mine.py:26 (division by zero); bench check {path}"
+    result = bench(*COMPARE, *both, "--json")
+    assert (result.exit_code, result.stderr) == (2, told + "\n")
+    assert json.loads(result.stdout)["failed"] == [told]
+    result = bench(*COMPARE, *both, "--dry-run")
+    assert result.exit_code == 2
+    assert result.stdout.splitlines()[-1] == told
+    mistake(bench(*COMPARE, "--systems", path, "-o", tmp_path / "out"), told)
+    (tmp_path / "a.toml").write_text(f'system = "{path}"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\n')
+    mistake(bench("run", tmp_path / "a.toml", "-o", tmp_path / "out"), told)
+
+
+def test_what_a_policy_prints_is_no_result(tmp_path: Path) -> None:
+    path, plain = tmp_path / "mine.py", tmp_path / "plain.py"
+    plain.write_text(HEARD)
+    path.write_text(HEARD.replace("def on(self, event, view):", "def on(self, event, view):\n        print('hello')"))
+    results = [bench(*COMPARE, "--systems", f"static,{src}", "-o", tmp_path / "out", "--csv") for src in (plain, path)]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert results[1].stdout == results[0].stdout.replace("plain", "mine")
+    assert set(results[1].stderr.splitlines()) == {"hello"}
+
+
+def test_refused_actions_are_told_under_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    asks = "if isinstance(event, Arrived): yield Load(Inst('nobody', (0,)))\n        if event =="
+    path.write_text(HEARD.replace("if event ==", asks))
+    args = (*COMPARE, "--systems", f"static,{path}", "--slo", "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")
+    first, again = bench(*args), bench(*args)
+    assert (first.exit_code, first.stdout) == (0, again.stdout)
+    (line,) = (line for line in first.stdout.splitlines() if line.startswith("mine: "))
+    count, rest = re.fullmatch(r"mine: (\d+) actions refused, the first: (.*)", line).groups()  # type: ignore[union-attr]
+    (run,) = (tmp_path / "out").glob("mine-*")
+    assert int(count) == record.meta(run)["refused"] == record.read(run).num_rows  # one at each arrival
+    assert re.fullmatch(r"Load\(inst=Inst\(model='nobody', place=\(0,\)\)\) at t = -?[\d.]+ s: .*nobody.*", rest)
+
+
+def test_a_bug_of_the_bench_shows_its_traceback(tmp_path: Path) -> None:
+    code = (
+        "from harness.cli.app import main\nfrom harness.engines.sim.engine import Sim\n"
+        "def view(self): raise ValueError('planted')\nSim.view = view\nmain()\n"
+    )
+    command = [sys.executable, "-c", code, *COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: planted\n")
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+    command = f"{sys.executable} -m harness list traces | true"
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+    assert done.stderr == ""
+
+
+# ------------------------------------------------------------------ odd numbers and names
+
+
+def test_odd_numbers_of_a_price_a_growth_and_a_node_are_one_line(tmp_path: Path) -> None:
+    for count in ("²", "٢", "0", "9" * 30, "1" * 5000, "-1", "4097"):
+        mistake(bench("price", f"llama-3.1-8b@{count}xh100"))
+    size = (
+        "size",
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b",
+        "--systems",
+        "static",
+        "--gpus",
+        "1-1",
+        "-o",
+        tmp_path,
+    )
+    for grow in ("1e-300", "1e-3", "1e300", "nan", "inf"):
+        mistake(bench(*size, "--grow", grow), "--grow", "is not a number from 0.01 to 100")
+    mistake(bench(*COMPARE, "--set", "node_gpus=9223372036854775807", "-o", tmp_path), "node_gpus")
+
+
+def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "set.toml").write_text('[[model]]\nname = "a$x_{$"\nshape = "llama-3.2-1b"\n')
+    (tmp_path / "t$^$.csv").write_text("time,model,prompt_tokens,output_tokens\n" + "".join(
+        f"{k / 4},a$x_{{$,100,20\n" for k in range(100)))  # fmt: skip
+    (tmp_path / "mine$_{$.py").write_text((ROOT / "tests/harness/check/sound/admits_each.py").read_text("utf-8"))
+    done = bench("compare", "--systems", f"{tmp_path}/mine$_{{$.py,static:equal", "--trace", tmp_path / "t$^$.csv",
+                 "--models", tmp_path / "set.toml", "--seeds", "1", "--rate-scale", "1", "--slo",
+                 "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (sweep,) = (path.parent for path in (tmp_path / "out").glob("*/attainment.parquet"))
+    assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0
+    assert bench("trace", "stats", tmp_path / "t$^$.csv", "-o", tmp_path / "t.pdf").exit_code == 0
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

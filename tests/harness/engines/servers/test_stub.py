@@ -1,0 +1,575 @@
+"""The engine before processes that serve and compute nothing: its laws, faults, and servers that run already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from harness.check.engine import check
+from harness.client.body import Server, Style
+from harness.client.frames import Unpacker
+from harness.client.log import STATES, Book
+from harness.client.sender import Sender, Setup
+from harness.client.states import REQUEST, STRICT, Diagram, IllegalStepError
+from harness.engines import attach
+from harness.engines.machine import Config, Served
+from harness.engines.servers import engine as module
+from harness.engines.servers.engine import CLIENT, Servers
+from harness.engines.servers.fleet import Fleet, Up
+from harness.engines.servers.process import free_port
+from harness.engines.servers.states import SERVER, State
+from harness.loop import system
+from harness.loop.replay import replay
+from harness.loop.system import ROOT
+from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
+from harness.policy.types import Batch, Inst, Jobs, Option, UserError
+from harness.policy.view import View
+from harness.rows import record
+from tests.cases import cases
+from tests.harness.cli.test_cli import bench, ok
+from tests.harness.client.scripted import CLOSE, HANG, HEAD, Asked, Pieces, chunked, error, event, scripted, tokens
+from tests.harness.client.scripted import DONE as DONE_LINE
+from tests.harness.engines.servers import stubbed
+from workloads.models import shape
+
+ENGINE = str(Path(stubbed.__file__))
+QUICK = ("--ttft-ms", "3", "--itl-ms", "0")
+SPEC = """
+system = "dedicated"
+models = "llama-3.2-1b*2"
+trace = "sample"
+window_s = 3
+warmup_s = 0
+slo = "absolute:ttft=9,tpot=9"
+"""
+
+
+@contextmanager
+def stub(*options: str) -> Iterator[str]:
+    """Yield the URL of a server that runs already."""
+    command = [sys.executable, "-m", "tests.harness.engines.servers.stub", "--with-parent", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+
+
+def jobs(n: int, span_s: float, tokens: int) -> Jobs:
+    """Return requests of two models by turns."""
+    none = np.full(n, np.inf)
+    sizes = np.full(n, 8, np.int32), np.full(n, tokens, np.int32)
+    return Jobs(("a", "b"), np.linspace(0.0, span_s, n), np.arange(n, dtype=np.int32) % 2, *sizes, none, none)
+
+
+def batch(model: str) -> Batch:
+    """Return the batch in which a model is served."""
+    return Batch(Inst(model, (0,)))
+
+
+def fails(*args: object) -> str:
+    """Return the words of a command that ends with a user's mistake."""
+    result = bench(*args)
+    assert result.exit_code == 2, result.output
+    return str(result.stderr)
+
+
+class Script:
+    """A policy of a test."""
+
+    uses = frozenset({"Load", "Run", "Admit"})
+    hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished})
+    options: Mapping[str, Option] = {}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Load everything, and route it."""
+        if event == Woke("start"):
+            for m in "ab":
+                yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
+
+
+def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, Any]]]:
+    """Run on servers of a kind, which are gone after it; return the engine, and its rows."""
+    engine = Servers(kind.config, kind)
+    try:
+        replay(script, engine, work)
+        rows = [row for part in engine.rows() for row in part.to_pylist()]
+    finally:
+        engine.close()
+    for row in rows:
+        assert sum(row[f"{wait}_ns"] for wait in record.WAITS) == row["done_ns"] - row["arrival_ns"]
+    for process in kind.processes:
+        assert not psutil.pid_exists(process.pid) or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+    return engine, rows
+
+
+def config(**fields: Any) -> Config:
+    """Return a config of two models."""
+    return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **fields)
+
+
+@pytest.mark.slow
+def test_an_engine_of_stubs_conforms() -> None:
+    assert check(ENGINE) == []
+
+
+def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> None:
+    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo"})
+    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
+    assert [row["state"] for row in rows] == ["done"] * 5
+    assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
+    done_ns = [row["done_ns"] for row in rows]
+    assert done_ns == sorted(done_ns)  # one at a time
+    assert all(row["load_ns"] + row["admission_ns"] > 0 for row in rows[1:])
+    starts = [entry["model"] for entry in engine.side()["servers"] if entry["what"] == "start"]
+    assert starts == ["a", "b", "a", "b", "a"]
+
+
+def test_servers_that_sleep_keep_their_processes() -> None:
+    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
+    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
+    assert [row["state"] for row in rows] == ["done"] * 5
+    did = [span["what"] for span in engine.side()["servers"]]
+    assert did == ["start", "sleep", "start", "sleep", "wake", "sleep", "wake", "sleep", "wake"]
+    assert len(kind.processes) == 2
+    assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
+
+
+def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    kind = stubbed.Stubbed(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
+
+    class Kills(Script):
+        def on(self, event: Event, view: View) -> Iterable[Action]:
+            yield from super().on(event, view)
+            if isinstance(event, Prefilled) and event.batch == batch("a"):
+                os.kill(kind.processes[0].pid, signal.SIGKILL)
+
+    engine, rows = served(kind, Kills(), jobs(8, 0.4, 8))
+    assert [row["state"] for row in rows] == ["failed", "done"] * 4
+    (fault,) = engine.side()["faults"]
+    assert fault.startswith("the server of a on GPU 0 ended by itself")
+    assert capsys.readouterr().err == f"{fault}\n"
+    assert all(row["made_tokens"] < row["output_tokens"] for row in rows[::2])
+
+
+@cases(
+    ("fault", "says"),
+    [
+        ("fail", "HTTP 500: "),
+        ("reject", "HTTP 429: "),
+        ("hang", "no bytes for 1 s"),
+        ("cut", "connection closed early"),
+        ("malformed", "malformed chunk: "),
+    ],
+)
+def test_a_servers_faults_are_rows_with_their_reason(
+    fault: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 1.0)
+    options = ("--ttft-ms", "4", "--itl-ms", "1", "--seed", "3")
+    engine, rows = served(stubbed.Stubbed(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
+    assert {row["state"] for row in rows} == {"done", "failed"}
+    (tmp_path / CLIENT).write_bytes(b"".join(engine.files()[CLIENT]))
+    seen = pq.read_table(tmp_path / CLIENT).to_pylist()
+    for row, about in zip(rows, seen, strict=True):
+        assert about["error"].startswith(says) if row["state"] == "failed" else about["error"] == ""
+        assert row["made_tokens"] == (6 if row["state"] == "done" else sum(about["chunk_tokens"]))
+        assert row["state"] == "failed" or about["status"] == 200
+
+
+def test_a_server_that_cannot_start_is_told_with_the_last_lines_of_its_log() -> None:
+    with pytest.raises(UserError, match=r"(?s)ended before it was ready \(exit code 2\).*unrecognized.*--no-such"):
+        served(stubbed.Stubbed(config(), ("--no-such-option",)), Script(), jobs(2, 0.1, 4))
+
+
+# ------------------------------------------------------------------ the state diagrams
+
+
+class Steps:
+    """A fleet of stubs, one of model a, whose steps are noted."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+        self.seen = set[tuple[str, str]]()
+        kept = Fleet.step
+
+        def step(fleet: Fleet, up: Up, state: State) -> None:
+            before = up.state
+            kept(fleet, up, state)
+            self.seen.add((before, state))
+
+        monkeypatch.setattr(Fleet, "step", step)
+        self.kind = stubbed.Stubbed(config(), (*QUICK, *options))
+        self.fleet = Fleet(self.kind)
+        self.fleet.open(folder)
+
+    def up(self, way: str = "sleep") -> Up:
+        """Start or wake a server by a Load; return it."""
+        up = self.fleet.load(Load(batch("a").inst, way), stubbed.TOKENS * stubbed.TOKEN_BYTES)
+        self.fleet.start(up)
+        return up
+
+    def until(self, up: Up, state: State) -> Up:
+        """Wait until a server is in a state; return it."""
+        while up.state != state:
+            self.fleet.wait(60.0)
+            list(self.fleet.changes())
+        return up
+
+    def down(self, up: Up) -> Up:
+        """Stop a server, or put it to sleep, by an Evict; return it."""
+        self.drain(up)
+        self.fleet.stop(up)
+        return up
+
+    def drain(self, up: Up) -> Up:
+        """Let a server take no more requests; return it."""
+        self.fleet.evict(up, Evict(up.inst))
+        return up
+
+    def kill(self, up: Up) -> Up:
+        """Kill a server's process; return the server."""
+        assert up.process is not None
+        os.kill(up.process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, up.process.pid, os.WEXITED | os.WNOWAIT)
+        return up
+
+
+def test_servers_take_every_step_of_their_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(tmp_path, monkeypatch)
+    up, until = steps.up, steps.until
+    try:
+        until(steps.down(until(up("host"), "ready")), "stopped")
+        stopping = steps.down(until(up("host"), "ready"))
+        steps.fleet._ring((stopping, UserError("no limit")))  # before it has stopped
+        until(stopping, "dead")
+        asleep = until(steps.down(until(up(), "ready")), "asleep")
+        assert up() is asleep
+        until(steps.kill(until(steps.down(until(asleep, "ready")), "asleep")), "dead")
+        until(steps.kill(until(steps.down(until(up(), "ready")), "asleep")) and up(), "dead")  # killed, and then woken
+        until(steps.kill(until(up(), "ready")), "dead")
+        until(steps.kill(steps.drain(until(up(), "ready"))), "dead")
+        until(steps.down(steps.kill(until(up(), "ready"))), "dead")  # it cannot be told to sleep
+        with monkeypatch.context() as taken, socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            ports = iter([other.getsockname()[1], free_port()])
+            taken.setattr(stubbed, "free_port", lambda: next(ports))
+            until(up(), "ready")
+        steps.kind.options = ("--no-such-option",)
+        steps.fleet.up.clear()
+        until(up(), "dead")
+    finally:
+        for left in steps.kind.processes:
+            left.stop()
+        steps.fleet.close()
+    assert steps.seen == set(SERVER.edges())
+
+
+def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set[tuple[str, str]]()
+    kept = Book.step
+
+    def step(book: Book, rid: int, state: int) -> None:
+        before = book.state[rid]
+        kept(book, rid, state)
+        seen.add((STATES[before], STATES[state]))
+
+    monkeypatch.setattr(Book, "step", step)
+    stale = iter([tokens(1), (CLOSE,)])  # a server that closes a connection that was idle, then serves the next
+
+    def answer(asked: Asked) -> Pieces:
+        match asked.body["model"]:
+            case "one":
+                return tokens(1)
+            case "none":
+                return chunked(DONE_LINE)
+            case "stale":
+                return next(stale, tokens(1))
+            case "refuses":
+                return error(500, "no")
+            case "hangs":
+                return (HANG,)
+            case "cut":
+                return (HEAD, *chunked(event("a"))[1:2], CLOSE)
+        return (HEAD, *chunked(event("a"))[1:2], HANG)  # "slow"
+
+    class Parent:
+        """The sender's parent, which reads what it is told."""
+
+        def __init__(self) -> None:
+            self.told = list[tuple[str, int, int, int]]()
+            self.unpacker = Unpacker()
+
+        def write(self, data: bytes) -> None:
+            """See Transport."""
+            self.told += [event for kind, what in self.unpacker.feed(data) if kind == "told" for event in what]
+
+    async def run(url: str) -> None:
+        parent = Parent()
+        setup = Setup(jobs(64, 0.0, 2), 0, 60.0, Style(spare=0), kernel_timer=False)
+        sender = Sender(asyncio.get_running_loop(), setup, parent)  # type: ignore[arg-type]
+        rids = iter(range(64))
+
+        def send(model: str, rid: int | None = None) -> int:
+            rid = next(rids) if rid is None else rid
+            sender.send(rid, Server(url, model), 0)
+            return rid
+
+        async def heard(kind: str, rid: int) -> None:
+            while not any(event[:2] == (kind, rid) for event in parent.told):
+                await asyncio.sleep(0.001)
+
+        async def after(kind: str, model: str) -> int:
+            await heard(kind, rid := send(model))
+            return rid
+
+        await after("done", "one")
+        await after("done", "one")  # on the connection of the first
+        await after("done", "none")
+        await after("failed", "refuses")
+        await after("done", "stale")
+        await after("done", "stale")
+        sender.cancel(next(rids))  # held
+        dropped = send("hangs")
+        while STATES[sender._book.state[dropped]] != "connecting":  # on one idle connection after the other
+            send("hangs", dropped)
+        send("hangs", dropped)
+        sender.cancel(dropped)
+        await heard("dropped", dropped)
+        send("one", dropped)
+        written = await after("written", "hangs")
+        send("hangs", written)
+        await asyncio.sleep(0.01)
+        sender.cancel(await after("written", "hangs"))
+        await after("failed", "cut")
+        streaming = await after("first", "slow")
+        sender.cancel(streaming)
+        again = await after("first", "slow")
+        send("one", again)
+        await heard("done", again)
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            refused = next(rids)
+            sender.send(refused, Server(f"http://127.0.0.1:{nobody.getsockname()[1]}", "one"), 0)
+            await heard("failed", refused)
+        send("one", refused)
+        await heard("done", refused)
+        sender.log()
+        for pool in sender._pools.values():
+            for connection in list(pool.all):
+                connection.drop()
+        await asyncio.sleep(0)  # its transport closes
+
+    with scripted(answer) as server:
+        asyncio.run(run(server.url))
+    assert seen == set(REQUEST.edges())
+
+
+@cases(("diagram", "state"), [(diagram, state) for diagram in (SERVER, REQUEST) for state in diagram.steps])
+def test_a_step_that_a_state_does_not_have_raises(diagram: Diagram, state: str) -> None:
+    for other in set(diagram.steps) - set(diagram.steps[state]):
+        with pytest.raises(IllegalStepError, match=f"no legal step from {state} to {other}"):
+            diagram.illegal(state, other, "a")
+    assert set(diagram.steps) - set(diagram.steps[state])
+
+
+def test_an_illegal_step_of_a_server_is_among_the_faults_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, up = Fleet(stubbed.Stubbed(config())), Up(batch("a").inst)
+    with pytest.raises(IllegalStepError):
+        fleet.step(up, "asleep")
+    monkeypatch.delenv(STRICT)
+    fleet.step(up, "asleep")
+    assert fleet.faults == ["server of a on GPU 0: no legal step from planned to asleep"]
+
+
+# ------------------------------------------------------------------ servers that run already
+
+
+def test_models_are_matched_by_name_and_else_in_order() -> None:
+    at = [Server("u", "x"), Server("u", "b"), Server("v", "y")]
+    assert attach.match(["a", "b", "c"], at) == {
+        "a": (at[0], "order"), "b": (at[1], "name"), "c": (at[2], "order"),
+    }  # fmt: skip
+    with pytest.raises(UserError, match="4 models, and the servers have 3"):
+        attach.match(["a", "b", "c", "d"], at)
+
+
+def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    with stub("--models", "x", *QUICK) as first, stub("--models", "llama-3.2-1b/1", *QUICK) as second:
+        output = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={first},{second}/v1/", "-o", tmp_path)
+        table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={first},{second}",
+                              "--models",
+                              "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
+                              "--rate-scale", "1", "--no-plot", "--set", "window_s=2", "--set", "warmup_s=0", "--json",
+                              "-o", tmp_path))  # fmt: skip
+    assert f"llama-3.2-1b/1: served as llama-3.2-1b/1 at {second}, matched by name" in output
+    assert f"llama-3.2-1b/2: served as x at {first}, matched by order" in output
+    head, *by_model = (line.split() for line in output.splitlines() if line.startswith(("system ", "dedicated ")))
+    assert head[:3] == ["system", "model", "offered"]
+    assert [line[1] for line in by_model] == ["llama-3.2-1b/1", "llama-3.2-1b/2"]
+    assert sum(int(line[2]) for line in by_model) > 3
+    (folder,) = (path for path in tmp_path.glob("dedicated-*") if record.meta(path)["spec"]["window_s"] == 3)
+    rows = record.read(folder).to_pylist()
+    assert {row["state"] for row in rows} == {"done"}
+    assert all(row["made_tokens"] == row["output_tokens"] for row in rows)
+    about = record.meta(folder)
+    assert (about["fidelity"], about["stats"]["loads"]) == ("real", 0.0)
+    assert about["verdict"]["text"] in output
+    assert table["skipped"] == ["skipped: static, Limit"]
+    explained = ok("explain", folder)
+    assert explained.startswith(about["verdict"]["text"])
+
+
+def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
+    with stub("--models", "x", *QUICK, "--fail", "1") as url:
+        output = ok("compare", "--systems", "dedicated", "--engine", f"attach+urls={url}", "--models", "llama-3.2-1b",
+                    "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale",
+                    "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o", tmp_path)  # fmt: skip
+        (run,) = tmp_path.glob("dedicated-*")
+        explained = ok("explain", run, "--misses", "--slo", "absolute:ttft=9,tpot=9")
+    (line,) = (line for line in output.splitlines() if line.startswith("dedicated: ") and "requests failed: " in line)
+    count, of = line.split()[1], line.split()[3]
+    assert count == of
+    assert f"requests failed: {count} HTTP 500: " in line
+    assert next(row for row in explained.splitlines() if row.startswith("all ")).split()[-2:] == ["100", "%"]
+    assert "failed: the server refused it" in explained
+
+
+def test_runs_on_attached_servers_have_a_salt_each() -> None:
+    salts = set()
+    with stub("--models", "x", *QUICK) as url:
+        for _ in range(3):
+            kind = attach.Attached.__new__(attach.Attached)
+            kind.config, kind.urls, kind.key_env, kind.lacks = config(), (url, url), "", ""
+            kind.ready(Path())
+            salts.add(kind.style.salt)
+    assert len(salts) == 3
+    assert 0 not in salts
+
+
+def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
+    from harness.answers.comparison import records
+    from harness.answers.text import invalid
+    from harness.rows import tidy
+    from harness.study.summary import summarize
+    from plots import style
+
+    spec = {"system": "one", "trace": "t", "models": "m", "gpu": "h100", "gpus": 1, "engine": "attach", "seed": 0,
+            "rate_scale": 1.0, "scaling": "rotate", "slo": "s", "window_s": 3.0}  # fmt: skip
+    bad = {
+        "spec": spec,
+        "tier": "t",
+        "fidelity": "real",
+        "verdict": {"valid": False, "reasons": ["too late", "too few"]},
+    }
+    good = {**bad, "spec": {**spec, "system": "two"}, "verdict": {"valid": True, "reasons": []}}
+    rows = record.SCHEMA.empty_table()
+    scored = tidy.scores(tidy.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
+    assert invalid(scored) == ["invalid: one: too late; too few"]
+    shown = summarize(scored, ["one", "two"], "both", 0.99)
+    assert [shown.name(system) for system in shown.systems] == ["one (invalid)", "two"]
+    assert [row["invalid"] for row in records(shown).records()] == [True, False]
+    assert shown.best(shown.columns[0]) <= {"two"}
+    frame = scored.to_pandas()
+    assert "INVALID: one (too late; too few)." in style.caption(frame, [1])
+    assert "INVALID" not in style.caption(frame[frame["label"] == "two"], [1])
+
+
+@cases(
+    ("url", "says"),
+    [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", 'is no http://HOST:PORT')],
+)  # fmt: skip
+def test_a_server_that_is_not_there_is_one_line(url: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    assert says in fails("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}", "-o", tmp_path)
+
+
+def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text(SPEC + 'engine = "sim+urls=http://127.0.0.1:1"\n')
+    (tmp_path / "none.toml").write_text(SPEC + 'engine = "attach"\n')
+    assert "--engine attach+urls=http://HOST:PORT" in fails("run", tmp_path / "none.toml", "-o", tmp_path)
+    assert 'sim has no field "urls"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
+
+
+@cases(
+    "args",
+    [
+        ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "attach"),
+        ("validate", "--engine", "attach"),
+    ],
+)  # fmt: skip
+def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...]) -> None:
+    for moved in ("--attach", "--key-env"):
+        error = fails(*args, moved, "http://127.0.0.1:1")
+        assert error == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
+
+
+def test_the_source_of_a_calibration_was_an_option() -> None:
+    for option in ("--engine", "--from"):
+        assert fails("calibrate", "x", option, "torch") == (
+            f"error: {option} is gone, its value is the source: bench calibrate torch\n"
+        )
+
+
+def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    (tmp_path / "spec.toml").write_text(SPEC)
+    with stub("--models", "x,y", *QUICK) as url:
+        ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=MY_KEY", "-o", tmp_path / "out")
+        again = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=KEY2", "-o", tmp_path / "out")
+        none = fails(
+            "run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=KEY2", "-o", tmp_path / "new"
+        )
+    assert again.startswith("dedicated: 6 done")  # it is the same run, whatever its key is called
+    assert "the environment variable KEY2 holds no key" in none
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert all(b"sk-very-secret" not in path.read_bytes() for path in files)
+
+
+# ------------------------------------------------------------------ however it ends
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(
+        SPEC.replace("window_s = 3", "window_s = 60") + f'engine = "{ENGINE}"\ngpus = 2\n'
+    )
+    command = [sys.executable, "-m", "harness", "run", str(tmp_path / "spec.toml"), "-o", str(tmp_path / "out")]
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as run:
+        process = psutil.Process(run.pid)
+        while True:  # until two servers and the client are there
+            family = process.children(recursive=True)
+            words = [" ".join(child.cmdline()) for child in family]
+            if sum("tests.harness.engines.servers.stub" in word for word in words) >= 2 and any(
+                "client.sender" in word for word in words
+            ):
+                break
+            assert run.poll() is None
+        run.send_signal(number)
+        run.wait()
+    gone, alive = psutil.wait_procs(family, timeout=30.0)
+    assert not alive
+    assert len(gone) >= 3
+    assert not list((tmp_path / "out").glob("dedicated-*/requests.parquet"))

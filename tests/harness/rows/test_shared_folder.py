@@ -1,0 +1,274 @@
+"""Files that several machines write are whole or absent: other hosts, other PID namespaces, wrong clocks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from harness.engines.sim import jit
+from harness.policy.types import UserError
+from harness.rows import record, whole
+from tests import ROOT
+from tests.cases import cases
+from tests.harness.rows.test_record import META, batch, bytes_of, names
+
+UNSHARED = ("unshare", "-r", "-p", "-f")
+DAY_S = 86_400
+
+# Writes one run again and again in children, the first of which are killed at one step after another.
+WRITER = """
+    import os, signal, sys
+    from pathlib import Path
+    sys.path[:0] = [{tests!r}, {root!r}]
+    from test_record import META, batch
+    from harness.rows import record, whole
+
+    run, deaths = Path(sys.argv[1]), int(sys.argv[2])
+
+    def mortal(left):
+        for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir")):
+            def call(*args, real=getattr(owner, name), **kwargs):
+                nonlocal left
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return real(*args, **kwargs)
+            setattr(owner, name, call)
+
+    died = 0
+    for step in range(deaths + 5):
+        if (pid := os.fork()) == 0:
+            if step < deaths:
+                mortal(step)
+            record.write(run, [batch(3000)], META)
+            os._exit(0)
+        died += os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    record.write(run, [batch(3000)], META)
+    print(whole.machine(), os.getpid(), died)
+"""
+
+
+def source() -> str:
+    return textwrap.dedent(WRITER).format(tests=str(Path(__file__).parent), root=str(ROOT))
+
+
+def unshared() -> bool:
+    """Tell whether this machine lets a process make a PID namespace."""
+    try:
+        return subprocess.run([*UNSHARED, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_two_namespaces_with_equal_process_numbers_share_a_folder(tmp_path: Path) -> None:
+    if not unshared():
+        pytest.skip("no PID namespace may be made here: the test below injects them")
+    run, deaths = tmp_path / "run", 8
+    command = [*UNSHARED, sys.executable, "-c", source(), str(run), str(deaths)]
+    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    seen = set[int]()
+    while any(writer.poll() is None for writer in writers):
+        if record.exists(run):
+            try:
+                seen.add(record.read(run).num_rows)
+            except UserError as error:  # absent: it is being replaced, twice as fast as readers wait
+                assert "no run here" in str(error)  # noqa: PT017
+    told = []
+    for writer in writers:
+        out, err = writer.communicate()
+        assert writer.returncode == 0, err
+        told.append(out.split())
+    assert len({machine for machine, _, _ in told} | {whole.machine()}) == 3
+    assert [pid for _, pid, _ in told] == ["1", "1"]  # each the first process of its namespace
+    assert all(int(died) > 3 for _, _, died in told)
+    assert seen <= {3000}
+    record.write(tmp_path / "alone", [batch(3000)], META)
+    assert bytes_of(run) == bytes_of(tmp_path / "alone")
+
+
+@pytest.fixture
+def pods(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes this process one of another machine, with the number that it always has."""
+    return lambda name: monkeypatch.setattr(whole, "machine", lambda: name.ljust(12, "0"))
+
+
+def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods: Callable[[str], None]) -> None:
+    def meanwhile() -> Iterator[pa.RecordBatch]:
+        yield batch(10)
+        pods("b")
+        record.write(tmp_path / "run", [batch(10)], META)
+        assert record.read(tmp_path / "run").num_rows == 10
+        pods("a")
+
+    pods("a")
+    record.write(tmp_path / "run", meanwhile(), META)
+    assert record.read(tmp_path / "run").num_rows == 10
+    assert names(tmp_path) == ["run"]
+
+
+def left_by(pods: Callable[[str], None], machine: str, folder: Path, pid: int, age_s: float = 0.0) -> Path:
+    """Lay what a killed writer leaves, changed so many seconds ago."""
+    pods(machine)
+    nest = folder / f".run.{whole.machine()}-{pid}-00c0ffee.part"
+    (nest / "new").mkdir(parents=True)
+    (nest / "new" / record.ROWS).write_bytes(b"half")
+    for path in (*nest.rglob("*"), nest):
+        os.utime(path, (time.time() - age_s,) * 2)
+    return nest
+
+
+DEAD = 4_194_305  # more than the kernel gives
+
+
+@cases(
+    ("machine", "pid", "age_s", "goes"),
+    [
+        ("here", DEAD, 0, True),  # of this machine: by its process table alone
+        ("here", os.getpid(), 9 * DAY_S, False),
+        ("other", DEAD, 0.5 * DAY_S, False),  # of others: by age alone
+        ("other", os.getpid(), 2 * DAY_S, True),
+        ("other", DEAD, -9 * DAY_S, False),  # by a clock that is ahead
+    ],
+)
+def test_who_is_dead(
+    machine: str, pid: int, age_s: float, goes: bool, tmp_path: Path, pods: Callable[[str], None]
+) -> None:
+    nest = left_by(pods, machine, tmp_path, pid, age_s)
+    pods("here")
+    record.write(tmp_path / "run", [batch(1)], META)
+    whole.clean(tmp_path)
+    assert nest.exists() is not goes
+    assert record.read(tmp_path / "run").num_rows == 1
+
+
+def test_the_age_is_set_by_a_variable(
+    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nest = left_by(pods, "other", tmp_path, DEAD, age_s=100)
+    pods("here")
+    monkeypatch.setenv(whole.AGE, "200")
+    whole.clean(tmp_path)
+    assert nest.exists()
+    monkeypatch.setenv(whole.AGE, "50")
+    whole.clean(tmp_path)
+    assert names(tmp_path) == []
+    monkeypatch.setenv(whole.AGE, "a day")
+    with pytest.raises(UserError, match=f'{whole.AGE} is "a day", not a number of seconds'):
+        record.write(tmp_path / "run", [], {})
+
+
+def test_the_clock_of_this_machine_does_not_matter(
+    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nest = left_by(pods, "other", tmp_path, DEAD)
+    pods("here")
+    for wrong_s in (0.0, time.time() + 1000 * DAY_S):
+        monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: wrong_s)
+        whole.clean(tmp_path)
+        assert nest.exists()
+
+
+def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Callable[[str], None]) -> None:
+    def meanwhile() -> Iterator[pa.RecordBatch]:
+        yield batch(10)
+        (nest,) = tmp_path.glob(".run.*.part")
+        os.utime(nest / "new" / record.ROWS, (0, 0))
+        os.utime(nest / "new", (0, 0))
+        os.utime(nest, (0, 0))  # as a machine stamps it whose clock stands at 1970
+        pods("b")
+        whole.clean(tmp_path)
+        pods("a")
+
+    pods("a")
+    with pytest.raises(UserError, match="its temporary folder was removed by a machine whose clock differs"):
+        record.write(tmp_path / "run", meanwhile(), META, side={"x": 1})
+    assert names(tmp_path) == []
+
+
+def test_no_lock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    for _ in range(2):
+        record.write(tmp_path / "run", [batch(3)], META)
+    whole.clean(tmp_path)
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_reader_waits_for_the_writer_that_replaces_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, away = tmp_path / "run", tmp_path / ".run.0-1-2.part"
+    record.write(run, [batch(3)], META)
+    away.mkdir()
+    run.rename(away / "old0")
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (away / "old0").rename(run)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert record.read(run).num_rows == 3
+    assert len(pauses) == 3
+    away.rmdir()
+    with pytest.raises(UserError, match="no run here"):
+        record.read(tmp_path / "nowhere")  # nobody writes it: nothing to wait for
+    assert len(pauses) == 3
+
+
+def test_a_file_of_another_machine_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run" / record.ROWS
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            record.write(path.parent, [batch(1)], META)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    assert whole.seen(path)
+    assert len(pauses) == 4
+    monkeypatch.setenv(whole.LATE, "0")
+    assert not whole.seen(tmp_path / "never" / record.ROWS)
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:40 / {home} rw,relatime shared:3 - {kind} server:/home rw
+"""
+
+
+@cases(("kind", "local"), [("nfs4", False), ("lustre", False), ("ext4", True), ("overlay", True)])
+def test_compiled_code_lies_on_a_disk_of_the_node(
+    kind: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS.format(home=tmp_path, kind=kind))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    folder = tmp_path / "checkout" / "engines"
+    folder.mkdir(parents=True)
+    home = jit.home(folder, str(mounts))
+    if local:
+        assert home == folder / "__pycache__"
+        return
+    assert home.parent == tmp_path / "tmp"
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o777)  # anybody could lay code there
+    with pytest.raises(UserError, match="open to others"):
+        jit.home(folder, str(mounts))

@@ -1,0 +1,471 @@
+"""Claims beside what came out: the rule with worked numbers, and statements on a made-up table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.rows.crossings import Standing
+from harness.rows.estimate import RATIO, Estimate
+from harness.rows.statistics import interval
+from harness.study import claims
+from harness.study.claims import Support, Verdict, by_number, lowest, weak
+from harness.study.rule import CLASSES, SAYS, judged, judged_order, judged_seeds, of_statement, predicted, together
+from harness.study.study import Claim
+from tests.cases import cases
+from tests.harness.study.study_table import AT, about, panel, table
+
+
+def gain(paper: Any = 3.0, bound: Any = "", **fields: Any) -> Claim:
+    """Return a claim of a ratio, which has a direction."""
+    return Claim("ratio", "prism", "static", paper=paper, bound=bound, **fields)
+
+
+def plain(paper: Any = 100.0, bound: Any = "") -> Claim:
+    """Return a claim of a quantity without one."""
+    return Claim("measure", "weaver", paper=paper, bound=bound)
+
+
+def here(mean: float, low: float | None, high: float | None, sign: Any = "=", n: int = 8) -> Estimate:
+    return Estimate(mean, low, high, n, sign)
+
+
+# ------------------------------------------------------------------ the rule, a number a branch
+
+RULE = [
+    # 3x is an excess of 2: within 1.25 from 2.6 to 3.5, within 1.5 from 2.333 to 4
+    (gain(), here(2.7, 2.4, 3.1), "size"),
+    (gain(), here(3.5, 3.1, 3.9), "size"),
+    (gain(), here(3.6, 3.2, 3.9), "direction"),  # the point lies beyond
+    (gain(), here(2.7, 2.3, 3.1), "direction"),  # the interval does
+    (gain(), here(1.3, 1.01, 1.7), "direction"),
+    (gain(), here(1.3, 0.99, 1.7), "open"),
+    (gain(), here(0.7, 0.5, 0.99), "contradicted"),
+    (gain(), here(0.7, 0.5, 1.01), "open"),
+    (gain(), None, "not run"),
+    (gain(), here(3.0, None, None, n=1), "open"),  # one run has no interval
+    (gain(), here(3.0, None, None, "~"), "open"),
+    (gain(), here(3.0, 2.4, None, ">"), "direction"),  # it may be far more
+    (gain(), here(3.0, 0.9, None, ">"), "open"),
+    (gain(), here(0.5, None, 0.8, "<"), "contradicted"),
+    # a loss of 39 %: within 1.25 from 0.5125 to 0.688, within 1.5 from 0.415 to 0.74
+    (gain(0.61), here(0.68, 0.6, 0.73), "size"),
+    (gain(0.61), here(0.70, 0.6, 0.73), "direction"),
+    (gain(0.61), here(1.2, 1.1, 1.3), "contradicted"),
+    # a range: the nearer end
+    (gain((2.0, 2.5)), here(1.81, 1.7, 2.0), "size"),
+    (gain((2.0, 2.5)), here(2.87, 2.6, 3.2), "size"),
+    (gain((2.0, 2.5)), here(2.88, 2.6, 3.2), "direction"),
+    (gain((1.0, 1.1)), here(1.02, 1.01, 1.03), "size"),
+    (gain((1.0, 1.1)), here(1.02, 0.99, 1.03), "open"),
+    (gain((0.9, 1.06)), here(1.0, 0.95, 1.05), "size"),  # on both sides: no direction
+    (gain((0.9, 1.06)), here(1.5, 1.35, 1.65, n=2), "open"),  # one window: from 1.25
+    (gain((0.9, 1.06)), here(1.5, 1.4, 1.6, n=2), "contradicted"),  # from 1.33
+    # "up to" is an upper bound, which anything between 1 and it meets; "at least" is a lower one
+    (gain(1.6, "up to"), here(1.1, 1.05, 1.2), "up to"),
+    (gain(1.77, "up to"), here(1.09, 1.07, 1.11), "up to"),
+    (gain(1.6, "up to"), here(1.47, 1.2, 1.7), "up to"),  # the point lies below 1.48
+    (gain(1.6, "up to"), here(1.49, 1.41, 1.7), "size"),
+    (gain(1.6, "up to"), here(1.75, 1.6, 1.9), "size"),
+    (gain(1.6, "up to"), here(1.76, 1.6, 1.9), "direction"),
+    (gain(1.6, "up to"), here(1.1, 0.9, 1.2), "open"),
+    (gain(1.6, "up to"), here(0.8, 0.7, 0.9), "contradicted"),
+    (gain(0.61, "up to"), here(0.9, 0.8, 0.95), "up to"),
+    (gain(0.61, "up to"), here(0.45, 0.4, 0.5), "direction"),
+    (gain(2.0, "at least"), here(9.0, 7.0, 12.0), "size"),
+    (gain(2.0, "at least"), here(1.8, 1.7, 2.0), "size"),
+    (gain(2.0, "at least"), here(1.7, 1.65, 2.0), "direction"),
+    (gain(2.0, "at least"), here(4.0, 3.0, None, ">"), "size"),
+    # a word in place of a number has no size
+    (gain("ahead"), here(3.0, 2.9, 3.1), "direction"),
+    (gain("ahead"), here(0.95, 0.82, 1.11), "open"),  # "1x-100x" was no licence
+    (gain("ahead"), here(0.95, 0.92, 0.98), "contradicted"),
+    (gain("behind"), here(0.95, 0.92, 0.98), "direction"),
+    # nothing differs: two one-sided tests
+    (gain("equal"), here(1.02, 0.81, 1.24), "size"),
+    (gain("equal"), here(1.02, 0.79, 1.24), "open"),
+    (gain("equal"), here(1.02, 0.0, 4.75), "open"),
+    (gain("equal"), here(1.4, 1.26, 1.6), "contradicted"),
+    # differences: 3.7 ms longer
+    (Claim("measure", "weaver", paper=3.7, even=0.0), here(4.1, 2.5, 5.5), "size"),
+    (Claim("measure", "weaver", paper=3.7, even=0.0), here(6.3, 4.7, 7.8), "direction"),
+    (Claim("measure", "weaver", paper=3.7, even=0.0), here(-1.0, -2.0, -0.1), "contradicted"),
+    (Claim("difference", "a", "b", paper=0.4, bound="at least"), here(0.5, 0.4, 0.6), "size"),
+    # without a direction: 80 to 125
+    (plain(), here(110.0, 100.0, 120.0), "size"),
+    (plain(), here(124.0, 110.0, 149.0), "size"),
+    (plain(), here(124.0, 110.0, 151.0), "open"),
+    (plain(), here(143.0, 139.0, 147.0, n=3), "contradicted"),  # one window: 135 to 151
+    (plain(), here(143.0, 129.0, 158.0, n=3), "open"),  # one window: 116 to 176
+    (plain(32.0, "up to"), here(20.0, 18.0, 22.0), "up to"),
+    (plain(32.0, "up to"), here(48.0, 47.0, 49.0), "contradicted"),
+    # a calculation is its own interval
+    (plain(1.3), here(0.78, 0.78, 0.78, n=1), "contradicted"),
+    (plain(0.266), here(0.257, 0.257, 0.257, n=3), "size"),
+    # constants of ours, and what cannot be compared, whatever came out
+    (gain(input="poll_s"), here(3.0, 2.9, 3.1), "input"),
+    (gain(lacks="its trace"), here(3.0, 2.9, 3.1), "not testable"),
+    (gain(comparable=False, why="no rate"), here(3.0, 2.9, 3.1), "not comparable"),
+]  # fmt: skip
+
+
+@cases(("claim", "estimate", "says"), RULE)
+def test_the_rule_with_worked_numbers(claim: Claim, estimate: Estimate | None, says: str) -> None:
+    assert judged(claim, estimate) == says
+    assert says in SAYS
+
+
+def test_every_class_but_that_of_seeds_has_a_number() -> None:
+    assert {says for *_, says in RULE} >= set(CLASSES)
+
+
+@cases("paper", ["reached", "never", "met", "missed"])
+def test_a_claim_of_every_run_is_judged_seed_by_seed(paper: str) -> None:
+    says = [judged_seeds(paper, n, 3) for n in range(4)]
+    turn = 1 if paper in {"reached", "met"} else -1
+    assert says == ["contradicted", "open", "open", "direction"][::turn]
+    assert judged_seeds(paper, 0, 0) == "not run"
+
+
+def test_seeds_and_bounds_state_their_number_and_limit() -> None:
+    assert claims.limit_of_seeds("reached", 5, 5).startswith("at least 55 %")  # 0.05 ** (1 / 5)
+    assert claims.limit_of_seeds("never", 0, 5) == claims.limit_of_seeds("reached", 5, 5)
+    assert claims.limit_of_seeds("met", 0, 5).startswith("at most 45 %")  # 1 - 0.05 ** (1 / 5)
+    assert claims.limit_of_seeds("met", 3, 5).startswith("at least 19 %")  # of Clopper and Pearson: 18.9 %
+    bound = claims.limit_of_bound(here(4.0, 2.0, None, ">", 30), RATIO)
+    assert bound == f"n = 30; at least {4.0 * 0.5 ** (1.6449 / 1.96):.2f}x (one-sided 95 % limit)"
+
+
+@cases(
+    ("parts", "says"),
+    [
+        (["size", "size"], "size"), (["size", "direction"], "direction"), (["contradicted"] * 2, "contradicted"),
+        (["size", "up to"], "up to"), (["size", "up to", "direction"], "direction"), (["up to", "open"], "open"),
+        (["size", "contradicted"], "open"), (["direction", "open"], "open"), (["size", "not run"], "not run"),
+        (["does not fit", "not run"], "does not fit"), (["input"], "input"), ([], "not run"),
+    ],
+)  # fmt: skip
+def test_a_statement_has_the_class_that_all_of_its_parts_have(parts: Sequence[str], says: str) -> None:
+    assert together(parts) == says == together(parts[::-1])
+
+
+def test_one_of_several_contradicts_and_readings_have_to_agree() -> None:
+    """About a and c, or b and c: what c contradicts is contradicted, what a alone does is open."""
+    a, b = (frozenset({("a or b", choice)}) for choice in "ab")
+    both = frozenset[tuple[str, str]]()
+
+    def verdict_of(*words: str) -> str:
+        return of_statement(list(zip(words, (a, b, both), strict=True)))
+
+    assert verdict_of("size", "size", "direction") == "direction"
+    assert verdict_of("size", "contradicted", "size") == "open"
+    assert verdict_of("contradicted", "contradicted", "size") == "contradicted"
+    assert verdict_of("size", "direction", "contradicted") == "contradicted"
+    assert verdict_of("direction", "open", "size") == "open"
+    assert verdict_of("contradicted", "direction", "not run") == "not run"
+    there = a | {("where", "x")}, a | {("where", "y")}  # workloads that the paper leaves open
+    assert of_statement([("size", there[0]), ("contradicted", there[1])]) == "open"
+    assert of_statement([]) == "not run"
+
+
+def test_a_single_run_of_a_paper_is_compared_with_a_prediction_interval() -> None:
+    """Of a t interval it is the usual one: mean +- t s sqrt(1 + 1/n)."""
+    runs = [-1.0, 0.0, 1.0, 2.0]
+    e = interval(runs)
+    assert e.low is not None
+    spread = math.sqrt(sum((x - 0.5) ** 2 for x in runs) / 3)
+    low, high = predicted(e)
+    assert high - 0.5 == pytest.approx(3.182446 * spread * math.sqrt(1 + 1 / 4), rel=1e-4)
+    assert low == pytest.approx(1.0 - high)
+    assert predicted(here(4.0, 2.0, 8.0, n=3)) == pytest.approx((1.0, 16.0))  # in logarithms: twice as far
+    assert predicted(here(4.0, 2.0, 8.0, n=3), windows=8) == pytest.approx((0.5, 32.0))
+    assert predicted(here(4.0, 2.0, None, ">", n=3)) == (1.0, math.inf)
+
+
+@given(st.floats(1.1, 20), st.floats(0.05, 20), st.floats(1, 3), st.floats(1, 3))
+def test_size_is_within_direction_and_never_contradicted(paper: float, mean: float, down: float, up: float) -> None:
+    estimate = here(mean, mean / down, mean * up)
+    number, word = judged(gain(paper), estimate), judged(gain("ahead"), estimate)
+    assert (number == "size") <= (word == "direction")
+    assert (number == "contradicted") == (word == "contradicted")
+    turned = Estimate(1 / estimate.mean, 1 / (mean * up), 1 / (mean / down), 8)
+    assert (word == "direction") == (judged(gain("behind"), turned) == "direction")
+
+
+# ------------------------------------------------------------------ what a class rests on
+
+
+@cases(
+    ("support", "short"),
+    [
+        (Support(10, 5), ""), (Support(9, 5), "9 misses"), (Support(10, 4), "4 windows"),
+        (Support(0, 1), "0 misses of 10 and 1 windows of 5"), (Support(None, 5), ""), (Support(None, 3), "3 windows"),
+        (None, "misses and windows unknown"),
+    ],
+)  # fmt: skip
+def test_a_class_rests_on_ten_misses_and_five_windows(support: Support | None, short: str) -> None:
+    v = by_number(gain(), None, here(3.0, 2.6, 3.4), "", support)
+    assert v.says == "size"
+    assert weak(v).startswith(short) if short and "not" not in short else short in weak(v)
+    assert bool(weak(v)) == bool(short)
+
+
+def test_what_states_its_limit_needs_no_misses() -> None:
+    few = Support(0, 1)
+    assert weak(by_number(gain(), None, here(4.0, 2.0, None, ">"), "", few)) == ""
+    assert weak(by_number(gain(), None, here(1.3, 0.9, 2.0), "", few)) == ""  # open
+    assert weak(by_number(gain(input="a constant"), None, here(3.0, 2.6, 3.4), "", few)) == ""
+    assert weak(Verdict(gain("never"), None, None, "0 of 5", "direction", "", "n = 5")) == ""
+    assert weak(by_number(plain(0.266), None, here(0.257, 0.257, 0.257, n=3))) == ""  # a calculation
+    assert "3 windows" in weak(by_number(plain(), None, here(110.0, 100.0, 120.0, n=3)))  # a driver's runs
+
+
+# ------------------------------------------------------------------ the best of several
+
+
+def test_over_the_best_is_over_whichever_it_is() -> None:
+    each = {"rate": here(4.6, 4.5, 4.7), "equal": here(3.6, 3.2, 4.1), "tuned": here(3.8, 3.0, 4.8)}
+    assert lowest(each) == ("equal", here(3.6, 3.0, 4.1))
+    name, bound = lowest({"rate": here(9.0, 5.0, None, ">"), "equal": here(3.6, None, 4.1, "<")})
+    assert (name, bound.low, bound.high, bound.sign) == ("equal", None, 4.1, "<")
+    assert lowest({"a": here(2.0, 1.0, 3.0), "b": here(1.0, None, None, "~")})[1].sign == "~"
+
+
+def test_a_flat_curve_has_an_order_and_no_size() -> None:
+    def verdict_of(words: str, claim: Claim, ratio: Estimate | None = None, flat: bool = True) -> str:
+        return judged_order(claim, Standing(ratio, words, "", flat=flat))
+
+    assert verdict_of("ahead", gain()) == verdict_of("ahead, by less than 25 %", gain()) == "direction"
+    assert verdict_of("behind", gain()) == "contradicted"
+    assert {verdict_of(words, gain()) for words in ("turns", "equal within 25 %", "not decided")} == {"open"}
+    assert (verdict_of("behind", gain(0.6)), verdict_of("ahead", gain("behind"))) == ("direction", "contradicted")
+    assert (verdict_of("equal within 25 %", gain("equal")), verdict_of("ahead", gain("equal"))) == ("size", "open")
+    assert verdict_of("behind", gain(input="a constant")) == "input"
+    assert verdict_of("behind", gain(), here(3.0, 2.6, 3.4), flat=False) == "direction"  # beside a flat one: no size
+
+
+# ------------------------------------------------------------------ a made-up table
+
+SEEDS = 8
+
+
+def attained(label: str, knee: float, xs: Sequence[float], condition: str, rises: bool = False) -> list[dict[str, Any]]:
+    """Return misses that grow as x^3, 1 % at the knee; a little more in odd seeds and less in even ones."""
+    rows = []
+    for x in xs:
+        share = min(1.0, 0.01 * ((knee / x) if rises else (x / knee)) ** 3)
+        rows += [
+            {"condition": condition, "x": x, "label": label, "seed": seed, "n": 20_000,
+             "ttft": 1.0 - share * (1.05 if seed % 2 else 0.95)}
+            for seed in range(SEEDS)
+        ]  # fmt: skip
+    return rows
+
+
+RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
+KNEES: Mapping[str, float] = {"prism": 8.0, "prism:osdi26": 6.0, "static:rate": 2.0, "static:equal": 3.0, "qlm": 12.0}
+NAMES = {name: name for name in KNEES}
+
+
+def rated() -> list[dict[str, Any]]:
+    return [row for name, knee in KNEES.items() for row in attained(name, knee, RATES, "rates")]
+
+
+def verdicts(claim: Claim, rows: Sequence[Mapping[str, Any]], **facts: Any) -> list[Verdict]:
+    known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES), panel("limit", 1, "slo_scale")], [claim],
+                  systems=list(KNEES), texts=NAMES, seeds=SEEDS, **facts)  # fmt: skip
+    return claims.verdicts(table(rows, 1), known)
+
+
+def test_a_ratio_is_judged_over_the_best_static() -> None:
+    (v,) = verdicts(Claim(
+        "ratio", "prism", "best static", on=AT["rates"], paper=8 / 3), rated())  # fmt: skip
+    assert v.here is not None
+    assert v.here.mean == pytest.approx(8 / 3, rel=1e-3)
+    assert v.says == "size"
+    assert v.text.endswith("(the best is static:equal)")
+    assert v.support is not None
+    assert v.support.windows == SEEDS
+    assert v.support.misses is not None
+    assert v.support.misses > 1000
+    assert weak(v) == ""
+
+
+def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> None:
+    claim = Claim(
+        "ratio", "prism:osdi26 or prism", "static:rate and qlm", on=AT["rates"], paper="ahead",
+        also=({"over": "best static"}, {"system": "prism"}, {"condition": "elsewhere"}),
+    )  # fmt: skip
+    results = verdicts(claim, rated())
+    assert [(v.claim.system, v.claim.over, v.says, v.claim.evidence) for v in results] == [
+        ("prism:osdi26", "static:rate", "direction", False), ("prism:osdi26", "qlm", "contradicted", False),
+        ("prism", "static:rate", "direction", False), ("prism", "qlm", "contradicted", False),
+        ("prism:osdi26", "best static", "direction", True), ("prism", "best static", "direction", True),
+    ]  # fmt: skip
+    judged = [(v.says, v.reading) for v in results if not v.claim.evidence]
+    assert of_statement(judged) == "contradicted"  # by qlm, of either
+    assert of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
+
+
+def test_what_takes_no_part_is_told() -> None:
+    claim = Claim("ratio", "prism and prism_released", "best static", on=AT["rates"], paper=2.0)
+    known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES)], [claim], systems=list(KNEES), texts=NAMES)
+    assert claims.lacking(claim, known) == ["prism_released"]
+    assert [v.claim.system for v in claims.verdicts(table(rated(), 1), known)] == ["prism"]
+    assert claims.lacking(Claim("ratio", "prism", "best muxserve"), known) == ["best muxserve"]
+
+
+def test_along_slo_scales_a_ratio_says_how_many_times_sooner() -> None:
+    xs = (0.5, 1.0, 2.0, 4.0)
+    rows = [*attained("prism", 1.0, xs, "limit", rises=True), *attained("qlm", 1.5, xs, "limit", rises=True)]
+    (v,) = verdicts(Claim("ratio", "prism", "qlm", on={"condition": "limit"}, paper=1.5), rows)
+    assert v.here is not None
+    assert v.here.mean == pytest.approx(1.5, rel=0.02)
+    assert v.says == "size"
+    (turned,) = verdicts(Claim("ratio", "qlm", "prism", on={"condition": "limit"}, paper="ahead"), rows)
+    assert turned.says == "contradicted"
+
+
+def test_a_level_is_met_at_an_x_by_every_seed() -> None:
+    xs = (0.5, 1.0, 2.0, 4.0)
+    rows = [*attained("prism", 0.9, xs, "limit", rises=True), *attained("qlm", 1.5, xs, "limit", rises=True)]
+    rows += attained("static:rate", 1.0, xs, "limit", rises=True)  # odd seeds miss
+    met = Claim("crossing", "prism and static:rate", on={"condition": "limit"}, paper="met", at=1.0)
+    assert [(v.text, v.says) for v in verdicts(met, rows)] == [
+        ("met by 8 of 8 seeds", "direction"), ("met by 4 of 8 seeds", "open"),
+    ]  # fmt: skip
+    (missed,) = verdicts(Claim("crossing", "qlm", on={"condition": "limit"}, paper="missed", at=1.0), rows)
+    assert (missed.text, missed.says) == ("met by 0 of 8 seeds", "direction")
+    assert missed.note.startswith("at least 69 %")  # 0.05 ** (1 / 8)
+
+
+def test_every_static_is_one_that_never_reaches() -> None:
+    rows = [row for name in ("static:rate", "static:equal") for row in attained(name, 3.0, (5.0, 9.0), "rates")]
+    results = verdicts(Claim("crossing", "best static", on=AT["rates"], paper="never"), rows)
+    assert [(v.claim.system, v.text, v.says) for v in results] == [
+        ("static:rate", "reached by 0 of 8 seeds", "direction"),
+        ("static:equal", "reached by 0 of 8 seeds", "direction"),
+    ]  # fmt: skip
+
+
+def test_a_half_of_a_real_trace_decides_nothing() -> None:
+    first_half = panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES, half="first")
+    for paper in (4.0, "ahead"):
+        claim = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=paper)
+        (v,) = claims.verdicts(table(rated()), about([first_half], [claim], systems=list(KNEES), texts=NAMES))
+        assert (v.says, v.note) == ("open", claims.CASE)
+    never = Claim("crossing", "prism", on=AT["rates"], paper="reached")
+    (v,) = claims.verdicts(table(rated()), about([first_half], [never], systems=list(KNEES), texts=NAMES))
+    assert v.says == "open"
+
+
+def test_nobody_is_compared_with_a_system_that_finds_no_room() -> None:
+    gone = {"infeasible": "no room", "ttft": 0.0}
+    rows = [row | (gone if row["label"] == "static:rate" else {}) for row in rated()]
+    both = [row | (gone if row["label"].startswith("static") else {}) for row in rated()]
+    alone = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=4.0)
+    best = Claim("ratio", "prism", "best static", on=AT["rates"], paper=8 / 3)
+    assert [v[2:6] for v in verdicts(alone, rows)] == [(None, "-", "does not fit", "-")]
+    assert [v.says for v in verdicts(best, rows)] == ["size"]  # the best is among those that fit
+    (none,) = verdicts(best, both)
+    assert (none.says, none.note) == ("does not fit", "static:rate: no room; static:equal: no room")
+    untested = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=2.3, comparable=False, why="no rate")
+    assert [v.says for v in verdicts(untested, rows)] == ["not comparable"]
+
+
+def test_a_count_lies_between_those_of_its_seeds() -> None:
+    xs = (2.0, 3.0, 4.0, 5.0)
+    counts = panel("counts", 0, "gpus", gpus=None, xs=xs)
+    held = {"prism": [3, 3, 4], "static:rate": [5, 5, 5]}
+    rows = [
+        {"condition": "counts", "x": x, "label": name, "seed": seed, "ttft": float(x >= least), "gpus": int(x)}
+        for name, counts in held.items() for seed, least in enumerate(counts) for x in xs
+    ]  # fmt: skip
+
+    def verdict(claim: Claim) -> Verdict:
+        (v,) = claims.verdicts(table(rows), about([counts], [claim], systems=list(KNEES), texts=NAMES))
+        return v
+
+    count = verdict(Claim("fewest", "prism", paper=4))
+    assert count.here is not None
+    assert (count.here.low, count.here.mean, count.here.high) == (3.0, 4.0, 4.0)
+    saved = verdict(Claim("fewest", "static:rate", "prism", paper="ahead"))
+    assert saved.here is not None
+    assert (saved.here.low, saved.says) == (1.25, "direction")
+    assert saved.here.high == pytest.approx(5 / 3)
+    assert verdict(Claim("fewest", "static:rate", "prism", paper=2.0, bound="at least")).says == "direction"
+
+
+def test_a_value_is_the_studys_own() -> None:
+    claim = Claim("value", "prism", shape="llama-3.1-8b", paper=0.5, bound="up to")
+    (verdict,) = claims.verdicts(table(rated()), about(claims=[claim], values=[0.74]))
+    assert (verdict.panel, verdict.text, verdict.says) == (None, "0.74 s", "contradicted")
+    assert claims.claim_text(claim, about()) == "activation of llama-3.1-8b, TP 1"
+    assert claims.paper_text(claim) == "up to 0.5 s"
+
+
+def test_what_nobody_measures_has_its_reason() -> None:
+    claim = Claim("measure", "prism", paper=3.3, comparable=False, why="no rate", subject="attainment")
+    (verdict,) = claims.verdicts(table(rated()), about(claims=[claim]))
+    assert (verdict.here, verdict.text, verdict.says) == (None, "-", "not comparable")
+
+
+def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None:
+    assert verdicts(Claim("ratio", "prism", "elastic", paper=2.0), rated()) == []
+    (elsewhere,) = verdicts(Claim("crossing", "dedicated", on={"condition": "limit"}, paper=2.0), rated())
+    assert elsewhere.says == "not run"
+
+
+# ------------------------------------------------------------------ differences
+
+
+def shares(label: str, by_model: dict[str, Sequence[float]], x: float = 2.0) -> list[dict[str, Any]]:
+    """Return attainment by model (pooled: ""), a number a seed."""
+    return [
+        {"condition": "t", "x": x, "label": label, "seed": seed, "ttft": share, "over": "model" if model else "pooled",
+         "model": model or None}
+        for model, each in by_model.items() for seed, share in enumerate(each)
+    ]  # fmt: skip
+
+
+def test_a_loss_is_paired_by_seed_and_names_the_model_that_loses_most() -> None:
+    whole = shares("a", {"": [0.9, 0.7], "x": [0.9, 0.9], "y": [0.8, 0.6]})
+    without = shares("a+b=false", {"": [0.8, 0.6], "x": [0.9, 0.9], "y": [0.3, 0.1]})
+    claim = Claim("difference", "a", "a+b=false", subject="b", paper=0.4, bound="at least")
+    facts = about([panel("t", 0, "rate_scale")], [claim], systems=["a", "a+b=false"], layout="parts")
+    rows = table([*whole, *without])
+    (loss,) = claims.losses(rows, facts, claim)
+    assert (loss.x, loss.model) == (2.0, "y")
+    assert loss.pooled.mean == pytest.approx(0.1)
+    assert loss.pooled.low == pytest.approx(0.1)  # both seeds differ by the same: no spread
+    assert loss.most.mean == pytest.approx(0.5)
+    (verdict,) = claims.verdicts(rows, facts)
+    assert (verdict.panel, verdict.text, verdict.says) == (None, "50.0 points (y)", "size")
+    assert (claims.claim_text(claim, facts), claims.paper_text(claim)) == (
+        "b, the model that gains most", "at least 40 points",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ the ends of a bridge
+
+
+def walk(kind: str, row: int) -> dict[str, Any]:
+    return panel(f"{kind} {row}", row, "rate_rps", kind=kind, unit_rps=1.0, xs=RATES)
+
+
+def test_a_cumulative_study_is_held_against_the_paper_at_its_ends_alone() -> None:
+    panels = [walk("base", 0), walk("cumulative", 1), walk("cumulative", 2), walk("alone", 3), walk("alone", 4)]
+    rates = [row for row in rated() if row["label"] in {"prism", "static:rate"}]
+    rows = table([row | {"condition": entry["condition"]} for entry in panels for row in rates])
+    names = {"systems": list(KNEES), "texts": NAMES}
+    claim = Claim("ratio", "prism", "static:rate", paper=4.0)
+    results = claims.verdicts(rows, about(panels, [claim], layout="steps", **names))
+    assert [v.says for v in results] == ["size", "ahead", "size", "ahead", "ahead"]
+    assert [v.rule == "-" for v in results] == [False, True, False, True, True]
+    unstated = claims.verdicts(rows, about(panels, [Claim("ratio", "static:rate", "prism")], layout="matrix", **names))
+    assert {(v.says, v.here and round(v.here.mean, 6)) for v in unstated} == {("behind", 0.25)}

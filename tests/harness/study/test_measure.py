@@ -1,0 +1,539 @@
+"""Studies on the sample in the simulator: sampled, scored into one table, held against claims; nothing made twice."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.answers import explain
+from harness.answers.text import Shown, lines
+from harness.rows import crossings, record, setting, tidy
+from harness.rows.estimate import Estimate
+from harness.run import slo
+from harness.run.execute import execute
+from harness.run.resolve import resolve
+from harness.run.setup import Failed
+from harness.run.spec import Spec, from_dict
+from harness.run.teller import Left
+from harness.study import claims, load, rule
+from harness.study.measure import Measured, measure
+from harness.study.study import AA, CONTROLS, HELD, Condition, Study
+from tests.cases import cases
+from tests.harness.run.test_sweep import SYSTEM, files
+
+
+class Heard:
+    """A teller that remembers, and stops after so many runs."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.lines: list[str] = []
+        self.ran = 0
+        self.most = most
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
+        self.ran += done < total and what != "planning"  # which every call does
+        if self.ran > self.most:
+            raise KeyboardInterrupt
+
+
+def study(folder: Path, text: str) -> Study:
+    """Return a study from a file."""
+    (path := folder / "mine.toml").write_text(text)
+    return load.study(str(path))
+
+
+def told(measured: Measured, *, every: bool = False) -> list[str]:
+    shown = Shown(measured.table, measured.about, measured.folder, every=every)
+    return [" ".join(line.split()) for line in lines(shown)]
+
+
+def runs_of(measured: Measured, name: str) -> set[str]:
+    """Return the runs of a condition, but for bounds."""
+    keys = {panel["condition"] for panel in measured.about.panels if panel["name"] == name}
+    rows = measured.table.select(["condition", "run", "label"]).to_pylist()
+    return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about.systems}
+
+
+def spec_of(measured: Measured, run: str) -> dict[str, Any]:
+    spec: dict[str, Any] = record.meta(measured.folder.parent / run)["spec"]
+    return spec
+
+
+# ------------------------------------------------------------------ lines: knees, scales, counts
+
+LINES = """
+paper = "A test"
+systems = ["chunked", "static"]
+definitions = ["ttft", "tpot"]
+slo = "P95"
+controls = true
+requests = 100
+warmup_s = 10.0
+sample = { rule = "knee" }
+quick = { seeds = 1, points = 6, window_s = 50.0, replayed_s = 50.0 }
+full = { seeds = 3, points = 12, window_s = 60.0, replayed_s = 60.0 }
+spec = { trace = "sample", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 2.0 }
+
+[[condition]]
+name = "scales"
+along = "slo_scale"
+at = [1.0, 2.0]
+full = [1.5]
+spec = { models = "llama-3.1-8b*3", gpus = 1, rate_scale = "held" }
+
+[[condition]]
+name = "counts"
+along = "gpus"
+at = [1, 2]
+spec = { models = "llama-3.1-8b*5", slo_scale = 2.0, rate_scale = 1.0 }
+
+[[claim]]
+what = "ratio"
+on = { condition = "rates" }
+definition = "ttft"
+system = "chunked"
+over = "static"
+paper = 2.3
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """Return the study of lines, run once."""
+    folder = tmp_path_factory.mktemp("lines")
+    return measure(study(folder, LINES), folder / "out", workers=1)
+
+
+def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
+    panels = {panel["condition"]: panel for panel in shown.about.panels}
+    assert list(panels) == ["rates", "scales", "counts"]
+    assert "Windows cut to 50 of 60 s." in shown.about.notes
+    assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
+    scores = tidy.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
+    assert len(scores) >= 6
+    assert scores[min(scores)] > 0.99
+    assert scores[max(scores)] < 0.9
+    rows = crossings.of_panel(shown.table, panels["counts"]).to_pylist()
+    hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
+    assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
+    by_condition = [row["condition"] for row in shown.table.select(["condition"]).to_pylist()]
+    assert by_condition == sorted(by_condition)
+
+
+def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
+    rows = crossings.of_panel(shown.table, shown.about.panels[0])
+    xs = {name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
+          for name in ("chunked", *CONTROLS, "chunked" + AA)}  # fmt: skip
+    assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
+    assert shown.about.controls == (*CONTROLS, "chunked" + AA)
+    seeds = {row["label"]: row["seed"] for row in rows.to_pylist()}
+    assert seeds["chunked" + AA] - seeds["chunked"] == 504
+
+
+def test_conditions_share_runs_and_systems_that_read_no_slo_are_scored_again(shown: Measured) -> None:
+    rates, scales, counts = (runs_of(shown, name) for name in ("rates", "scales", "counts"))
+    assert len(scales) == 2  # a system has one run for every SLO scale
+    assert not counts & rates
+    held = {spec_of(shown, run)["rate_scale"] for run in scales}
+    assert held <= {row["x"] for row in crossings.of_panel(shown.table, shown.about.panels[0]).to_pylist()}
+
+
+def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
+    rows = [r for r in shown.table.to_pylist() if (r["label"], r["condition"]) == ("static", "scales")]
+    (run,) = {r["run"] for r in rows}  # one for every SLO scale
+    folder = shown.folder.parent / run
+    judges = {ruling.under.rule: ruling for ruling in slo.rulings(folder)[0]}
+    assert set(judges) >= {"1xP95", "2xP95"}
+    spec, table = from_dict(record.meta(folder)["spec"]), record.read(folder)
+    scored = [r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"]
+    assert len(scored) == 4
+    for row in scored:
+        limits = slo.limits(folder, judges[row["slo"]].under)
+        line = next(explain.misses(table, spec.window_s or math.inf, limits, row["definition"], ""))
+        missed, offered = map(int, line.split()[:3:2])
+        assert 1 - missed / offered == pytest.approx(row["value"])
+
+
+def test_a_second_call_does_nothing(shown: Measured) -> None:
+    kept, heard = files(shown.folder.parent), Heard()
+    again = measure(shown.study, shown.folder.parent, workers=1, teller=heard)
+    assert not heard.ran
+    total = len(shown.about.runs)
+    assert heard.lines[-1] == f"{total} of {total} points current, nothing to do"
+    assert files(shown.folder.parent) == kept
+    assert again.table.equals(shown.table)
+    assert told(again) == told(shown)
+
+
+@pytest.mark.full
+def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
+    full = measure(shown.study, shown.folder.parent, full=True)
+    assert full.folder != shown.folder
+    assert full.seeds == 3
+    assert {row["x"] for row in crossings.of_panel(full.table, full.about.panels[1]).to_pylist()} == {1.0, 1.5, 2.0}
+
+
+FAILS = (SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in")
+
+
+def test_a_system_that_fails_leaves_the_study(tmp_path: Path) -> None:
+    (path := tmp_path / "bad.py").write_text(FAILS)
+    asked = study(tmp_path, LINES).only(["counts"])
+    for systems in ((str(path), "chunked"), ("chunked", str(path))):  # whoever stands first
+        heard = Heard()
+        left = measure(asked.only(systems=systems), tmp_path / "out", workers=1, teller=heard)
+        assert left.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
+        assert left.about.systems == ("chunked",)
+        assert set(left.table["label"].to_pylist()) == {"chunked", *CONTROLS}
+        assert len(heard.lines) == len(set(heard.lines))
+        assert not list((tmp_path / "out").glob("bad-*"))
+    alone = measure(asked.only(systems=("chunked",)), tmp_path / "out", workers=1)
+    assert (alone.folder, alone.table, alone.failed) == (left.folder, left.table, {})
+    with pytest.raises(Failed, match=r"^bad: ValueError"):
+        measure(asked.only(systems=(str(path),)), tmp_path / "out", workers=1)
+
+
+# ------------------------------------------------------------------ lines: over the number of models
+
+SIZES = """
+paper = "A test"
+systems = ["chunked", "dedicated", "static"]
+vary = { trace = ["aegaeon-like+span_s=30", "aegaeon-like+span_s=30+lengths=sharegpt-ox2"] }
+titles = ["one", "two"]
+definitions = ["qos", "token"]
+controls = true
+requests = 10
+warmup_s = 5.0
+level = 0.9
+slo = "absolute:ttft=10,tpot=0.1"
+quick = { seeds = 1, window_s = 20.0, replayed_s = 20.0 }
+
+[[condition]]
+name = "sizes"
+along = "models"
+at = ["aegaeon+models=3", "aegaeon+models=10"]
+full = ["aegaeon+models=5"]
+spec = { gpus = 2, slo_scale = 1.0, rate_scale = 4.0 }
+
+[[condition]]
+name = "rates"
+among = ["chunked", "static"]
+at = [2.0, 4.0]
+spec = { models = "aegaeon+models=3", gpus = 2, slo_scale = 1.0, process = "model", sharing = "turns" }
+
+[[claim]]
+what = "crossing"
+on = { condition = "sizes", column = 2 }
+definition = "qos"
+system = "static"
+paper = [4, 9]
+why = "the models do not fit"
+"""
+
+
+def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
+    measured = measure(study(tmp_path, SIZES), tmp_path / "out", workers=1)
+    panels = {panel["condition"]: panel for panel in measured.about.panels}
+    first, second, third, _ = panels
+    assert [(panel["row"], panel["column"]) for panel in panels.values()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert "aegaeon+models" not in first  # sets along x share a panel
+    assert (panels[first]["axis"], panels[first]["count"], panels[first]["gpus"]) == ("models", None, 2)
+    assert panels[first]["rate_rps"] == pytest.approx(0.4)  # of each model: as the generator means it
+    rows = measured.table.to_pandas()
+    xs = rows.groupby(["condition", "label"], observed=True)["x"].unique().map(sorted).to_dict()
+    assert xs[first, "chunked"] == [3.0, 10.0]
+    assert xs[third, "static"] == [2.0, 4.0]
+    assert xs[first, "unshared"] == xs[first, "chunked"]  # controls stand at the ends
+    here = crossings.crossing(crossings.of_panel(measured.table, panels[second]), panels[second], "static", "qos", 0.9)
+    assert here is not None
+    assert replace(here.at, mean=round(here.at.mean, 9)) == Estimate(3.0, None, None, 1)
+    assert (here.fails, here.dip) == (10.0, 0.0)  # ten do not fit: three hold, not between
+    (verdict,) = claims.verdicts(measured.table, measured.about)
+    assert verdict.panel is not None
+    assert (verdict.panel["condition"], verdict.says) == (second, "open")
+    lines = told(measured, every=True)
+    assert any(line.startswith("sizes: models at which each system holds 90 %") for line in lines)
+    assert any("static, models for 90 % QOS" in line and "4-9" in line for line in lines)
+    processes = [{spec_of(measured, run)["process"] for run in runs_of(measured, name)} for name in ("sizes", "rates")]
+    assert processes == [{"own"}, {"model"}]
+    assert any(f"(SLO 1x, 2 GPUs, {setting.machine(panels[third]['own'])})" in line for line in lines)
+    runs = [run for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None]
+    kept = [record.read(run)["token_ns"] for run in runs]
+    assert all(len(tokens) and not tokens.null_count for tokens in kept)
+
+
+# ------------------------------------------------------------------ a fleet
+
+FLEET = """
+paper = "A test"
+systems = ["static", "chunked"]
+bounds = ["dedicated"]
+definitions = ["ttft"]
+along = "gpus"
+at = [1, 3]
+sample = { rule = "bracket" }
+vary = { slo = ["5xP95", "absolute:ttft=5,tpot=1"] }
+layout = "fleet"
+quick = { seeds = 2 }
+spec = { models = "llama-3.1-8b*5", warmup_s = 5.0, trace = "sample", rate_scale = 1.0 }
+
+[[condition]]
+name = "sample"
+
+[[claim]]
+what = "fewest"
+on = { slo = "5xP95" }
+system = "static"
+paper = 2
+
+[[claim]]
+what = "fewest"
+on = { slo = "5xP95" }
+system = "static"
+over = "chunked"
+paper = [0.5, 2.0]
+"""
+
+
+def test_a_small_fleet(tmp_path: Path) -> None:
+    measured = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
+    at: dict[tuple[str, str], Estimate] = {}
+    for panel in measured.about.panels:
+        rows = crossings.of_panel(measured.table, panel)
+        for name in measured.about.systems:
+            count = crossings.fewest(rows, name, "", "ttft", 0.99)
+            assert count is not None
+            assert count.mean >= 2  # five of 15 GiB do not fit one GPU
+            curves = tidy.curves(rows, name, "ttft", "x")
+            assert sorted(curves) == [0, 1]
+            assert 1 <= len(curves[0]) <= 3
+            at[panel["slo"], name] = count
+        taken = tidy.curves(rows, "dedicated", "ttft", "x")
+        assert {x for curve in taken.values() for x in curve} == {5.0}  # a GPU a model, whatever is asked
+    assert at["absolute:ttft=5,tpot=1", "static"].mean <= at["5xP95", "static"].mean
+    first, second = claims.verdicts(measured.table, measured.about)
+    assert first.here is not None
+    assert first.here.mean == at["5xP95", "static"].mean
+    assert first.says == rule.judged(first.claim, first.here)
+    assert second.here is not None
+    assert 1 / 3 <= second.here.mean <= 3
+    lines = told(measured, every=True)
+    assert any(line.startswith("sample: GPUs at which each system reaches 99 % (sample") for line in lines)
+    assert any(line.startswith("static / chunked, GPUs for 99 % TTFT") for line in lines)
+    heard = Heard()
+    assert measure(measured.study, tmp_path / "out", workers=1, teller=heard).table.equals(measured.table)
+    assert not heard.ran
+
+
+# ------------------------------------------------------------------ parts
+
+PARTS = """
+paper = "A test"
+systems = ["static:rate", "static:equal"]
+definitions = ["ttft"]
+slo = "5xP95"
+by_model = true
+layout = "parts"
+at = [1.0, 2.0]
+quick = { seeds = 2 }
+spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
+
+[[condition]]
+name = "sample"
+
+[[claim]]
+what = "difference"
+system = "static:rate"
+over = "static:equal"
+subject = "sizes by rate"
+says = "it helps"
+paper = [0.0, 1.0]
+
+[[claim]]
+what = "value"
+system = "static:rate"
+shape = "llama-3.1-8b"
+paper = [0.0, 0.8]
+"""
+
+
+def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
+    measured = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
+    difference, value = claims.claims_of(measured.about)
+    losses = list(claims.losses(measured.table, measured.about, difference))
+    assert [loss.x for loss in losses] == [1.0, 2.0]
+    for loss in losses:
+        assert loss.pooled.n == 2
+        assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
+    lines = told(measured, every=True)
+    assert any(line.startswith("a without sizes by rate") for line in lines)
+    assert "the paper on sizes by rate: it helps" in lines
+    (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
+    assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
+    assert value.shape == "llama-3.1-8b"
+
+
+@pytest.mark.slow
+def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
+    asked = study(tmp_path, LINES).only(["scales", "counts"])
+    asked = replace(asked, condition=tuple(
+        replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition))  # fmt: skip
+    straight = measure(asked, tmp_path / "one", workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
+    assert not list((tmp_path / "two").glob("mine-*"))
+    resumed = measure(asked, tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
+
+
+SEARCHED = """
+systems = ["chunked", "static"]
+definitions = ["ttft"]
+slo = "absolute:ttft=0.12,tpot=0.2"
+requests = 40
+warmup_s = 5.0
+sample = { rule = "bisect" }
+quick = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, budget = 60000, precision = 0.02 }
+spec = { trace = "hyperbolic-like+span_s=120", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+at_rps = [4.0, 16.0]
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+"""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from harness.study.measure import measure
+from tests.harness.study.test_measure import Heard, SEARCHED, study
+
+class Killed(Heard):
+    def progress(self, what, done, total, left=None):
+        if sys.argv[2] in what and done == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+measure(study(folder, SEARCHED), folder / "two", workers=1, teller=Killed())
+"""
+
+
+@pytest.mark.full
+def test_workers_and_kills_in_a_search_under_a_precision_change_no_byte(tmp_path: Path) -> None:
+    """Killed in the second round of the search, then in the second of more seeds, then ended by two workers."""
+    straight = measure(study(tmp_path, SEARCHED), tmp_path / "one", workers=1)
+    for stage in ("round 2", "more seeds 2"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path, stage], check=False, timeout=300)
+        assert killed.returncode == -signal.SIGKILL, stage
+        assert not list((tmp_path / "two").glob("mine-*"))
+    resumed = measure(study(tmp_path, SEARCHED), tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
+
+
+@pytest.mark.full
+def test_what_is_left_of_a_budget_goes_to_the_systems_that_do_not_need_full(tmp_path: Path) -> None:
+    """It suffices for more runs of the two that are compared without --full, not of all five."""
+    more = 'more = ["elastic", "prism", "pdmux"]\nfull = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, '
+    wide = study(tmp_path, SEARCHED.replace("spec = ", f"{more}budget = 60000, precision = 0.02 }}\nspec = ", 1))
+    ran = defaultdict[str, set[tuple[float, int]]](set)
+    table = measure(wide, tmp_path / "full", full=True, workers=2).table
+    for row in table.select(["label", "x", "seed"]).to_pylist():
+        ran[row["label"]].add((row["x"], row["seed"]))
+    counts = {label: len(runs) for label, runs in ran.items()}
+    assert counts["chunked"] == counts["static"] > counts["elastic"] == counts["prism"] == counts["pdmux"]
+
+
+SPARSE = """
+systems = ["chunked", "static"]
+definitions = ["ttft"]
+slo = "P95"
+requests = 100
+sample = { rule = "fixed" }
+quick = { seeds = 2, points = 2, window_s = 20.0, replayed_s = 20.0, budget = 2000 }
+spec = { trace = "sample", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+at_rps = [0.002, 0.1]
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+"""
+
+
+def test_a_rate_at_which_nothing_was_offered_decides_nothing_and_is_asked_for_once(tmp_path: Path) -> None:
+    heard = Heard()
+    measured = measure(study(tmp_path, SPARSE), tmp_path / "out", workers=1, teller=heard)
+    rows = measured.table.select(["label", "x", "seed", "definition", "n"]).to_pylist()
+    offered = {(row["x"], row["seed"]): row["n"] for row in rows
+               if row["label"] == "static" and row["definition"] == "ttft"}  # fmt: skip
+    low = min(x for x, _ in offered)
+    assert {n for (x, _), n in offered.items() if x == low} == {0}
+    assert max(offered.values()) > 0
+    assert told(measured)
+
+
+@cases("at", [HELD, 1.0])
+def test_a_rate_is_held_or_given(at: float | str) -> None:
+    condition = Condition(
+        "one", {"rate_scale": at, "models": "light8", "trace": "sample"}, along="slo_scale", at=(1.0,)
+    )
+    asked = Study("mine", {"static": "static"}, (condition,))
+    assert asked.spec_of(condition, "static").rate_scale == 1.0  # until it is searched
+
+
+# ------------------------------------------------------------------ migrations
+
+MOVES = '''
+"""A system of a test: its one model goes to GPU 1 after 10 s, comes back after 20 s, is away from 30 to 40 s."""
+
+from harness.policy.actions import Admit, Evict, Load, Run, Wake
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Inst
+
+
+class Moves:
+    presets = {}
+    hears = frozenset({Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Evict", "Evict.drain", "Wake"})
+    options = {"kv": "paged"}
+
+    def __init__(self, cluster):
+        self.name = next(iter(cluster.models))
+
+    def on(self, event, view):
+        here, there = Inst(self.name, (0,)), Inst(self.name, (1,))
+        match event.key:
+            case "start":
+                yield from (Load(here), Run(Batch(here)), Run(Batch(there)), Admit(self.name, Batch(here)))
+                yield from (Wake(10.0 * k, str(k)) for k in range(1, 5))
+            case "1":  # a second copy first
+                yield from (Load(there), Evict(here), Admit(self.name, Batch(there)))
+            case "2":  # out, and in elsewhere at once
+                yield from (Evict(there, drain=False), Load(here), Admit(self.name, Batch(here)))
+            case "3":
+                yield Evict(here)
+            case "4":
+                yield Load(here)
+'''
+
+
+def test_migrations_are_counted_and_swaps_are_none(tmp_path: Path) -> None:
+    (path := tmp_path / "moves.py").write_text(MOVES)
+    spec = resolve(Spec(str(path), trace="sample", models="llama-3.2-1b", gpus=2, slo="", control_s=0.0, drain_s=64.0))
+    stats = record.meta(execute(spec, tmp_path, ""))["stats"]
+    assert (stats["loads"], stats["evicts"], stats["migrations"]) == (3, 3, 2)

@@ -1,0 +1,215 @@
+"""Ratios of rates on the sample in the simulator: bisected over windows together, side by side and step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.rows import crossings
+from harness.rows.estimate import Estimate
+from harness.run import sweep
+from harness.study import claims
+from harness.study.measure import Measured, measure
+from harness.study.study import Study
+from tests.harness.study.test_measure import study, told
+
+# Drops every so manieth request: 1 % of them at a forecast of `most_rps` for all models together, and 16 times that at
+# twice the rate. So it crosses 99 % at that rate, whatever the window.
+CAPPED = '''
+"""Drops more, the higher the rate of the forecast is."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Drop, Load, Run
+from harness.policy.events import Arrived, Woke
+from harness.policy.fields import number
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Capped:
+    cluster: Cluster
+    most_rps: float = number(1.0, 0, 1000)
+    presets = {}
+    hears = frozenset({Arrived, Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Drop"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if event == Woke("start"):
+            for name in self.cluster.models:
+                batch = Batch(Inst(name, (0,)))
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived):
+            rid = event.request.id
+            rate = sum(one.rate_rps for one in self.cluster.plan.values())
+            share = min(1.0, 0.01 * (rate / self.most_rps) ** 4)
+            over = int(share * (rid + 1)) > int(share * rid)
+            yield Drop(rid) if over else Admit(rid, Batch(Inst(event.request.model, (0,))))
+'''
+RATIO = """
+paper = "A test"
+definitions = ["both"]
+slo = "absolute:ttft=10,tpot=1"
+along = "rate_rps"
+at = [1.0, 8.0]
+sample = { rule = "bisect", points = 7, digits = 3, below = 4.0 }
+layout = "matrix"
+quick = { seeds = 8 }
+
+[spec]
+trace = "sample"
+models = "llama-3.2-1b*4"
+gpus = 1
+plan = "trace"
+window_s = 60.0
+warmup_s = 5.0
+
+[systems]
+ours = "{ours}"
+theirs = "{theirs}"
+
+[[claim]]
+what = "ratio"
+system = "ours"
+over = "theirs"
+{paper}
+
+[[condition]]
+name = "alone"
+"""
+
+
+@pytest.fixture
+def capped(tmp_path: Path) -> Path:
+    (path := tmp_path / "capped.py").write_text(CAPPED)
+    return path
+
+
+def pair(tmp_path: Path, ours: str, theirs: str, rest: str = "", paper: str = "") -> Study:
+    text = RATIO.replace("{ours}", ours).replace("{theirs}", theirs).replace("{paper}", paper)
+    return study(tmp_path, text + rest)
+
+
+def beside(measured: Measured) -> claims.Verdict:
+    (verdict,) = claims.verdicts(measured.table, measured.about)
+    return verdict
+
+
+def rate(measured: Measured, name: str) -> Estimate:
+    (panel,) = measured.about.panels
+    crossing = crossings.crossing(crossings.of_panel(measured.table, panel), panel, name, "both", 0.99)
+    assert crossing is not None
+    return crossing.at
+
+
+def test_a_system_against_itself_is_1(tmp_path: Path, capped: Path) -> None:
+    twins = beside(measure(pair(tmp_path, f"{capped}+most_rps=4.0", f"{capped}+most_rps=4"), tmp_path / "out"))
+    assert twins.here is not None
+    assert (twins.here.mean, twins.here.n, twins.says) == (1.0, 8, "equal within 25 %")
+
+
+@pytest.mark.full
+def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
+    tmp_path: Path, capped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0")
+    measured = measure(asked, tmp_path / "out", workers=1)
+    ours = beside(measured)
+    assert ours.here is not None
+    assert ours.here.mean == pytest.approx(3.0, rel=0.1)
+    assert ours.says == "ahead"
+    assert rate(measured, "ours").mean == pytest.approx(6.0, rel=0.1)
+    assert rate(measured, "theirs").mean == pytest.approx(2.0, rel=0.1)
+    assert ours.here.mean == pytest.approx(rate(measured, "ours").mean / rate(measured, "theirs").mean)
+    lines = told(measured)
+    assert lines[1] == "condition theirs"
+    assert lines[2] == f"alone + {ours.text.partition(' ')[0]}"
+    turned = beside(measure(pair(tmp_path, f"{capped}+most_rps=2.0", f"{capped}+most_rps=6.0"), tmp_path / "out"))
+    assert turned.here is not None
+    assert turned.here.mean == pytest.approx(1 / ours.here.mean)
+    assert turned.says == "behind"
+    monkeypatch.setattr(sweep, "execute", None)
+    again = measure(asked, tmp_path / "out", workers=1)
+    assert again.folder == measured.folder
+    assert again.table.equals(measured.table)
+
+
+@pytest.mark.full
+def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: Path, capped: Path) -> None:
+    measured = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
+    below = rate(measured, "theirs")
+    assert below.mean == pytest.approx(0.6, rel=0.25)  # of 200 requests, or two misses
+    assert below.sign == "="
+    bound = beside(measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "out"))
+    assert bound.here is not None
+    assert (bound.here.sign, bound.here.high, bound.says) == (">", None, "ahead")
+    assert bound.here.low is not None
+    assert bound.here.low > 1.0
+    assert bound.text.startswith(">")
+
+
+def test_beyond_the_rates_is_said(tmp_path: Path, capped: Path) -> None:
+    above = beside(measure(pair(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "out"))
+    assert (above.here, above.says, above.text) == (
+        None,
+        "equal within 25 %",  # as many miss, within half a point
+        "both hold 99 % at 8 req/s",
+    )
+    below = beside(measure(pair(tmp_path, f"{capped}+most_rps=0.15", f"{capped}+most_rps=0.08"), tmp_path / "out"))
+    assert (below.here, below.text) == (None, "neither holds 99 % at 0.25 req/s")
+
+
+def test_what_has_no_room_is_said(tmp_path: Path) -> None:
+    def measured(ours: str, theirs: str) -> Measured:
+        asked = pair(tmp_path, ours, theirs).only(models=("nemo-12b*4",))  # 91 GiB of weights on one GPU
+        return measure(asked, tmp_path / "out", workers=1)
+
+    tight = measured("dedicated", "static")
+    assert (beside(tight).here, beside(tight).says, beside(tight).text) == (None, "no room", "theirs does not fit")
+    assert "ours / theirs: theirs does not fit under alone." in told(tight)
+    assert beside(measured("static", "dedicated"))[3:5] == ("ours does not fit", "no room")
+    assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "no room")
+
+
+@pytest.mark.full
+def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
+    """Beyond the paper's 2 in an open field; under another condition ours has no room."""
+    rest = '\n[[condition]]\nname = "narrow"\nsystems = { ours = "static" }\nspec = { models = "nemo-12b*4" }\n'
+    asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest, "paper = 2.0")
+    measured = measure(asked, tmp_path / "out", workers=1)
+    assert "ours / theirs, 2 in the paper: reached under 1 of 2 conditions, not excluded under 0." in told(measured)
+    assert [v.says for v in claims.verdicts(measured.table, measured.about)] == ["direction", "does not fit"]
+
+
+STEPS = """
+[[condition]]
+name = "larger steps"
+spec = { chunk_tokens = 4096 }
+origin = "paper states"
+source = "a section"
+
+[[condition]]
+name = "equal parts"
+systems = { theirs = "{capped}+most_rps=6.0" }
+origin = "unknown"
+source = "nothing says so"
+"""
+
+
+@pytest.mark.full
+def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
+    text = RATIO.replace('\n[[condition]]\nname = "alone"\n', STEPS).replace('"matrix"', '"steps"\ncumulative = true')
+    for key, value in {"ours": f"{capped}+most_rps=6.0", "theirs": f"{capped}+most_rps=2.0", "capped": str(capped),
+                       "paper": "paper = 2.0"}.items():  # fmt: skip
+        text = text.replace(f"{{{key}}}", value)
+    measured = measure(study(tmp_path, text), tmp_path / "out", workers=1)
+    lines = told(measured)
+    assert "ours / theirs, 2 in the paper: reached under 3 of 5 conditions, not excluded under 0." in lines
+    stated = [v for v in claims.verdicts(measured.table, measured.about) if v.rule != "-"]
+    assert [v.panel and v.panel["kind"] for v in stated] == ["base", "cumulative"]
+
+
+# ------------------------------------------------------------------ the same bytes, however it is run

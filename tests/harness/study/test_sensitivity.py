@@ -1,0 +1,469 @@
+"""Constants of the machine scale where they act, 1 changes nothing, and a planted order turns where it must."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from harness.engines import machine
+from harness.engines.costs.constants import CONSTANTS, GONE
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.kernel import lent
+from harness.loop.replay import replay
+from harness.loop.system import find
+from harness.policy.placement import footprint
+from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
+from harness.rows import crossings, record
+from harness.rows.estimate import Estimate
+from harness.run.resolve import _timed as timed
+from harness.run.resolve import resolve
+from harness.run.setup import Setup, load_models
+from harness.run.spec import Spec, as_dict, from_dict
+from harness.study import sensitivity as sensitivity_text
+from harness.study.bases import slo_target
+from harness.study.constants import MEANS, Constant, Setting, constants, settings
+from harness.study.sensitivity import Leads, Row, read
+from harness.study.varying import lead_of
+from tests.harness.cli.test_cli import bench, ok
+from tests.harness.run.test_sweep import files
+from tests.harness.study.study_table import met, panel, table
+
+# Loads the weights for each request and evicts them after it; a request comes when the last one has ended.
+LOADS = '''
+"""Swaps for every request."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Evict, Load, Run
+from harness.policy.events import Arrived, Done, Finished
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Loads:
+    cluster: Cluster
+    presets = {}
+    hears = frozenset({Arrived, Finished})
+    uses = frozenset({"Load", "Load.way:pool", "Evict", "Run", "Admit"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if isinstance(event, Arrived):
+            batch = Batch(Inst(event.request.model, (0,)))
+            yield Load(batch.inst, "pool")
+            yield Run(batch)
+            yield Admit(event.request.id, batch)
+        if isinstance(event, Finished) and event.batch is not None:
+            yield Evict(event.batch.inst)
+'''
+# Keeps the weights, and drops every second request.
+HALF = '''
+"""Serves every second request."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Drop, Load, Run
+from harness.policy.events import Arrived, Woke
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Half:
+    cluster: Cluster
+    presets = {}
+    hears = frozenset({Arrived, Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Drop"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if event == Woke("start"):
+            for name in self.cluster.models:
+                batch = Batch(Inst(name, (0,)))
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived):
+            rid = event.request.id
+            yield Drop(rid) if rid % 2 else Admit(rid, Batch(Inst(event.request.model, (0,))))
+'''
+
+
+# ------------------------------------------------------------------ a factor in a spec
+
+
+def test_a_factor_of_one_is_no_factor() -> None:
+    plain = Spec("static")
+    assert "scaled" not in as_dict(plain)
+    unit = from_dict({"system": "static", "scaled": dict.fromkeys(CONSTANTS, 1)})
+    assert unit == plain
+    assert unit.hash8 == plain.hash8
+    two = from_dict({"system": "static", "scaled": {"swap": 2, "disk": 0.5, "pcie": 1}})
+    assert two.scaled == (("disk", 0.5), ("swap", 2.0))
+    assert as_dict(two)["scaled"] == {"disk": 0.5, "swap": 2.0}
+    assert from_dict(as_dict(two)) == two
+    assert two.hash8 != plain.hash8
+
+
+@pytest.mark.parametrize(
+    ("scaled", "says"),
+    [
+        ({"swop": 2.0}, 'scaled has no constant "swop"; did you mean swap?'),
+        ({"swap": 0}, "scaled.swap is 0, not above 0"),
+        ({"swap": -1.0}, "scaled.swap is -1.0, not above 0"),
+        ({"swap": math.inf}, "scaled.swap is inf, not a finite number"),
+        ({"swap": True}, "scaled.swap is true, not a number"),
+        (
+            {"interference": 1.195},
+            r"scaled\.interference is no constant any more: kernels .*co_run scales",
+        ),
+        ({"beside_prefill": 5.4}, r"scaled\.beside_prefill is no constant any more: decode steps .*passes: 1 to 3"),
+        (2.0, r"scaled is 2.0, not a table"),
+    ],
+)
+def test_a_wrong_factor_is_named(scaled: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        from_dict({"system": "static", "scaled": scaled})
+
+
+def test_where_time_is_real_nothing_scales() -> None:
+    with pytest.raises(UserError, match=r"scaled\.swap: on torch the machine is real"):
+        timed(Spec("static", engine="torch", scaled=(("swap", 2.0),)))
+
+
+# ------------------------------------------------------------------ where it acts
+
+
+def config(**scaled: float) -> Config:
+    models = (Served(m.name, m.shape, m.tp) for m in load_models("llama-3.1-8b*2").members)
+    return Config(tuple(models), gpus=2, host="vllm-0.6", scaled=scaled)
+
+
+def numbers(c: Config) -> dict[str, float]:
+    """Return the numbers that each constant multiplies, and those that none of them does."""
+    priced, elastic = machine.machine(c), machine.cluster(c, elastic=True)
+    tables, card, ladder, host = priced.tables, priced.spec, priced.ladder, priced.host
+    model = elastic.models[c.models[0].name]
+    inside, outside = machine.parts(c, c.models[0])
+    return {
+        "pcie": card.h2d, "pcie back": card.d2h, "nvlink": card.nvlink, "net": card.net, "disk": card.disk,
+        "swap": ladder["pool"].fixed_s, "swap cold": ladder["cold"].fixed_s,
+        "step": host.host0, "step each": host.host1, "step tp": host.host_tp, "step priced": tables.cost[0]["host0"],
+        "process": inside, "process outside": outside,
+        "reserve": model.kept_pages, "reserve bytes": footprint(model, elastic=True) - footprint(model, elastic=False),
+        "passes": tables.cost[0]["passes"], "decode_fill": tables.cost[0]["dec_fill"],
+        "prompt_tokens": tables.cost[0]["few"], "prompt_tokens many": tables.cost[0]["many"],
+        "prompts": tables.cost[0]["pre_x"], "prompts attention": tables.cost[0]["pre2"],
+        "prompt fill": tables.cost[0]["pre_fill"], "apart": tables.cost[0]["apart"],
+        "flops": card.flops, "hbm": card.hbm, "api": host.api_in_s, "gemm": tables.gemm[0][3], "page": model.page_bytes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "co_run"])
+def test_a_constant_is_multiplied_where_it_acts_and_nothing_else_is(name: str, factor: float) -> None:
+    base, scaled = numbers(config()), numbers(config(**{name: factor}))
+    expected = {key: value * (factor if key.partition(" ")[0] == name else 1) for key, value in base.items()}
+    expected["decode_fill"] = min(1.0, expected["decode_fill"])  # none fills more than the GPU
+    assert scaled == pytest.approx(expected, rel=1e-9)
+    assert numbers(config(**{name: 1.0})) == base
+
+
+def test_the_memory_of_processes_leaves_less_for_weights_and_kv() -> None:
+    base, double = (machine.cluster(c).models["llama-3.1-8b/1"] for c in (config(), config(process=2.0)))
+    assert double.weight_bytes - base.weight_bytes == machine.parts(config(), config().models[0]).inside
+    assert base.kept_pages == KEPT_PAGES
+
+
+def test_a_step_beside_others_takes_its_factor_of_what_it_takes_longer() -> None:
+    """Half speed is 1 s longer than 1 s alone; at 0.8 of a GPU alone, 1.25 s."""
+    assert lent.slowed(1.0, 0.5, 1.0) == 0.5
+    assert lent.slowed(1.0, 0.5, 2.0) == pytest.approx(1 / 3)
+    assert lent.slowed(1.0, 0.5, 0.5) == pytest.approx(1 / 1.5)
+    assert lent.slowed(0.8, 0.4, 2.0) == pytest.approx(1 / (1.25 + 2 * 1.25))
+    assert lent.slowed(0.8, 0.8, 2.0) == 0.8
+
+
+def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
+    """Each lane goes at one rate all the time, so that the run's length is linear in the factor."""
+
+    half, as_it_is, double = (end_ns(co_run=factor) for factor in (0.5, 1.0, 2.0))
+    assert as_it_is > 1.05 * half
+    assert double - as_it_is == pytest.approx(2 * (as_it_is - half), rel=1e-6)
+
+
+def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
+    """Return the time in ns at which the last of one request to each model is done."""
+    plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
+    c = replace(config(**scaled), gpus=gpus, plan=plan)
+    zero, slo_s = np.zeros(models), np.ones(models)
+    jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(models, dtype=np.int32),
+                np.full(models, 64, np.int32), np.full(models, 200, np.int32), slo_s, slo_s)  # fmt: skip
+    engine = Sim(c)
+    replay(find("static")(engine.cluster), engine, jobs)
+    return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
+
+
+@pytest.mark.parametrize(("gpus", "models"), [(1, 1), (2, 2)])
+def test_a_step_alone_on_its_gpu_takes_no_longer(gpus: int, models: int) -> None:
+    assert end_ns(gpus, models, co_run=2.0, passes=1.5, decode_fill=1.25) == end_ns(gpus, models)
+
+
+def test_what_no_spec_may_scale_any_more_is_no_constant() -> None:
+    assert not set(GONE) & set(CONSTANTS)
+
+
+# ------------------------------------------------------------------ what stays
+
+
+@pytest.mark.parametrize("rule", ["5xP95", "5xsolo"])
+def test_the_slo_is_that_of_the_machine_as_it_is(tmp_path: Path, rule: str) -> None:
+    spec = Spec("static", trace="sample", models="llama-3.2-1b*2", slo="")
+    double = replace(spec, scaled=tuple((name, 2.0) for name in CONSTANTS))
+    assert slo_target(double, rule, tmp_path) == slo_target(spec, rule, tmp_path)
+    each = [np.arange(2, dtype=np.int32), np.array([8, 512], np.int32), np.array([4, 64], np.int32)]
+    for ours, theirs in zip(Setup(resolve(double)).solo_s(*each), Setup(resolve(spec)).solo_s(*each), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+# ------------------------------------------------------------------ a planted order
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("planted")
+    for name, source in (("loads", LOADS), ("half", HALF)):
+        (folder / f"{name}.py").write_text(source)
+    systems = f"{folder / 'half.py'},{folder / 'loads.py'}"
+    trace = "closed+clients=1+requests=9+prompt=64+output=4+think_s=5"
+    words = ["--systems", systems, "--trace", trace, "--models", "llama-3.2-1b", "--gpus", "1", "--seeds", "5",
+             "--rate-scale", "1", "--slo", "absolute:ttft=1,tpot=1", "-o", str(folder / "out")]  # fmt: skip
+    return folder / "out", words
+
+
+@pytest.mark.full
+def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list[str]]) -> None:
+    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none. The system that drops
+    half of them meets it for the others.
+    """
+    out, words = planted
+    output = ok("sensitivity", *words, "--constants", "swap,pcie")
+    stored = read(next(out.glob("closed-*")))
+    assert stored is not None
+    leads = {(row.constant.name, row.setting): row.lead for row in stored.rows if row.lead}
+    assert (stored.first, stored.second, stored.many) == ("loads", "half", False)
+    assert stored.base.mean == 0.5  # 8 requests in a window, all of 4
+    assert {key: lead.mean for key, lead in leads.items()} == {
+        ("pcie", "x 0.5"): 0.5, ("pcie", "x 2"): 0.5, ("swap", "x 0.5"): 0.5, ("swap", "x 2"): -0.5,
+    }  # fmt: skip
+    assert [stored.order(lead) for lead in leads.values()] == [1, 1, 1, -1]
+    assert [constant.name for constant in stored.ranked][:2] == ["swap", "pcie"]
+    last = sensitivity_text.sentence(stored)
+    assert last == (
+        "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+19.0, +81.0] "
+        "points, is reversed by swap x 2 (-50.0 [-81.0, -19.0]). Largest swing: swap, 100.0 points."
+    )
+    lines = output.splitlines()
+    assert last in lines
+    assert any(line.split()[-2:] == ["-19.0]", "turned"] for line in lines)
+    assert "net: not varied, not asked for" in lines
+    assert any(line.startswith("swap: fixed seconds of a load") and "pool 0.7 s (" in line for line in lines)
+    assert lines[-1].count("tornado-") == 2
+    output = ok("compare", *words)
+    assert last in output.splitlines()
+    assert ok("plot", next(out.glob("closed-*")), "--figure", "compare", "-o", out / "again").count("again") == 3
+    both = bench("plot", next(out.glob("closed-*")), "-o", out / "again")
+    assert (both.exit_code, both.stderr.splitlines()[-1].partition("; ")[2]) == (
+        2,
+        "name it by --figure compare or tornado",
+    )
+
+
+def test_a_second_time_nothing_is_redone(planted: tuple[Path, list[str]]) -> None:
+    out, words = planted
+    args = ("sensitivity", *words, "--constants", "swap,pcie", "--no-plot")
+    first = bench(*args)
+    before, stamps = files(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    second = bench(*args)
+    assert first.stdout == second.stdout
+    assert second.stderr == ""
+    assert files(out) == before
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
+
+
+def test_as_it_is_is_the_comparison(planted: tuple[Path, list[str]]) -> None:
+    out, words = planted
+    ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
+    folder = next(out.glob("closed-*"))
+    swept, stored = pq.read_table(folder / record.SWEEP), read(folder)
+    assert stored is not None
+    assert stored.base == crossings.difference(swept, "rate_scale", ("loads", "half"), "both", 1.0)
+
+
+def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]], tmp_path: Path) -> None:
+    out, words = planted
+    ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
+    folder = next(out.glob("closed-*"))
+    assert sensitivity_text.sentence_of(folder)
+    table = pq.read_table(folder / record.SWEEP)
+    for name in (record.SWEEP, record.SENSITIVITY):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    record.write_table(tmp_path / record.SWEEP, table, {"key": "another"})
+    assert sensitivity_text.sentence_of(tmp_path) == ""
+    assert sensitivity_text.sentence_of(tmp_path / "nowhere") == ""
+
+
+def test_what_does_not_fit_is_said_and_not_run(tmp_path: Path) -> None:
+    args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+            "2", "--rate-scale", "1", "--no-plot", "--constants", "process", "-o", tmp_path)  # fmt: skip
+    output = ok(*args, "--set", f"process_bytes={36 << 30}")
+    assert re_line(output, "process x 2: llama-3.2-1b/1 needs 74.3 GiB")
+    assert [line.split()[:5] for line in output.splitlines()][3] == ["process", "36.00", "GiB", "x", "0.5"]
+    assert "process x 0.5" not in output  # it ran
+
+
+def re_line(output: str, start: str) -> bool:
+    return any(line.startswith(start) for line in output.splitlines())
+
+
+def test_the_ratio_of_knees(tmp_path: Path) -> None:
+    args = ("sensitivity", "--systems", "static,dedicated", "--trace", "sample", "--models", "llama-3.2-1b*2",
+            "--seeds", "2", "--rate-scale", "1,2", "--knee", "--constants", "step", "-o", tmp_path)  # fmt: skip
+    output = ok(*args)
+    assert "in rate ratio (both) at 99 %" in output
+    stored = read(next(tmp_path.glob("sample-*")))
+    assert stored is not None
+    assert stored.rates == (1.0, 2.0)
+    assert stored.even == 1.0
+    assert list(tmp_path.glob("tornado-*.pdf"))
+
+
+PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
+
+
+def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
+    """Return a panel's table: attainment by system and rate; None where it has no room."""
+    return table([
+        {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 0.0 if share is None else share,
+         "infeasible": "no room" if share is None else None}
+        for label, curve in attained.items() for x, share in curve.items() for seed in range(2)
+    ])  # fmt: skip
+
+
+def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
+    rates = (1.0, 2.0, 4.0, 8.0)
+    rows = by_rate({"a": {x: met(x, 4.0) for x in rates}, "b": {x: met(x, 2.0) for x in rates}})
+    lead = lead_of(rows, PANEL, ("a", "b"), "ttft", 0.99)
+    assert lead is not None
+    assert lead.mean == pytest.approx(2.0)
+
+
+def test_a_lead_at_one_rate_is_a_difference_paired_by_block() -> None:
+    lead = lead_of(by_rate({"a": {2.0: 0.9}, "b": {2.0: 0.4}}), PANEL, ("a", "b"), "ttft", 0.99)
+    assert lead is not None
+    assert (lead.mean, lead.n) == pytest.approx((0.5, 8))  # two windows of four blocks
+    assert lead.low == pytest.approx(0.5 - 2.3646 * math.sqrt(0.5 / 1800), rel=1e-4)  # t of 7, of 900 misses more
+
+
+def test_what_has_no_room_meets_nothing() -> None:
+    def lead(ours: float | None, theirs: float | None) -> Estimate | None:
+        return lead_of(by_rate({"a": {2.0: ours}, "b": {2.0: theirs}}), PANEL, ("a", "b"), "ttft", 0.99)
+
+    assert lead(0.9, None) == Estimate(0.9, None, None, 1)
+    assert lead(None, None) == Estimate(0.0, None, None, 1)
+
+
+# ------------------------------------------------------------------ which are varied
+
+
+def test_every_constant_is_varied_or_said_not_to_be() -> None:
+    specs = [Spec("static"), Spec("prism")]
+    changes, left = settings(specs)
+    assert {change.constant for change in changes} | set(left) == set(MEANS)
+    assert "net" in left
+    assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
+    assert {change.setting for change in changes if change.constant == "passes"} == {"x 0.5", "x 1.5"}
+    assert [change.setting for change in changes if change.constant == "decode_fill"] == [
+        "x 0.875", "x 1.125", "x 1.25"
+    ]  # fmt: skip
+    assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["passes"]
+    assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("dedicated")])[1]["reserve"]
+    for constant in constants(specs):
+        assert constant.means
+        assert constant.value
+        assert constant.source, constant.name
+    with pytest.raises(UserError, match='there is no constant "swop"; did you mean swap'):
+        settings(specs, ["swop"])
+
+
+def test_a_change_multiplies_the_factor_that_a_spec_has() -> None:
+    half = Setting("swap", "x 0.5", {"scaled": (("swap", 0.5),)})
+    assert half.of(Spec("static", scaled=(("swap", 2.0), ("disk", 3.0)))).scaled == (("disk", 3.0),)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--constants", "swop"], "did you mean swap"),
+        (["--knee"], "--knee needs several rates"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, more: list[str], says: str) -> None:
+    args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+            "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    result = bench(*args, *more)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") <= 2
+
+
+def test_one_system_has_no_order(tmp_path: Path) -> None:
+    result = bench("sensitivity", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+                   "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    assert result.exit_code == 2
+    assert "an order takes two systems" in result.stderr
+
+
+def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
+    args = ("--systems", "static,prism", "--rate-scale", "2", "--seeds", "3", "-o", tmp_path)
+    output = ok("sensitivity", *args, "--dry-run")
+    changes = len(settings([Spec("static"), Spec("prism")])[0])
+    assert f"then {changes} changes, each with the runs of two systems at one rate (--knee: at all)" in output
+    assert re.search(r"^6 runs, about \d+ s on one core", output, re.MULTILINE)
+    assert re_line(output, "net ")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------ words and figure
+
+
+def outcome(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Leads:
+    rows = [Row(Constant(name, "m", "v", "s"), setting, lead) for name, pair in leads.items()
+            for setting, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
+    return Leads("a", "b", "both", (2.0,), base, tuple(rows))
+
+
+def lead(mean: float, half: float = 0.01) -> Estimate:
+    return Estimate(mean, mean - half, mean + half, 3)
+
+
+def test_alead_of_that_chance_explains_has_no_order() -> None:
+    told = outcome(lead(0.1), swap=(lead(0.1), lead(0.005)), step=(lead(-0.02), lead(0.2)))
+    assert [told.order(row.lead) for row in told.rows if row.lead] == [1, 0, -1, 1]
+    assert [constant.name for constant in told.ranked] == ["step", "swap"]
+    assert told.swing("step") == pytest.approx(0.22)
+    text = sensitivity_text.sentence(told)
+    assert "is reversed by step x 0.5 (-2.0 [-3.0, -1.0]); it is not significant with swap x 2 (+0.5 " in text
+    assert "Undecided" not in text
+    unknown = sensitivity_text.sentence(outcome(lead(0.1), passes=(lead(0.1), lead(0.005))))
+    assert unknown.endswith("Undecided (?): the order turns with passes, known on one GPU alone.")
+    none = outcome(lead(0.001), swap=(lead(0.001), lead(0.001)))
+    assert "is never significant" in sensitivity_text.sentence(none)
+    alone = outcome(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
+    assert [alone.order(row.lead) for row in alone.rows if row.lead] == [0, 0]  # one seed tells nothing

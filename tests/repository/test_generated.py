@@ -1,0 +1,182 @@
+"""Documents that are written from the code are those that it would write now; Markdown files have whole links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import generated
+from harness.cli.app import main
+from harness.cli.reference import COMMAND
+from harness.loop import system
+from tests import ROOT
+from tests.cases import cases
+from tests.repository.test_layers import ARCHITECTURE
+from tests.repository.test_repo import FENCE, files, text
+
+LINK = re.compile(r"\[([^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*)\]\(([^()\s]+)\)")
+CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+MOST_CELL = 600  # characters of a table's cell
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return generated.documents()
+
+
+def test_documents_are_those_that_the_code_writes(made: dict[str, str], subtests: pytest.Subtests) -> None:
+    for name, content in made.items():
+        with subtests.test(name):
+            assert (ROOT / name).read_bytes() == content.encode(), f"rewrite it: {COMMAND}"
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / generated.PAGES).iterdir()}
+    assert pages == {name for name in made if name.startswith(generated.PAGES)}
+
+
+def test_a_document_is_the_same_after_commands_that_ran(made: dict[str, str]) -> None:
+    assert CliRunner().invoke(main, ["compare", "--help"]).exit_code == 0
+    assert generated.documents() == made
+
+
+def test_a_document_depends_on_no_folder_terminal_or_trace(made: dict[str, str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from harness.cli import generated; sys.stdout.write('\\0'.join(generated.documents().values()))"
+    )
+    env = {"PATH": "", "HOME": str(tmp_path), "TRACES_DIR": str(tmp_path), "COLUMNS": "40", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, check=True)
+    assert run.stdout.decode().split("\0") == [*made.values()]
+
+
+def test_a_stale_document_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = f"before\n{generated.BEGIN}old\n{generated.END}after\n"
+    monkeypatch.setattr(generated, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text(marked)
+    assert generated._filled("README.md", iter(["new"])) == marked.replace("old", "\nnew")
+    (tmp_path / "README.md").write_text("before")
+    with pytest.raises(ValueError, match=r"README\.md: no lines <!-- Written by"):
+        generated._filled("README.md", iter(["new"]))
+    (tmp_path / generated.PAGES).mkdir(parents=True)
+    (tmp_path / generated.PAGES / "gone.md").write_text("old")
+    monkeypatch.setattr(generated, "documents", lambda: {f"{generated.PAGES}/new.md": "new\n"})
+    generated.main()
+    assert [(path.name, path.read_text()) for path in (tmp_path / generated.PAGES).iterdir()] == [("new.md", "new\n")]
+
+
+def test_every_module_of_the_harness_stands_in_its_readme(made: dict[str, str]) -> None:
+    modules = {path.relative_to(ROOT / "harness") for path in (ROOT / "harness").rglob("*.py")}
+    parts = re.split(r"^### `(.+)/`$", made["harness/README.md"], flags=re.MULTILINE)
+    listed = {
+        Path("" if folder == "harness" else folder) / name: what
+        for folder, part in zip(parts[1::2], parts[2::2], strict=True)
+        for name, what in re.findall(r"^\| `(\w+\.py)` \| (.*) \|$", part, re.MULTILINE)
+    }
+    assert set(listed) == {path for path in modules if path.name != "__init__.py"}
+    assert [path for path, what in listed.items() if not what.strip()] == []
+    assert listed[Path("rows/estimate.py")] == "An estimate as text, the same wherever one is printed: `m [low, high]`."
+
+
+def test_folders_stand_in_the_order_in_which_they_may_import() -> None:
+    boxes = [folder.replace("/", ".") for folder in generated.FOLDERS]
+    assert [box for box in boxes if box in ARCHITECTURE] == [
+        box for box in ARCHITECTURE if (ROOT / "harness" / box.replace(".", "/")).is_dir()
+    ]
+    packages = {path.parent.relative_to(ROOT / "harness").as_posix() for path in (ROOT / "harness").rglob("*.py")}
+    assert {*generated.FOLDERS} == packages - {"."}
+    assert all(generated.summary(ROOT / "harness" / folder / "__init__.py") for folder in generated.FOLDERS)
+
+
+@cases(("docstring", "described"), [
+    ('Swap: on request. More.\n\nLi et al., "A\nTitle", OSDI 2023, and its code.',
+     ("Swap: on request.", "Li et al., *A Title*, OSDI 2023")),
+    ('It.\n\nThe baseline (Xu, Li et al., "T", arXiv 2505.04021, section 7.1).',
+     ("It.", "Xu, Li et al., *T*, arXiv 2505.04021")),
+    ("It.\n\nOf a/b 12ab34c (b/c.go 12ab34c), a/b 12ab34d, d/llama.cpp 12ab34c.", ("It.", "a/b, d/llama.cpp")),
+    ("It.", ("It.", "none")),
+])  # fmt: skip
+def test_a_system_is_described_by_its_docstring(docstring: str, described: tuple[str, str]) -> None:
+    assert generated.described(docstring) == described
+
+
+def test_every_system_has_a_section_on_its_deviations() -> None:
+    assert sorted(re.findall(r"^### `(\w+)`$", text(ROOT / "systems/README.md"), re.MULTILINE)) == system.names()
+
+
+# ------------------------------------------------------------------ Markdown
+
+
+class Link(NamedTuple):
+    """A link of a Markdown file."""
+
+    place: str
+    text: str
+    target: str
+
+
+@cache
+def documents() -> tuple[Path, ...]:
+    return tuple(path for path in files() if path.suffix == ".md")
+
+
+def links(place: str, content: str) -> Iterator[Link]:
+    """Yield the links of a Markdown text; code has none."""
+    prose = CODE.sub(lambda code: "x" if "\n\n" not in code[0] else code[0], FENCE.sub("", content))
+    yield from (Link(place, *match.groups()) for match in LINK.finditer(prose))
+
+
+def lost(link: Link, tracked: set[Path]) -> bool:
+    """Tell whether a relative link leads to nothing that a clone has, file or folder."""
+    if re.match(r"[a-z]+:|#", link.target):
+        return False
+    path = (ROOT / link.place).parent.joinpath(link.target.partition("#")[0]).resolve()
+    return path not in tracked and not any(path in file.parents for file in tracked)
+
+
+def test_every_link_has_a_text_and_leads_to_a_file_of_the_repository() -> None:
+    every = [link for path in documents() for link in links(path.relative_to(ROOT).as_posix(), text(path))]
+    assert len(every) > 100
+    assert [link for link in every if not link.text.strip()] == []
+    assert [link for link in every if lost(link, set(files()))] == []
+
+
+def test_a_link_without_text_or_file_is_noticed() -> None:
+    content = "[](a.md) `[](b.md)` ![](c.png) [x](README.md#y) [`z`](gone.md)\n```md\n[](d.md)\n```\n"
+    seen = [*links("docs/x.md", content)]
+    assert [link.target for link in seen if not link.text] == ["a.md", "c.png"]
+    assert [link.target for link in seen if lost(link, {ROOT / "docs/README.md", ROOT / "docs/a.md"})] == [
+        "c.png",
+        "gone.md",
+    ]
+
+
+def test_cells_of_tables_can_be_read() -> None:
+    cells = [
+        (path.name, len(cell))
+        for path in documents()
+        for line in text(path).splitlines()
+        if line.startswith("|")
+        for cell in re.split(r"(?<!\\)\|", line)
+    ]
+    assert len(cells) > 1000
+    assert [cell for cell in cells if cell[1] > MOST_CELL] == []
+
+
+def test_each_system_has_a_card_and_regret_is_of_the_defaults() -> None:
+    cards = tomllib.loads((ROOT / "systems" / "cards.toml").read_text("utf-8"))
+    assert sorted(cards) == system.names()
+    assert all(set(card) == {"best", "departs", "wins"} and all(card.values()) for card in cards.values())
+    leans = re.compile(r"for it|against it|unknown|^none$|a bound|either way")
+    assert all(leans.search(card["departs"]) for card in cards.values())
+    drawn = [{"fields": {"placement": place}, "held": held} for place, held in (("even", 0.5), ("rate", 0.75))]
+    assert generated.regret("elastic", None) == ""
+    assert generated.regret("elastic", {"draw": drawn}) == "0.0"
+    assert generated.regret("elastic", {"draw": [drawn[1] | {"held": 0.25}, drawn[0]]}) == "25.0"
+    assert generated.regret("elastic", {"draw": drawn[:1]}) == "not drawn"
+    assert generated.regret("elastic", {"draw": [drawn[1] | {"held": 0.0}]}) == "no draw holds any"
