@@ -32,7 +32,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.run.streams import stem
-from harness.study.compare import gap_in_swaps, planners, replayed, rooflines, stream_rule, traffic
+from harness.study.compare import clients, gap_in_swaps, planners, replayed, rooflines, stream_rule, traffic
 from harness.study.measure import Measured
 from harness.study.study import AA
 from harness.study.summary import Column, Summary, SystemSummary, rate_key, scores
@@ -43,8 +43,6 @@ MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from traces.synthetic import Preset
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
@@ -78,7 +76,7 @@ def _short(measured: Measured, setup: Setup) -> str:
     facts = (
         f"{trace.name.partition('+')[0]} ({trace.tier}{', fit off' if 'off' in (setup.realism or '') else ''})",
         part if len(setup.models.members) != len(trace.models) else "",
-        known, _replayed(spec), _clients(loop) if loop else "", _fidelity(measured), f"SLO {measured.target.rule}",
+        known, _replayed(spec), clients(loop) if loop else "", _fidelity(measured), f"SLO {measured.target.rule}",
         _seeds(measured),
     )  # fmt: skip
     more = "--all says more"
@@ -87,10 +85,6 @@ def _short(measured: Measured, setup: Setup) -> str:
 
 def _replayed(spec: Spec) -> str:
     return f"replayed: {part}" if (part := replayed(spec)) else ""
-
-
-def _clients(loop: Preset) -> str:
-    return f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
 
 
 def _seeds(measured: Measured) -> str:
@@ -110,7 +104,7 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
     if spec.warmup_s and loop is None:
         load += f"; before the window {spec.warmup_s:g} s run that are not counted, the last of the same"
     if loop is not None:
-        load = _clients(loop)
+        load = clients(loop)
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""

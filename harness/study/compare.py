@@ -151,6 +151,11 @@ def traffic(spec: Spec) -> tuple[int, Preset | None]:
     return requests, closed(setup.trace)
 
 
+def clients(loop: Preset) -> str:
+    """Say what a closed loop sends: clients, their requests, and the seconds between them."""
+    return f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+
+
 def stream_rule(spec: Spec) -> str:
     """Say which stream of the trace each model has."""
     setup = Setup(spec)

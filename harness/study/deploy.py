@@ -182,9 +182,7 @@ def _seats(
         fraction = math.floor(1000 * whole) / 1000
         on = commands.Gpu(near[0], fraction, elastic=account, v1_runner=shared, others=near[1:])
         chunk = config.chunk_tokens or config.prefill_tokens
-        serve = commands.Serve(
-            m, weights(shapes[m]), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False
-        )
+        serve = commands.Serve(m, weights(shapes[m]), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False)
         yield Seat(serve, place, on, node, turns, beside, weight_bytes, _formats(shapes[m]), copy)
 
 
