@@ -33,8 +33,7 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
         f"After {facts.paper}." if facts.paper else "",
         " · ".join(filter(None, _setting(shown, facts, spread))) + ".",
         *told,
-        "Hollow, without a line: the models do not fit, with some seed or all."
-        * bool(shown["infeasible"].notna().any()),
+        unfit(shown),
         style.caps(table),
         style.departs(shown),
         style.degrees(shown),
@@ -67,6 +66,12 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
     ]
     first = (" · ".join(filter(None, setting)) + ".", style.invalid(shown), style.unserved(), left_out(facts.panels))
     return within(WORDS, *first, *told)
+
+
+def unfit(runs: pd.DataFrame) -> str:
+    """Name the systems whose models do not fit somewhere, with some seed or all."""
+    names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
+    return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 
 
 def flat(standings: Iterable[Standing]) -> str:

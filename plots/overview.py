@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.rows import crossings, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import Standing
 from harness.rows.estimate import Estimate
 from harness.rows.statistics import Crossing
-from plots import form, style, verdicts
+from plots import page, style, verdicts
 from plots.caption import CORRECTED, brief, definition, flat
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # of attainment: what prints as 100.0 %
-ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and above and below a panel
-NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
+ROW_IN = 0.135  # height of a system's row
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {"marker": "D", "markersize": 3.2, "markerfacecolor": "white", "markeredgecolor": PAPER,
-                                 "markeredgewidth": 0.7, "linestyle": "none", "color": PAPER}  # fmt: skip
+PAPER_MARK: Mapping[str, Any] = {
+    "marker": "x",
+    "markersize": 3.8,
+    "markeredgewidth": 0.9,
+    "linestyle": "none",
+    "color": PAPER,
+}  # no system's, and nobody's bound
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
+LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
 
@@ -234,46 +237,35 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     by_cell = rows(table, facts, shown)
     looks = style.looks(facts.systems)
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
-    most = [max(len(by_cell[k]) for k in line) for line in lines]
-    page_in = form.width(style.PAGE_IN)
-    figure = Figure(figsize=(page_in, 1))
-    text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
-    handles = _handles(by_cell, facts.systems[0])
-    top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
-    height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
-    figure.set_size_inches(page_in, height)
-    wide = (page_in - NAMES_IN) / ACROSS if len(shown) > 1 else page_in - NAMES_IN
-    below = height - top
-    for line, count in zip(lines, most, strict=True):
-        below -= HEAD_IN + ROW_IN * count
-        names = list(dict.fromkeys(row.label for label in facts.systems for k in line for row in by_cell[k]
-                                   if row.label == label))  # fmt: skip
-        for j, k in enumerate(line):
-            axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, below / height,
-                                    (wide - WORDS_IN - GAP_IN) / page_in, ROW_IN * count / height))  # fmt: skip
-            style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
-            axis.tick_params(labelleft=not j, labelsize=6)
-            _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
-            _title(axis, chr(ord("a") + k), shown[k], shown, facts)
-        below -= FOOT_IN
-    style.write_foot(figure, text)
+    names = [[label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
+             for line in lines]  # fmt: skip
+    beside = 0.15 + max((verdicts.beside_in(row.standing) for rows in by_cell for row in rows), default=0.0)
+    called = [style.called(name) for line in names for name in line]
+    figure, axes = page.panels(
+        [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)], left_in=page.names_in(called),
+        beside_in=beside, above_in=0.34, below_in=0.32, handles=_handles(by_cell, facts.systems[0]),
+        text=_caption(table, facts, by_cell, note),
+    )  # fmt: skip
+    for line, of, panels in zip(lines, names, axes, strict=True):
+        for k, axis in zip(line, panels, strict=True):
+            page.rows(axis, [style.called(name) for name in of], labelled=axis is panels[0], shaded=True)
+            _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, of, looks)
+            _title(axis, page.LETTERS[k], shown[k], shown, facts, beside)
     return figure
 
 
-def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: About) -> None:
+def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: About, beside_in: float) -> None:
     panel, first = cell.any, style.called(facts.systems[0])
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * form.width(style.PAGE_IN) + WORDS_IN
-    axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
+    page.title(axis, name, more_in=beside_in - 0.1, pad=10)
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",
+        axis.annotate(f"{first} / row", (1.0, 1.0), xycoords="axes fraction", xytext=(6, 2), va="bottom",
                       textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
-    unit = UNITS[panel["axis"]]
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
     met = f"{100 * facts.level:g} % {definition(cell.definition)}"
-    axis.set_xlabel(f"{unit} at {met} ({better} is better)", fontsize=6, labelpad=1)
+    axis.set_xlabel(f"{UNITS[panel['axis']]} at {met} ({better} is better)", fontsize=6, labelpad=1)
 
 
 def _name(cell: Cell, facts: About) -> str:
@@ -293,18 +285,15 @@ def _panel(
     axis: Axes, cell: Cell, by_name: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
     """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
-    low, high = _ends(cell.any["axis"], by_name.values())
-    _scale(axis, cell.any["axis"], low, high)
-    for k, name in enumerate(names):
-        if k % 2 == 0:
-            axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
-        if name not in by_name:
-            continue
-        row, look = by_name[name], looks[name]
+    counts, (low, high) = cell.any["axis"] in {"gpus", "models"}, _ends(by_name.values())
+    page.ruler(axis.xaxis, low, high, log=not counts, whole=counts, share=0.05)
+    low, high = axis.get_xlim()
+    for k, row in ((k, by_name[name]) for k, name in enumerate(names) if name in by_name):
+        look = looks[row.label]
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
             axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
-            axis.plot(ends, [k] * len(ends), zorder=2.5, **PAPER_MARK)
+            axis.plot(ends, [k] * len(ends), zorder=3.5, **PAPER_MARK)
         for half, c in row.halves.items():
             mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
             axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
@@ -324,49 +313,29 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
     left = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
     right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high
     ends = [e.mean if left is None else max(left, low), e.mean if right is None else min(right, high)]
-    style.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
+    page.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
     for end, edge, arrow in ((ends[0], low, "<"), (ends[1], high, ">")):
         if end == edge:
             axis.plot([end], [y], marker=arrow, markersize=2.6, color=look.color, clip_on=False, zorder=3)
-    marks = look.marks(hollow=e.sign != "=") | {"markersize": 3.6 * (1.4 if look.marker == "*" else 1.0)}
-    axis.plot([e.mean], [y], linestyle="none", zorder=3, **marks)
+    axis.plot([e.mean], [y], linestyle="none", zorder=3, **look.marks(hollow=e.sign != "=", size=3.6))
 
 
-def _ends(axis: str, shown: Any) -> tuple[float, float]:
+def _ends(shown: Iterable[Row]) -> tuple[float, float]:
     """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
     listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
     means = [e.mean for e in at if e.mean > 0] or [1.0]
-    others = [x for e in at for x in (e.low, e.high) if x]
-    others += [x for row in listed for pair in row.paper for x in pair]
-    few, many = min(means), max(means)
-    near = [x for x in others if few / FAR < x < many * FAR and x > 0]
-    low, high = min([few, *near]), max([many, *near])
-    if axis in {"gpus", "models"}:
-        space = 0.08 * (high - low) or 1.0
-        return low - space, high + space
-    space = max((high / low) ** 0.08, 1.15)
-    return low / space, high * space
-
-
-def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
-    if kind not in {"gpus", "models"}:
-        axis.set_xscale("log")
-        decades = math.log10(high / low)
-        subs = (1.0,) if decades > 2 else (1.0, 3.0) if decades > 1.2 else (1.0, 2.0, 5.0)
-        axis.xaxis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=subs))
-        axis.xaxis.set_minor_locator(NullLocator() if decades < 0.7 else LogLocator(subs=range(1, 10)))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.set_xlim(low, high)
+    others = [x for e in at for x in (e.low, e.high) if x] + [x for row in listed for pair in row.paper for x in pair]
+    near = [*means, *(x for x in others if min(means) / FAR < x < max(means) * FAR and x > 0)]
+    few, many = min(near), max(near)
+    wider = max(1.0, LEAST * few / many) ** 0.5  # what differs by less is drawn near each other
+    return few / wider, many * wider
 
 
 def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for cell_rows in by_cell for row in cell_rows]
-    grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
+    grey = page.BOTH
     handles: list[Line2D | Patch] = []
     if any(row.at for row in every):
         sure = any(row.at.at.low is not None or row.at.at.high is not None for row in every if row.at is not None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from matplotlib.patches import Patch
 
 from harness.rows.crossings import STANDINGS, Standing, verdict_text
+from plots import page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +28,31 @@ FILLS: Mapping[str, Fill] = {
     "behind, by less than 25 %": Fill("#fae0cc", "//"),
     "behind": Fill("#f4b183", "////"),
     "turns": Fill("#e3d4ec", "xx"),
-    "not decided": Fill("#ffffff", "...."),
+    "not decided": Fill("#ffffff", ".."),
     "one case": Fill("#ffffff", ""),
-    "no room": Fill("#ffffff", ".."),
+    "no room": Fill("#e3e3e3", ""),
 }
 
 
-def beside(axis: Axes, y: float, standing: Standing, size: float = 5.2) -> None:
+BESIDE_POINTS = 5.2
+
+
+def beside(axis: Axes, y: float, standing: Standing) -> None:
     """Say at the right of an axis who is ahead, on its colour, and by how much."""
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
-    text = verdict_text(standing, between=", ")
-    axis.text(1.04, y, text, transform=axis.get_yaxis_transform(), va="center", fontsize=size, bbox=under)
+    axis.annotate(text(standing), (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0), va="center",
+                  textcoords="offset points", fontsize=BESIDE_POINTS, bbox=under)  # fmt: skip
+
+
+def beside_in(standing: Standing | None) -> float:
+    """Return the inches of the words beside an axis, with what is between."""
+    return 0.15 + page.words_in(text(standing), BESIDE_POINTS) if standing else 0.0
+
+
+def text(standing: Standing) -> str:
+    """Return the words of a verdict; differences, which have signs of their own, stand apart from the verdict's."""
+    sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
+    return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
 
 
 def handles(says: Collection[str], first: str) -> list[Patch]:
