@@ -11,18 +11,12 @@ from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
 from harness.rows.record import SWEEP
-from plots import fleet, form, lines, matrix, parts, style, tradeoff
+from plots import form, lines, matrix, parts, style, tradeoff
 
 # by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
 # there are several, pages(table, facts, note)
-DRAWERS: Mapping[str, ModuleType] = {
-    "lines": lines,
-    "steps": matrix,
-    "matrix": matrix,
-    "fleet": fleet,
-    "parts": parts,
-    "tradeoff": tradeoff,
-}
+DRAWERS: Mapping[str, ModuleType] = {"lines": lines, "fleet": lines, "steps": matrix, "matrix": matrix, "parts": parts,
+                                     "tradeoff": tradeoff}  # fmt: skip
 CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
 

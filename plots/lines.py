@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.transforms import Transform
 
+FLEET = "fleet"  # the layout of the fewest GPUs, with a column a SLO
 MOST = 12  # panels of a page
 PANEL_IN, TITLE_IN = 0.55, 0.09  # height of a panel (twice that on a page of its own), and of more lines of titles
 NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
@@ -76,7 +77,8 @@ class Drawn(NamedTuple):
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
-    frame, rows = curves(table, facts), overview.points(table, facts)
+    frame = curves(table, facts)
+    rows = overview.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
@@ -146,6 +148,9 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     Curves that are 100 % for everyone are left out, and named below the first of them. Raises UserError if nothing is
     there.
     """
+    if facts.layout == FLEET:
+        curved = draw(table, facts, note)  # raises where there is nothing
+        return [overview.fewest(table, facts, note), curved]
     first = overview.draw(table, facts, note)
     kept, gone = list[tuple[str, list[Panel]]](), list[str]()
     for definition in facts.definitions:
@@ -192,11 +197,9 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
     Raises UserError if nothing is there.
     """
-    return _drawn(table, facts, told(table, facts, note)) if len(curves(table, facts)) else _nothing()
-
-
-def _nothing() -> Figure:
-    raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
+    if not len(curves(table, facts)):
+        raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
+    return _drawn(table, overview.by_slo(facts) if facts.layout == FLEET else facts, told(table, facts, note))
 
 
 def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> Figure:
@@ -280,6 +283,7 @@ def _xlabel(panel: Panel, usual: Panel) -> str:
     """Name the axis, the fixed fields, and the differences from the setting of the first panel."""
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
+    facts += [f"{panel['trace'].partition('+')[0]}, {panel['rate_rps']:.3g} req/s"] if panel["axis"] == "gpus" else []
     facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
     facts += [f"SLO {panel['slo']}"] if panel["slo"] != usual["slo"] else []

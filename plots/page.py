@@ -135,7 +135,7 @@ def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool
     axes, flat = axis.axes, axis is axis.axes.xaxis
     log = log and low > 0
     ends = np.log10([low, high]) if log else np.array([low, high], np.float64)
-    space = share * (ends[1] - ends[0]) or 0.04
+    space = share * (ends[1] - ends[0]) or (0.5 if whole and not log else 0.04)
     ends += (0.0 if low == 0 else -space, space)
     values = 10**ends if log else ends
     shown = ticks(float(values[0]), float(values[1]), length_in(axis), flat=flat, log=log, whole=whole)
@@ -168,7 +168,7 @@ def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whol
             values = [float(f"{x:.6g}") for x in values if low <= x <= high]
             if len(values) > 1 and fits(values):
                 return values
-    for most in range(7, 0, -1):
+    for most in range(9, 0, -1):
         locator = MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole)
         values = [float(f"{x:.6g}") for x in locator.tick_values(low, high) if low <= x <= high]
         if fits(values):

@@ -17,7 +17,7 @@ import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
-from plots import caption, fig_study, fleet, lines, matrix, parts, style, verdicts
+from plots import caption, fig_study, lines, matrix, overview, parts, style, verdicts
 from tests.study_table import met
 from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
@@ -143,7 +143,8 @@ def test_curves_say_what_they_show() -> None:
     facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 to 5 x h100 | simulated | SLO 5 x P95
         | mean and 95 % interval of 3 seeds | oracle: plans know the trace | at 6 (heavy8, hyperbolic-like)
         | windows cut to 600 of 7200 s
-        | Not drawn where the models do not fit: static. | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
+        | Not drawn where the models do not fit: static. | 2 runs are stale
+        | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
         | At least 2,700 requests a point, over its seeds."""
     text = written(drawn_lines())
@@ -329,19 +330,19 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
           for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 99), ("10xP95", "prism", 2))
           for gpus in (2, 4, 16) for seed in range(3))
     )  # fmt: skip
-    points = fleet.points(table, facts)
-    answers = points[points["answer"]]
-    assert dict(zip(answers["slo"], answers["gpus"], strict=True)) == {"5xP95": 4, "10xP95": 2}
-    assert points["low"].min() == pytest.approx(0.95)
+    points = lines.points(table, facts)
+    answers = points[points["crossing_is"] != ">"].drop_duplicates("slo")
+    assert dict(zip(answers["slo"], answers["crossing"], strict=True)) == {"5xP95": 4, "10xP95": 2}
+    assert points["ttft_mean"].min() == pytest.approx(0.96)
     with style.theme():
-        figure = fleet.draw(table, facts)
-    dotted = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 0.5]]
-              for axis in figure.axes]  # fmt: skip
-    assert dotted == [[4.0], [2.0]]
-    assert [axis.get_title() for axis in figure.axes] == ["SLO 5 x P95 alone", "SLO 10 x P95 alone"]
-    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT SLO met (%)"
-    assert "mean, least and most of 3 seeds" in written(figure)
-    assert "SLO 5 to 10 x P95" in written(figure)
+        figure = lines.draw(table, facts)
+    drops = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 1]
+              and line.get_color() == style.SYSTEMS["prism"].color] for axis in figure.axes]  # fmt: skip
+    assert drops == [[4.0], []]  # 2 is the least that was tried: a bound
+    words = written(figure)
+    for fact in ("SLO 5 x P95 alone SLO 10 x P95 alone", "GPUs (8 models, hyperbolic-like, 6 req/s)",
+                 "mean and 95 % interval of 3 seeds"):  # fmt: skip
+        assert fact in words, fact
 
 
 def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() -> None:
@@ -357,14 +358,14 @@ def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() 
           for gpus in (2, 4, 16))
     )  # fmt: skip
     with style.theme():
-        first, *others = fleet.pages(table, facts)
-    assert (len(first.axes), len(others)) == (fleet.MOST, 1)
+        first, *others = lines.pages(table, facts)
+    assert (len(first.axes), len(others)) == (overview.LOADS, 1)
     axis = first.axes[0]
     marks = [(xs(line)[0], line.get_marker(), line.get_markerfacecolor()) for line in axis.lines]
-    assert [x for x, marker, _ in marks if marker in fleet.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
+    assert [x for x, marker, _ in marks if marker in overview.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
     assert [x for x, marker, _ in marks if marker == "x"] == [8.0]  # half of static's 16, in prism's row
     assert marks[-1][2] == "white"  # a bound
-    assert [text.get_text() for text in axis.texts] == ["4 / ≤2", "16 / >16"]  # 2 is the least that was tried
+    assert [text.get_text() for text in axis.texts] == ["4 / ≤2", "16 / >16"]
     assert axis.get_title("left") == "(a) hyperbolic-like, 6 req/s"
     assert "Fewest GPUs on which the mean of 3 seeds meets 99 % of TTFT SLOs" in written(first)
     assert max(len(text.get_text().split()) for text in first.texts) <= caption.WORDS

@@ -25,7 +25,6 @@ from plots import (
     fig_trace,
     fig_turns,
     fig_weaver,
-    fleet,
     lines,
     matrix,
     overview,
@@ -162,7 +161,7 @@ def _fleet(*, first: bool) -> Figure:
             for gpus in (2, 4, 16, 32)
         )
     )
-    return fleet.pages(table, facts, LONG)[not first]
+    return lines.pages(table, facts, LONG)[not first]
 
 
 def _parts() -> Figure:
