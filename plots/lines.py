@@ -199,7 +199,8 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """
     if not len(curves(table, facts)):
         raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
-    return _drawn(table, overview.by_slo(facts) if facts.layout == FLEET else facts, told(table, facts, note))
+    fleet = facts.layout == FLEET
+    return _drawn(table, overview.by_slo(facts) if fleet else facts, told(table, facts, note), tall=fleet)
 
 
 def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> Figure:
@@ -334,7 +335,7 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
     page.ruler(axis.yaxis, floor, 100, share=0.06)
     axis.set_ylim(bottom=floor)
     xs, counts = [x for x, place in places.items() if x == place], panel["axis"] in {"gpus", "models"}
-    page.ruler(axis.xaxis, xs[0], xs[-1], log=not counts, whole=counts)
+    page.ruler(axis.xaxis, xs[0], xs[-1], log=not counts or xs[-1] >= 8 * xs[0], whole=counts)
     _break(axis, {x: place for x, place in places.items() if x != place})
     for part in shown:
         _curves(axis, part, definition, drawn, places, thin=len(shown) > 1)
@@ -409,7 +410,7 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
     """Yield the fixed rates of the panels that vary something else."""
     given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     for axis in dict.fromkeys(panel["axis"] for panel in given):
-        rates = (f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
+        rates = dict.fromkeys(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
         yield f"Over {XLABEL[axis]}: at {', '.join(rates)} req/s."
 
 

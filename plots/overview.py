@@ -244,7 +244,9 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     names = [[label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
              for line in lines]  # fmt: skip
-    beside = 0.15 + max((verdicts.beside_in(row.standing) for rows in by_cell for row in rows), default=0.0)
+    judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
+    room = [page.words_in(verdicts.text(standing), verdicts.BESIDE_POINTS) for standing in judged]
+    beside = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
         [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)], left_in=page.names_in(called),

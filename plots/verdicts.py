@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from matplotlib.patches import Patch
 
 from harness.rows.crossings import STANDINGS, Standing, verdict_text
-from plots import page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,11 +41,6 @@ def beside(axis: Axes, y: float, standing: Standing) -> None:
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
     axis.annotate(text(standing), (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0), va="center",
                   textcoords="offset points", fontsize=BESIDE_POINTS, bbox=under)  # fmt: skip
-
-
-def beside_in(standing: Standing | None) -> float:
-    """Return the inches of the words beside an axis, with what is between."""
-    return 0.15 + page.words_in(text(standing), BESIDE_POINTS) if standing else 0.0
 
 
 def text(standing: Standing) -> str:

@@ -60,8 +60,8 @@ def words(figure: Figure) -> list[tuple[Text, Bbox]]:
     return [(text, text.get_window_extent()) for text in shown if id(text) not in hidden]
 
 
-def overlap(one: Bbox, other: Bbox) -> bool:
-    both = Bbox.intersection(one, other)
+def overlap(first: Bbox, other: Bbox) -> bool:
+    both = Bbox.intersection(first, other)
     return both is not None and both.width > TOUCH and both.height > TOUCH
 
 
@@ -74,8 +74,8 @@ def faults(figure: Figure) -> list[str]:
         if box.x0 < whole.x0 or box.x1 > whole.x1 or box.y0 < whole.y0 or box.y1 > whole.y1
     ]
     on = [
-        f"on each other: {one.get_text()} | {other.get_text()}"
-        for (one, a), (other, b) in combinations(every, 2)
+        f"on each other: {first.get_text()} | {other.get_text()}"
+        for (first, a), (other, b) in combinations(every, 2)
         if overlap(a, b)
     ]
     panels = [axis for axis in figure.axes if axis.axison]
