@@ -90,7 +90,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
 
 
 def _name(value: Any) -> str:
-    return f"x {value:g}" if isinstance(value, float) else str(value)
+    return f"x {value:g}" if isinstance(value, float) else style.called(str(value))
 
 
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,10 +65,10 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
     """Replace means over seeds by attainment of all windows together, as tables have it."""
+    runs = table.select(["label", "gpus", "fidelity"]).to_pandas()
     for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
-        words = {"label": label, "gpus": gpus, "fidelity": fidelity}
-        which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
-        rows = table.filter(which)
+        same = (runs["label"] == label) & (runs["gpus"] == gpus) & (runs["fidelity"] == fidelity)
+        rows = table.filter(pa.array(same))
         for definition in ATTAINMENT:
             attained = crossings.attained(rows, "rate_scale", str(label), definition)
             for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
@@ -79,10 +78,6 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-
-
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
     split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
@@ -90,12 +85,9 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 
 
 def draw(
-    table: pa.Table,
-    note: str = "",
-    halves: Sequence[Collection[int]] = (),
-    every: Sequence[pd.DataFrame] = (),
+    table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = (), every: Sequence[pd.DataFrame] = (),
     level: float = LEVEL,
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
     A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
@@ -306,8 +298,11 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     if most > 1 and not halves:
         spread = f"{style.counted(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
+    trace = f"{_each(about['trace'])} ({_each(about['tier'])})"
+    slo = f"SLO {caption.slos(about['slo'].unique())}"
+    setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), machine="", slo=slo)
     return caption.within(
-        caption.WORDS, style.setting(about, spread, caption.slos(about["slo"].unique())), style.invalid(about),
+        caption.WORDS, setting, style.invalid(about),
         style.unserved(), _notes(frame, unfit), note, _scaling(frame),
         f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
         _machine(about), style.departs(about), style.degrees(about),
@@ -316,13 +311,17 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
 
 def _scaling(frame: pd.DataFrame) -> str:
     """Say how a trace's rate is scaled, if it is."""
-    how = " and ".join(sorted(frame["scaling"].dropna().unique()))
+    how = _each(frame["scaling"])
     return f"Rates are scaled by {how}." * bool(how)
 
 
+def _each(values: pd.Series) -> str:
+    return " and ".join(sorted(map(str, values.dropna().unique())))
+
+
 def _machine(about: pd.DataFrame) -> str:
-    machines = about["machine"].dropna().unique() if "machine" in about else ()
-    return f"Machine: {' and '.join(sorted(machines))}." if len(machines) else ""
+    machine = _each(about["machine"]) if "machine" in about else ""
+    return f"Machine: {machine}." * bool(machine)
 
 
 def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:

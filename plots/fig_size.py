@@ -57,8 +57,9 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
 
 
 def _line(kinds: list[str], kind: str) -> style.Line:
-    """Return the dashes of a kind of GPU, none of which is that of the target."""
-    return style.LINES[kinds.index(kind) % len(style.LINES)]
+    """Return the dashes of a kind of GPU; none is that of the target."""
+    lines = (style.LINES[0], *style.LINES[2:])
+    return lines[kinds.index(kind) % len(lines)]
 
 
 def draws(folder: Path) -> bool:

@@ -46,13 +46,12 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
     """Differences of attainment at three rates, in points, as columns."""
-    return {
-        name: value
-        for k, (x, gap) in enumerate(gaps, 1)
-        for name, value in ((f"at_{k}", x), (f"gap_{k}", 100 * gap.mean), *(
-            (f"gap_{k}_{end}", None if bound is None else 100 * bound)
-            for end, bound in (("low", gap.low), ("high", gap.high))))
-    }  # fmt: skip
+    columns: dict[str, float | None] = {}
+    for k, (x, gap) in enumerate(gaps, 1):
+        columns |= {f"at_{k}": x, f"gap_{k}": 100 * gap.mean}
+        ends = {"low": gap.low, "high": gap.high}
+        columns |= {f"gap_{k}_{end}": None if bound is None else 100 * bound for end, bound in ends.items()}
+    return columns
 
 
 def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
@@ -70,20 +69,26 @@ def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
     return rows
 
 
-def _cells(rows: Sequence[Row]) -> dict[tuple[tuple[str, bool], str], list[Row]]:
-    """Group the rows by column (a ratio, alone or not) and name: several are the cases of one condition.
+Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # by column (a ratio, alone or not) and name of a condition
 
-    The other end of a step is left out, and so is a row or a column in which nothing fits.
+
+def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
+    """Group the rows, of which several are the cases of one condition; beside them what is left out.
+
+    That is a row or a column in which nothing fits. The other end of a step has no cell.
     """
     names = {row["name"] for row in rows}
-    by_cell: dict[tuple[tuple[str, bool], str], list[Row]] = {}
+    cells: Cells = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         base, end, _ = row["name"].partition("; ")
         if not (row["other_end"] and end and base in names):
-            by_cell.setdefault(((row["ratio"], row["kind"] == "alone"), row["name"]), []).append(row)
-    some = {key for key, cases in by_cell.items() if any(row["standing"] != NO_ROOM for row in cases)} or by_cell.keys()
-    columns, kept = ({key[k] for key in some} for k in (0, 1))
-    return {key: cases for key, cases in by_cell.items() if key[0] in columns and key[1] in kept}
+            cells.setdefault(((row["ratio"], row["kind"] == "alone"), row["name"]), []).append(row)
+    some = {key for key, cases in cells.items() if any(row["standing"] != NO_ROOM for row in cases)} or cells.keys()
+    columns, kept = {column for column, _ in some}, {name for _, name in some}
+    gone = [name for _, name in cells if name not in kept] + [ratio for (ratio, _), _ in cells if ratio not in
+                                                              {ratio for ratio, _ in columns}]  # fmt: skip
+    shown = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in kept}
+    return shown, list(dict.fromkeys(gone))
 
 
 # ------------------------------------------------------------------ the figure
@@ -94,7 +99,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     shown = ratios(table, facts)
     if not shown:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
-    cells = _cells(shown)
+    cells, gone = _cells(shown)
     columns, names = list(dict.fromkeys(key[0] for key in cells)), list(dict.fromkeys(key[1] for key in cells))
     columns.sort(key=lambda column: [row["ratio"] for row in shown].index(column[0]))
     steps = {ratio for ratio, alone in columns if alone}
@@ -112,7 +117,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     high = 0.08 + HEAD_IN * (1 + max(head.count("\n") for head in heads))
     figure, ((axis,),) = page.panels(
         [(1, ROW_IN * len(names))], left_in=page.names_in(rows, 6.5), right_in=0.05, above_in=high, below_in=0.06,
-        handles=handles, text=_caption(table, facts, note, shown))  # fmt: skip
+        handles=handles, text=_caption(table, facts, note, shown, gone))  # fmt: skip
     page.rows(axis, rows, points=6.5)
     wide = page.length_in(axis.xaxis) / len(columns) - 0.08
     for (column, name), cases in cells.items():
@@ -192,25 +197,16 @@ def told(table: pa.Table, facts: About, note: str = "") -> str:
     return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
 
 
-def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row]) -> str:
+def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gone: Sequence[str]) -> str:
     """Write the short caption below the figure."""
-    cells = _cells(shown)
-    gone = {k: [x for x in dict.fromkeys(row[key] for row in shown) if x not in {_key(cell)[k] for cell in cells}]
-            for k, key in enumerate(("ratio", "name"))}  # fmt: skip
-    none = [name for k in (1, 0) for name in gone[k] if not any(
-        row["other_end"] for row in shown if row["name"] == name)]  # fmt: skip
     varied = [style.called(text) for text in facts.texts.values() if "+" in text]
     return brief(
         table, facts, _what(facts), CORRECTED, note,
-        f"Left out, as one of the two never fits: {', '.join(none)}." * bool(none),
+        f"Left out, as one of the two never fits: {', '.join(gone)}." * bool(gone),
         flat(_standing(row) for row in shown),
         f"At the start: {', '.join(varied)}." * bool(varied and facts.layout == "steps"),
         *facts.notes, *asked(table, facts), "Intervals are 95 %.",
     )  # fmt: skip
-
-
-def _key(cell: tuple[tuple[str, bool], str]) -> tuple[str, str]:
-    return cell[0][0], cell[1]
 
 
 def _what(facts: About) -> str:

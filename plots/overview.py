@@ -36,13 +36,8 @@ LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row of them; type 
 MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {
-    "marker": "x",
-    "markersize": 3.8,
-    "markeredgewidth": 0.9,
-    "linestyle": "none",
-    "color": PAPER,
-}  # no system's, and nobody's bound
+PAPER_MARK: Mapping[str, Any] = {"marker": "x", "markersize": 3.8, "markeredgewidth": 0.9, "linestyle": "none",
+                                 "color": PAPER}  # fmt: skip
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip

@@ -238,6 +238,7 @@ def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1
     axis.plot(ends, ends, color="#000000", linewidth=0.6)
     for each in (axis.xaxis, axis.yaxis):
         ruler(each, float(ends[0]), float(ends[1]), log=True, share=0.0)
+    axis.set_yticks(axis.get_xticks())
 
 
 def alike_key(band: float) -> list[Handle]:

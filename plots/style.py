@@ -50,14 +50,9 @@ class Look(NamedTuple):
     def marks(self, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
         """Keywords that draw the markers, of a size in points; hollow for a bound."""
         face, edge = ("white", self.color) if hollow else (self.color, "white")
-        return {
-            "marker": self.marker,
-            "color": self.color,
-            "markerfacecolor": face,
-            "markeredgecolor": edge,
-            "markeredgewidth": 0.8 if hollow else 0.3,
-            "markersize": size * (1.4 if self.marker == "*" else 1.0),
-        }
+        return {"marker": self.marker, "color": self.color, "markerfacecolor": face, "markeredgecolor": edge,
+                "markeredgewidth": 0.8 if hollow else 0.3,
+                "markersize": size * (1.4 if self.marker == "*" else 1.0)}  # fmt: skip
 
 
 # seaborn's "colorblind" palette (after Okabe and Ito); its pink and yellow vanish in print and are left to the last
@@ -239,14 +234,8 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 def unchecked(runs: pd.DataFrame) -> str:
     """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
-    return next(
-        (
-            sentence
-            for gpu, host in zip(simulated["gpu"], simulated["host"], strict=True)
-            if (sentence := note(gpu, host))
-        ),
-        "",
-    )
+    pairs = zip(simulated["gpu"], simulated["host"], strict=True)
+    return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> float:
@@ -264,29 +253,28 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
     return 0.0
 
 
-def setting(runs: pd.DataFrame, spread: str, slo: str = "") -> str:
-    """Write the setting of runs as facts: trace and tier, models, GPUs, fidelity, SLO, what planners see.
+def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
+    """Write the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, what planners see.
 
-    `spread` says what is drawn of several seeds. With an `slo` in words the setting is brief: without the machine, and
-    how near a generated trace comes.
+    `spread` says what is drawn of several seeds. Other words stand in place of what the runs say themselves.
     """
 
     def each(column: str) -> str:
         return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
 
-    fit = each("fit") * (not slo)
-    facts = [
-        f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
-        "models: " * (not slo) + each("models"),
-        mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
-        each("machine") * (not slo),
-        words.fidelities(sorted(runs["fidelity"].dropna().unique())),
-        unchecked(runs),
-        f"SLO {slo or each('slo')}",
-        spread,
-        words.plans(runs["plan_origin"].dropna().unique()),
-    ]
-    return " · ".join(fact for fact in facts if fact) + "."
+    fit = each("fit")
+    facts = {
+        "trace": f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
+        "models": f"models: {each('models')}",
+        "gpus": mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
+        "machine": each("machine"),
+        "fidelity": words.fidelities(sorted(runs["fidelity"].dropna().unique())),
+        "unchecked": unchecked(runs),
+        "slo": f"SLO {each('slo')}",
+        "spread": spread,
+        "plans": words.plans(runs["plan_origin"].dropna().unique()),
+    }
+    return " · ".join(filter(None, (facts | others).values())) + "."
 
 
 def counted(seeds: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from harness.policy.types import UserError
 from harness.rows import held
 from harness.rows.about import About
+from harness.rows.estimate import Estimate
 from plots import page, style
 from plots.caption import brief, caption, definition
 
@@ -28,18 +29,15 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, setting); attainment as a share, GPU-hours a day."""
     rows = [
         {"condition": panel["name"], "trace": panel["trace"], "gpus": setting.gpus, "setting": setting.name}
-        | {f"met_{end}": _number(getattr(setting.met, end)) for end in ENDS}
-        | {"worst": setting.worst.mean}
-        | {f"gpu_h_{end}": _number(getattr(setting.gpu_h, end)) for end in ENDS}
+        | _ends("met", setting.met) | {"worst": setting.worst.mean} | _ends("gpu_h", setting.gpu_h)
         | {"loads": setting.loads}
-        for panel, settings in held.panels(table, facts)
-        for setting in settings
-    ]
+        for panel, settings in held.panels(table, facts) for setting in settings
+    ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _number(end: float | None) -> float:
-    return math.nan if end is None else end
+def _ends(name: str, e: Estimate) -> dict[str, float]:
+    return {f"{name}_{end}": math.nan if (x := getattr(e, end)) is None else x for end in ENDS}
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
