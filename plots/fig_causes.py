@@ -46,14 +46,13 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 
     `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """
-    return pd.DataFrame(
-        [
-            {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
-             "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
-             "share": row.explained.get(cause, 0) / sum(row.explained.values())}
-            for row in rows if row.missed for cause in LOOKS
-        ]
-    )  # fmt: skip
+    told = [
+        {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
+         "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
+         "share": row.explained.get(cause, 0) / sum(row.explained.values())}
+        for row in rows if row.missed for cause in LOOKS
+    ]  # fmt: skip
+    return pd.DataFrame(told)
 
 
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:

@@ -185,16 +185,11 @@ def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name
     mean, low, high = unit * mean, unit * low, unit * high
     sure = np.isfinite(mean) & np.isfinite(low) & (seeds >= FEWEST)
     most = PERCENT if name in ATTAINMENT else max([*mean[np.isfinite(mean)], *high[sure], 1e-9])
-    for y, look in enumerate(looks):
-        finite = bool(np.isfinite(mean[y]))
-        number = f"{mean[y]:.3g}" if finite else "over 5 % never end" if np.isinf(mean[y]) else "none"
-        axis.barh(y, mean[y] if finite else 0.0, 0.7, color=look.color)
-        if sure[y]:
-            axis.plot([low[y], high[y]], [y, y], color="#202020", linewidth=0.8, zorder=3)
-        end = max(mean[y] if finite else 0.0, high[y] if sure[y] else 0.0)
-        axis.annotate(number, (min(end, most), y), (2, 0), textcoords="offset points", va="center", fontsize=5)
-    page.ruler(axis.xaxis, 0, most)
-    axis.set_xlim(0, 1.25 * most)  # the numbers stand at the right
+    numbers = [f"{x:.3g}" if np.isfinite(x) else "over 5 % never end" if np.isinf(x) else "none" for x in mean]
+    for y in np.flatnonzero(sure):
+        axis.plot([low[y], high[y]], [y, y], color="#202020", linewidth=0.8, zorder=3)
+    values, ends = np.where(np.isfinite(mean), mean, 0.0), np.where(sure, np.minimum(high, most), 0.0)
+    page.bars(axis, list(zip(values, [look.color for look in looks], numbers, ends, strict=True)), most)
 
 
 def _curves(

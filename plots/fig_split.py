@@ -31,13 +31,9 @@ def draws(folder: Path) -> bool:
 
 def read(run: Path) -> dict[str, Any]:
     """Read the facts of a recorded run; UserError where no lane had a part of the SMs."""
-    path = run / FILE
-    if not path.is_file():
-        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    known = record.footer(path)
-    if "partitions" not in known:
-        raise UserError(f"{run}: no lane has a number of SMs")
-    return known
+    if not draws(run):
+        raise UserError(f"{run}: no lane has a number of SMs, in what bench run SPEC.toml --record stores")
+    return record.footer(run / FILE)
 
 
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:

@@ -48,20 +48,18 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
                                          handles=handles, text=CAPTION.format(load=load))  # fmt: skip
     for axes, (metric, title) in zip(above, TITLES.items(), strict=True):
         _by_peak(axes, frame, metric)
-        page.title(axes, title)
-        axes.set_xlabel("highest rate of the ramp (req/s a model)", labelpad=1)
+        page.named(axes, title, "highest rate of the ramp (req/s a model)", "TTFT (s)")
         page.ruler(axes.xaxis, frame["peak"].min(), frame["peak"].max())
     names = [name for name in ("static", "elastic") if name in set(frame["system"])]
     for axes, name in zip(below, names, strict=False):
         mine = frame[(frame["system"] == name) & frame["peak"].isin(peaks)]
         _by_instance(axes, mine, peaks)
-        page.title(axes, f"Median TTFT by model, {name}, {shown} req/s")
-        axes.set_xlabel("model, in the order of their ramps", labelpad=1)
+        title = f"Median TTFT by model, {name}, {shown} req/s"
+        page.named(axes, title, "model, in the order of their ramps", "TTFT (s)")
         page.ruler(axes.xaxis, mine["instance"].min(), mine["instance"].max(), whole=True)
     for axes in (axes for axes in (*above, *below[: len(names)])):
         values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
         positive = values[np.isfinite(values) & (values > 0)]
-        axes.set_ylabel("TTFT (s)", labelpad=1)
         page.ruler(axes.yaxis, *(positive.min(initial=np.inf), positive.max()) if positive.size else (0.1, 1), log=True)
     for axes in below[len(names) :]:
         axes.set_axis_off()

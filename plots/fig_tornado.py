@@ -71,7 +71,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     base, leads = shown.iloc[0], shown.iloc[1:]
     names = list(dict.fromkeys(leads["constant"]))
     values, keys = dict(zip(leads["constant"], leads["value"], strict=True)), dict.fromkeys(leads["setting"])
-    labels = [_label(name, values[name]) for name in names]
+    labels = [f"{name}\n{values[name].partition(',')[0]}" for name in names]
     figure, ((axis,),) = page.panels(
         [(1, BAR_IN * len(names))], wide_in=style.COLUMN_IN, left_in=page.names_in(labels, 5.5), above_in=0.08,
         below_in=0.5, columns=5, text=style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()),
@@ -119,11 +119,6 @@ def _color(setting: str) -> str:
     if not setting.startswith("x "):
         return str(OTHER)
     return str(LESS if float(setting[2:]) < 1 else MORE)
-
-
-def _label(name: str, value: str) -> str:
-    """Return a constant's name over its value, which is cut at the first comma."""
-    return f"{name}\n{value.partition(',')[0]}"
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:

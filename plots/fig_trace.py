@@ -49,13 +49,13 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
     span, ranks = trace["span_s"] / unit, np.arange(1, len(counts) + 1)
     rates.stairs(counts.sum(0) / width_s, [*begin, span], fill=True, color=style.BLUE, alpha=0.6)
     page.ruler(rates.yaxis, 0, counts.sum(0).max() / width_s)
-    _name(rates, "all requests", name, "requests/s")
+    page.named(rates, "all requests", name, "requests/s")
 
     share = 100 * np.sort(counts.sum(1))[::-1] / counts.sum()
     popular.plot(ranks, share, "o-", color=style.BLUE, markersize=2.5)
     page.ruler(popular.xaxis, 1, len(share), whole=True)
     page.ruler(popular.yaxis, share[share > 0].min(), share.max(), log=True, share=0.05)
-    _name(popular, "popularity", "rank of model", "% of requests")
+    page.named(popular, "popularity", "rank of model", "% of requests")
 
     top = counts[:MOST_MODELS]
     shown = np.log10(np.maximum(top / width_s, np.nan_to_num(0.1 / width_s)))
@@ -63,25 +63,19 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
                 interpolation="nearest")  # fmt: skip
     used.set_yticks(sorted({1, (1 + len(top)) // 2, len(top)}))
     used.grid(visible=False)
-    _name(used, "use of models (white: no request)", name, "rank of model")
+    page.named(used, "use of models (white: no request)", name, "rank of model")
 
     gaps = np.concatenate([np.diff(trace["arrival_s"][trace["model"] == k]) for k in range(len(counts))])
     _share_above(idle, {"": np.maximum(gaps, SHORTEST_GAP_S)})
     idle.axvline(10, color="#808080", linewidth=0.6, linestyle=":")
-    _name(idle, "gaps of a model (dots: idle, 10 s)", "seconds", "% longer")
+    page.named(idle, "gaps of a model (dots: idle, 10 s)", "seconds", "% longer")
 
     _share_above(lengths, {"prompt": trace["prompt_tokens"], "output": trace["output_tokens"]})
     lengths.legend(loc="lower left", handlelength=1.6)
-    _name(lengths, "lengths", "tokens", "% longer")
+    page.named(lengths, "lengths", "tokens", "% longer")
     for axis in (rates, used):
         page.ruler(axis.xaxis, 0, span, share=0)
     return figure
-
-
-def _name(axis: Axes, title: str, x: str, y: str) -> None:
-    page.title(axis, title)
-    axis.set_xlabel(x, labelpad=1)
-    axis.set_ylabel(y, labelpad=1)
 
 
 def _share_above(axis: Axes, of: Mapping[str, NDArray[Any]]) -> None:

@@ -65,9 +65,7 @@ def draw(points: pd.DataFrame) -> Figure:
     for axis, letter, (panel, (title, x, y)) in panels:
         rows = points[points["panel"] == panel]
         _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
-        page.title(axis, f"({letter}) {title}", pad=3)
-        axis.set_xlabel(x, fontsize=6, labelpad=1)
-        axis.set_ylabel(y, fontsize=6, labelpad=1)
+        page.named(axis, f"({letter}) {title}", x, y)
     return figure
 
 
@@ -90,13 +88,12 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     means = points.groupby("series", sort=False)["value"].mean()
     names = [_named(str(name)) for name in means.index]
     page.rows(axis, ["\n".join(name.split(", ")) for name in names], points=5.5)
-    for k, (name, value) in enumerate(means.items()):
-        axis.barh(k, value, color=LOOKS.get(str(name).split(",")[0], WEAVER).color, height=0.7)
-        axis.text(max(value, paper.get(str(name), 0.0)), k, f"  {value:.3g}", va="center", fontsize=6)
-        axis.plot([paper[str(name)]] if name in paper else [], [k] * (name in paper), "x", color="black", markersize=4)
-    most = max(means.max(), *paper.values())
-    page.ruler(axis.xaxis, 0, most)
-    axis.set_xlim(0, 1.22 * most)  # the numbers stand at the right
+    colors = [LOOKS.get(str(name).split(",")[0], WEAVER).color for name in means.index]
+    stated = [paper.get(str(name), -1.0) for name in means.index]
+    numbers = [f"{x:.3g}" for x in means]
+    page.bars(axis, list(zip(means, colors, numbers, stated, strict=True)), max(means.max(), *stated))
+    for k, x in enumerate(stated):
+        axis.plot([x], [k], "x", color="black", markersize=4)  # below 0, beyond the axis, where there is none
 
 
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
@@ -105,8 +102,7 @@ def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
         rows: pd.DataFrame = table[(table["condition"] == panel["condition"]) & (table["label"] == system)
                                    & (table["definition"] == measure) & (table["model"] == model)]  # fmt: skip
-        rows = rows[["seed", "value"]]
-        return rows.sort_values("seed")
+        return rows[["seed", "value"]].sort_values("seed")
 
     parts = []
     for panel in about.panels:

@@ -43,13 +43,10 @@ XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus"
 WORDS = {  # of what a condition says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {
-        "released": "streams as released",
-        "shuffled": "streams shuffled",
-        "square": "streams by a Latin square",
-    },
+    "assign": {"released": "streams as released", "shuffled": "streams shuffled",
+               "square": "streams by a Latin square"},
     "plan": setting.PLANS,
-}
+}  # fmt: skip
 USUAL = {  # of what another condition says, and this one does not
     "process": "own processes",
     "sharing": "own sharing",
@@ -111,12 +108,6 @@ def curves(table: pa.Table, facts: About) -> pd.DataFrame:
 
 def _unit(panel: Panel) -> float:
     return float(panel["unit_rps"]) if panel["axis"] == "rate_scale" else 1.0
-
-
-def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: float) -> float | None:
-    """Return the x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
-    c = crossings.crossing(rows, panel, label, definition, level)
-    return c.at.mean if c is not None and c.at.sign == "=" else None
 
 
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
@@ -355,8 +346,9 @@ def _curves(
         size = MARKER * (0.6 if thin else 1.0)
         page.curve(axis, x, y, look, *(None, None) if control else (low, high), line=not control, width=wide, z=z,
                      size=size, least=_floor(facts), transform=_beside(axis, label, facts.controls, frame))  # fmt: skip
-        at = None if control or not len(curve) else crossed(rows, panel, label, definition, facts.level)
-        if at is not None:
+        c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
+        if c is not None and c.at.sign == "=":  # not beyond the axis
+            at = c.at.mean
             axis.axvline(at, color=look.color, linewidth=0.8 * wide, linestyle=page.LEVEL, zorder=2)
             axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **look.marks(size=MARKER))
 

@@ -18,9 +18,8 @@ from harness.rows import crossings, estimate
 from harness.rows.about import About
 from harness.rows.crossings import NO_ROOM, Standing
 from harness.rows.estimate import NONE, RATIO, Estimate
-from plots import page, style, verdicts
+from plots import page, style
 from plots.caption import CORRECTED, asked, brief, caption, definition, flat
-from plots.verdicts import FILLS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,8 +110,8 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     first = firsts.pop() if len(firsts) == 1 else "the first"
     handles = [
         Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
-              label=CASES if says == crossings.CASE else verdicts.words(says, first))
-        for says, fill in FILLS.items() if says in {row["standing"] for cases in cells.values() for row in cases}
+              label=CASES if says == crossings.CASE else style.signed(says, first))
+        for says, fill in style.FILLS.items() if says in {row["standing"] for cases in cells.values() for row in cases}
     ]  # fmt: skip
     high = 0.08 + HEAD_IN * (1 + max(head.count("\n") for head in heads))
     figure, ((axis,),) = page.panels(
@@ -164,7 +163,7 @@ def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> N
 def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:
     """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
     (row,) = rows
-    text, under = verdicts.text(_standing(row)).removesuffix(" points)"), ""
+    text, under = style.verdict(_standing(row)).removesuffix(" points)"), ""
     if row["flat"] and row["gaps"]:  # a ratio says nothing
         text, under = f"{text})", f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])} req/s"
     elif row["mean"] is not None and (row["low"], row["high"]) != (None, None):
@@ -174,7 +173,7 @@ def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> No
 
 def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in: float) -> None:
     """Fill a cell by its verdict, and write its words, with no hatch behind them."""
-    fill = FILLS[says]
+    fill = style.FILLS[says]
     axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4",
                              linewidth=0.5))  # fmt: skip
     box = {"facecolor": fill.color, "edgecolor": "none", "pad": 0.8}

@@ -19,7 +19,7 @@ from harness.rows.about import About, Panel
 from harness.rows.crossings import Standing
 from harness.rows.estimate import Estimate
 from harness.rows.statistics import Crossing
-from plots import page, style, verdicts
+from plots import page, style
 from plots.caption import CORRECTED, brief, definition, flat, slos
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     names = [[label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
              for line in lines]  # fmt: skip
     judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
-    room = [page.words_in(verdicts.text(standing), verdicts.BESIDE_POINTS) for standing in judged]
+    room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
     beside = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
@@ -306,7 +306,7 @@ def _panel(
             axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), fontsize=5.2, color="#606060",
                       va="center", style="italic")  # fmt: skip
         if row.standing is not None:
-            verdicts.beside(axis, k, row.standing)
+            style.beside(axis, k, row.standing)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
@@ -353,7 +353,7 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
         handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
         handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
-    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
+    handles += style.fills({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 
 

@@ -102,6 +102,13 @@ def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **mo
     axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
 
 
+def named(axis: Axes, heading: str, x: str, y: str) -> None:
+    """Write the title of a panel and the words of its axes."""
+    title(axis, heading)
+    axis.set_xlabel(x, fontsize=6.5, labelpad=1)
+    axis.set_ylabel(y, fontsize=6.5, labelpad=1)
+
+
 def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
     """Write what a line of panels has on its axis below the middle of it, smaller where it is long."""
     figure = axes[0].get_figure(root=True)
@@ -168,7 +175,7 @@ def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whol
             values = [float(f"{x:.6g}") for x in values if low <= x <= high]
             if len(values) > 1 and fits(values):
                 return values
-    for most in range(9, 0, -1):
+    for most in range(9 if whole else 7, 0, -1):
         locator = MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole)
         values = [float(f"{x:.6g}") for x in locator.tick_values(low, high) if low <= x <= high]
         if fits(values):
@@ -216,6 +223,15 @@ def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: boo
     axis.tick_params(axis="y", length=0, labelleft=labelled)
     for k in range(0, len(names) if shaded else 0, 2):
         axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
+
+
+def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
+    """Draw a bar a row from 0 to a value, in a color, and words at the right of it and of what lies beyond its end."""
+    for y, (value, color, text, beyond) in enumerate(rows):
+        axis.barh(y, value, 0.7, color=color)
+        axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)
+    ruler(axis.xaxis, 0, most)
+    axis.set_xlim(0, 1.25 * most)  # the words stand at the right
 
 
 def names_in(names: Sequence[str], points: float = 6) -> float:

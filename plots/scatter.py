@@ -56,12 +56,6 @@ def _panels(
     return figure, [axis for line in lines for axis in line]
 
 
-def _name(axis: Axes, title: str, x: str, y: str, unit: str) -> None:
-    axis.set_title(title)
-    axis.set_xlabel(f"{x} ({unit})")
-    axis.set_ylabel(f"{y} ({unit})", labelpad=1)
-
-
 def thinned(frame: pd.DataFrame) -> pd.DataFrame:
     """Return what is drawn of kernels: an even selection by measured time of each (panel, GPU, op, held-out or not)."""
     frame = frame.sort_values(["panel", "gpu", "op", "held", "measured_s", "predicted_s"], ignore_index=True)
@@ -94,7 +88,7 @@ def kernels(frame: pd.DataFrame) -> Figure:
             off = (rows["predicted"] / rows["measured"] - 1).abs()
             words += [f"{gpu}: median {off.median():.1%}, P95 {off.quantile(0.95):.1%}"] * bool(len(rows))
         axis.text(0.03, 0.97, "\n".join(words), transform=axis.transAxes, va="top", fontsize=5.5, linespacing=1.3)
-        _name(axis, title, "measured", "predicted", "ms")
+        page.named(axis, title, "measured (ms)", "predicted (ms)")
     return figure
 
 
@@ -111,7 +105,7 @@ def steps(frame: pd.DataFrame, note: str) -> Figure:
         for (what, held), rows in mine.groupby(["what", "held"]):
             page.scatter(axis, 1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], STEPS[OF_STEPS[str(what)]],
                          hollow=bool(held))  # fmt: skip
-        _name(axis, model, "measured", "fitted", "ms")
+        page.named(axis, model, "measured (ms)", "fitted (ms)")
     return figure
 
 
@@ -136,7 +130,7 @@ def runs(frame: pd.DataFrame) -> Figure:
         for (engine, fitted), rows in mine.groupby(["engine", "fitted"]):
             page.scatter(axis, factor * rows["measured"], factor * rows["ours"], looks[str(engine)],
                          hollow=not fitted, alpha=0.8)  # fmt: skip
-        _name(axis, title, "measured", "simulated", unit)
+        page.named(axis, title, f"measured ({unit})", f"simulated ({unit})")
     return figure
 
 
@@ -153,7 +147,7 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
                    markersize=3, linewidth=0.8, color=style.GREEN)  # fmt: skip
     for axis in (share.xaxis, share.yaxis):
         page.ruler(axis, 0, 100)
-    _name(share, "Attainment", "servers", "simulator", "%")
+    page.named(share, "Attainment", "servers (%)", "simulator (%)")
     for axes, (metric, title) in zip(others, {"ttft": "TTFT", "tpot": "TPOT"}.items(), strict=True):
         known = frame[frame["error"].notna()]
         of = {name: known[known["measure"] == f"{metric}_{name.lower()}_s"] for name in QUANTILES}
@@ -163,5 +157,5 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
             x, y = 1e3 * mine["servers"], 1e3 * mine["simulator"]
             spread = x * np.minimum(mine["spread"].fillna(0), 0.95)  # a bar to 0 has no end on this axis
             axes.errorbar(x, y, xerr=spread, fmt=marker, markersize=3, linewidth=0.8, color=color)
-        _name(axes, title, "servers", "simulator", "ms")
+        page.named(axes, title, "servers (ms)", "simulator (ms)")
     return figure

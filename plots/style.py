@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -23,13 +23,14 @@ from harness.policy import mix
 from harness.rows import setting as words
 from harness.rows import tidy, vetted
 from harness.rows.checked import note
-from harness.rows.crossings import MARK
+from harness.rows.crossings import MARK, STANDINGS, Standing, verdict_text
 from harness.rows.record import write_bytes
 from plots import form, hover
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -187,24 +188,12 @@ def theme() -> Iterator[None]:
         "font.size": 7,
         "axes.labelsize": 7,
         "axes.titlesize": 7.5,
-        "xtick.labelsize": 6.5,
-        "ytick.labelsize": 6.5,
         "legend.fontsize": 6,
         "legend.frameon": False,
         "legend.handlelength": 2.0,
         "legend.columnspacing": 1.2,
         "legend.labelspacing": 0.3,
         "axes.linewidth": 0.6,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
-        "xtick.minor.width": 0.4,
-        "ytick.minor.width": 0.4,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-        "xtick.minor.size": 1.5,
-        "ytick.minor.size": 1.5,
-        "xtick.major.pad": 2,
-        "ytick.major.pad": 2,
         "lines.linewidth": 1.1,
         "lines.markersize": 4.0,
         "axes.grid": True,
@@ -218,6 +207,8 @@ def theme() -> Iterator[None]:
         "axes.unicode_minus": False,
         "text.parse_math": False,  # a name may hold dollar signs
     }
+    ticks = {"labelsize": 6.5, "major.width": 0.6, "major.size": 2.5, "major.pad": 2}
+    ours |= {f"{axis}tick.{key}": value for axis in "xy" for key, value in ticks.items()}
     rc: Any = dict(sns.plotting_context("paper")) | dict(sns.axes_style("ticks")) | ours
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -236,6 +227,54 @@ def unchecked(runs: pd.DataFrame) -> str:
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
     pairs = zip(simulated["gpu"], simulated["host"], strict=True)
     return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
+
+
+class Fill(NamedTuple):
+    """Fill of a cell: told apart by colour, in grey by lightness and hatch."""
+
+    color: str
+    hatch: str
+
+
+FILLS: Mapping[str, Fill] = {
+    "ahead": Fill("#9ecae9", ""),
+    "ahead, by less than 25 %": Fill("#bfdcee", ""),
+    "equal within 25 %": Fill("#f2f2f2", ""),
+    "behind, by less than 25 %": Fill("#fae0cc", "//"),
+    "behind": Fill("#f4b183", "////"),
+    "turns": Fill("#e3d4ec", "xx"),
+    "not decided": Fill("#ffffff", ".."),
+    "one case": Fill("#ffffff", ""),
+    "no room": Fill("#e3e3e3", ""),
+}
+
+
+BESIDE_POINTS = 5.2
+
+
+def beside(axis: Axes, y: float, standing: Standing) -> None:
+    """Say at the right of an axis who is ahead, on its colour, and by how much."""
+    under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
+    axis.annotate(verdict(standing), (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0), va="center",
+                  textcoords="offset points", fontsize=BESIDE_POINTS, bbox=under)  # fmt: skip
+
+
+def verdict(standing: Standing) -> str:
+    """Return the words of a verdict; differences, which have signs of their own, stand apart from the verdict's."""
+    sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
+    return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
+
+
+def fills(shown: Collection[str], first: str) -> list[Patch]:
+    """Return the legend of the verdicts in `shown` on the system `first`; a verdict without a sign needs none."""
+    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=signed(says, first))
+            for says, fill in FILLS.items() if says in shown and STANDINGS[says][0]]  # fmt: skip
+
+
+def signed(says: str, first: str) -> str:
+    """Return the sign of a verdict and what it means for the system `first`."""
+    sign, text = STANDINGS[says]
+    return f"{sign}  {first} {text}" if text.startswith(("ahead", "behind")) else f"{sign}  {text}".strip()
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> float:
@@ -300,9 +339,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
 
 def departs(runs: pd.DataFrame) -> str:
     """Name the systems whose engine is not their paper's, and the difference."""
-    if "departs" not in runs:
-        return ""
-    pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
+    pairs = runs.reindex(columns=["label", "departs"]).dropna().drop_duplicates().sort_values(["label", "departs"])
     return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
 
 
@@ -322,9 +359,7 @@ def unserved() -> str:
 
 def invalid(runs: pd.DataFrame) -> str:
     """Name the systems with invalid runs on real servers, and why the first run is invalid."""
-    if "invalid" not in runs:
-        return ""
-    pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
+    pairs = runs.reindex(columns=["label", "invalid"]).dropna().drop_duplicates("label").sort_values("label")
     return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
 
 

@@ -17,7 +17,7 @@ import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
-from plots import caption, fig_study, lines, matrix, overview, parts, style, verdicts
+from plots import caption, fig_study, lines, matrix, overview, parts, style
 from tests.study_table import met
 from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
@@ -310,15 +310,15 @@ def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.texts] == ["0.50 to 4.00x", "1 of 2 above 1"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a log"]
-    assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(verdicts.FILLS["one case"].color)]
+    assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(style.FILLS["one case"].color)]
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in written(figure)
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in matrix.told(table, facts)
     assert len(matrix.points(table, facts)) == 2  # apart
 
 
 def test_hatches_and_lightness_tell_standings_apart_in_grey() -> None:
-    kinds = {(fill.hatch, int(lightness(fill.color)) // 4) for fill in verdicts.FILLS.values()}
-    assert len(kinds) == len(verdicts.FILLS) == len(crossings.STANDINGS)
+    kinds = {(fill.hatch, int(lightness(fill.color)) // 4) for fill in style.FILLS.values()}
+    assert len(kinds) == len(style.FILLS) == len(crossings.STANDINGS)
 
 
 def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
