@@ -70,7 +70,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     about = scored.to_pandas()
     about = about[about["skipped"].isna()]
     missed = dict(zip(bars[key], 100 * lost, strict=True))
-    names = [f"{_name(x)}\n{missed[x]:.3g} % missed" for x in order]
+    names = [f"{f'x {x:g}' if by_rate else style.called(str(x))}\n{missed[x]:.3g} % missed" for x in order]
     shown = [cause for cause in LOOKS if points[points["cause"] == cause]["share"].max() > 0.0005]
     figure, ((seconds, share),) = page.panels(
         [(2, BAR_IN * len(order))], wide_in=style.COLUMN_IN, left_in=page.names_in(names), beside_in=0.18, below_in=0.2,
@@ -86,10 +86,6 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     page.ruler(seconds.xaxis, 0, points.groupby(key)["seconds"].sum().max())
     page.ruler(share.xaxis, 0, 100, share=0)
     return figure
-
-
-def _name(value: Any) -> str:
-    return f"x {value:g}" if isinstance(value, float) else style.called(str(value))
 
 
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:

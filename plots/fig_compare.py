@@ -282,6 +282,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
     notes = [f"Not drawn, for their models do not fit: {', '.join(unfit)}."] * bool(unfit)
     notes += ["Triangles at the top edge: over 5 % of requests never end."] * bool(np.isinf(tail).any())
+    notes += [f"Rates are scaled by {_each(frame['scaling'])}."] * bool(frame["scaling"].notna().any())
     return " ".join(notes)
 
 
@@ -297,17 +298,10 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     slo = f"SLO {caption.slos(about['slo'].unique())}"
     setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), machine="", slo=slo)
     return caption.within(
-        caption.WORDS, setting, style.invalid(about),
-        style.unserved(), _notes(frame, unfit), note, _scaling(frame),
+        caption.WORDS, setting, style.invalid(about), style.unserved(), _notes(frame, unfit), note,
         f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
         _machine(about), style.departs(about), style.degrees(about),
     )  # fmt: skip
-
-
-def _scaling(frame: pd.DataFrame) -> str:
-    """Say how a trace's rate is scaled, if it is."""
-    how = _each(frame["scaling"])
-    return f"Rates are scaled by {how}." * bool(how)
 
 
 def _each(values: pd.Series) -> str:
@@ -323,7 +317,7 @@ def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
     unfit = tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    told = (_notes(frame, unfit), _scaling(frame), style.caps(table), style.departs(about), style.degrees(about), note)
+    told = (_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
     notes = " ".join(part for part in told if part)
     return style.caption(about, frame["n"], notes)
 

@@ -5,6 +5,7 @@ bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,11 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     labels = list(dict.fromkeys(frame["label"]))
     looks = style.looks(labels)
     kinds = list(dict.fromkeys(frame["gpu"]))
+    dashes = dict(zip(kinds, cycle((style.LINES[0], *style.LINES[2:])), strict=False))  # none is that of the target
     by_kind = len(kinds) > 1  # the price of one kind is its number of GPUs
     xs = {"gpus": "GPUs", "usd_day": "US dollars a day"} if priced and by_kind else {"gpus": "GPUs"}
     handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
-    handles += [Line2D([], [], color="#606060", linestyle=_line(kinds, kind), label=kind) for kind in kinds if by_kind]
+    handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
     handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", ("#606060", "o"), hollow=True)]
     figure, (axes,) = page.panels([(len(xs), 1.5)], left_in=0.45, beside_in=0.3, right_in=0.1, above_in=0.12,
                                   handles=handles, columns=6, text=caption)  # fmt: skip
@@ -45,7 +47,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             y = 100 * ordered["worst"]
             page.curve(axis, ordered[x], y, look, line=False, size=4)
             axis.plot(ordered[x], y, color=look.color, linewidth=0.6, alpha=0.5,  # between counts nothing was run
-                      linestyle=_line(kinds, str(kind)) if by_kind else look.line)  # fmt: skip
+                      linestyle=dashes[str(kind)] if by_kind else look.line)  # fmt: skip
             page.scatter(axis, ordered[x][ordered["answer"]], y[ordered["answer"]], (look.color, "o"), markersize=8,
                          fillstyle="none")  # fmt: skip
         axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=page.LEVEL)
@@ -54,12 +56,6 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
         page.ruler(axis.yaxis, min(80.0, 100 * float(frame["worst"].min())), 100, share=0.06)
     axes[0].set_ylabel("SLO met, worst model (%)")
     return figure
-
-
-def _line(kinds: list[str], kind: str) -> style.Line:
-    """Return the dashes of a kind of GPU; none is that of the target."""
-    lines = (style.LINES[0], *style.LINES[2:])
-    return lines[kinds.index(kind) % len(lines)]
 
 
 def draws(folder: Path) -> bool:

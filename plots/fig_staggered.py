@@ -37,7 +37,7 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
     peaks = sorted(frame["peak"].unique())[-MOST:]
     shown = f"peak {peaks[0]}" if len(peaks) == 1 else f"peaks {peaks[0]} to {peaks[-1]}"
     handles: list[Line2D | Patch] = [
-        *(Line2D([], [], color=look.color, label=NAMED[name]) for name, look in _looks(frame).items()),
+        *(Line2D([], [], color=look.color, label=NAMED[name]) for name, look in style.looks(frame["system"]).items()),
         Line2D([], [], color="#404040", marker="o", markersize=2.5, label="measured"),
         Line2D([], [], color="#404040", linestyle=SIMULATED, label="simulated"),
         Patch(color="#404040", alpha=0.15, linewidth=0, label="simulated: what a process holds, least to most"),
@@ -66,12 +66,8 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
     return figure
 
 
-def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
-    return style.looks(frame["system"].unique())
-
-
 def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
-    for name, look in _looks(frame).items():
+    for name, look in style.looks(frame["system"]).items():
         group = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
         value = group.mean() if metric == "mean_ttft_s" else group.max()
         axes.plot(value["measured"], color=look.color, marker=look.marker, markersize=2.5)

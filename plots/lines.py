@@ -167,15 +167,15 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
 
 def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
     """Panels by page, lines whole."""
-    page, count = list[Panel](), 0
+    full, count = list[Panel](), 0
     for line in arranged(panels):
-        if page and count + len(line) > MOST:
-            yield page
-            page, count = [], 0
-        page += [other for panel in line.values() for other in together(panel, panels)]
+        if full and count + len(line) > MOST:
+            yield full
+            full, count = [], 0
+        full += [other for panel in line.values() for other in together(panel, panels)]
         count += len(line)
-    if page:
-        yield page
+    if full:
+        yield full
 
 
 def _floor(facts: About) -> float:
@@ -215,7 +215,6 @@ def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> F
                 axes[i][j].set_axis_off()
             if i == 0:
                 axes[i][j].set_title(met(definition), pad=3, fontsize=6)
-            axes[i][j].tick_params(labelleft=not j)
         _label(axes[i], line, page.LETTERS[i % len(page.LETTERS)], facts.panels[0])
     for k, title in enumerate(titles):
         _write_title(figure, title, axes[0][k * len(definitions) : (k + 1) * len(definitions)])
@@ -256,12 +255,11 @@ def _write_title(figure: Figure, title: str, axes: Sequence[Axes]) -> None:
 
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
     """Give a line of panels its letter and models at the left, and its axis' words below."""
-    panel = next(iter(line.values()))
-    axes[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5, linespacing=1.3)
-    if not axes[0].axison:  # the words are the line's
-        axes[0].text(-0.3, 0.5, axes[0].get_ylabel(), transform=axes[0].transAxes, fontsize=6, rotation=90, va="center",
-                     ha="center")  # fmt: skip
-    page.below(axes, _xlabel(panel, usual), 6)
+    panel, drawn = next(iter(line.values())), [axis for axis in axes if axis.axison]
+    for axis in drawn[1:]:
+        axis.tick_params(labelleft=False)
+    drawn[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5)
+    page.below(drawn, _xlabel(panel, usual), 6)
 
 
 def _called(models: str) -> str:
