@@ -278,12 +278,11 @@ def _handles(
     return handles
 
 
-def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
+def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
-    notes = [f"Not drawn, for their models do not fit: {', '.join(unfit)}."] * bool(unfit)
-    notes += ["Triangles at the top edge: over 5 % of requests never end."] * bool(np.isinf(tail).any())
-    notes += [f"Rates are scaled by {_each(frame['scaling'])}."] * bool(frame["scaling"].notna().any())
-    return " ".join(notes)
+    yield f"Not drawn, for their models do not fit: {', '.join(unfit)}." * bool(unfit)
+    yield "Triangles at the top edge: over 5 % of requests never end." * bool(np.isinf(tail).any())
+    yield f"Rates are scaled by {_each(frame['scaling'])}." * bool(frame["scaling"].notna().any())
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
@@ -298,7 +297,7 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     slo = f"SLO {caption.slos(about['slo'].unique())}"
     setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), machine="", slo=slo)
     return caption.within(
-        caption.WORDS, setting, style.invalid(about), style.unserved(), _notes(frame, unfit), note,
+        caption.WORDS, setting, style.invalid(about), style.unserved(), note, *_notes(frame, unfit),
         f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
         _machine(about), style.departs(about), style.degrees(about),
     )  # fmt: skip
@@ -317,7 +316,7 @@ def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
     unfit = tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    told = (_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
+    told = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
     notes = " ".join(part for part in told if part)
     return style.caption(about, frame["n"], notes)
 

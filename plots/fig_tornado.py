@@ -116,9 +116,8 @@ def _notes(leads: pd.DataFrame) -> str:
 
 
 def _color(setting: str) -> str:
-    if not setting.startswith("x "):
-        return str(OTHER)
-    return str(LESS if float(setting[2:]) < 1 else MORE)
+    """Return the colour of a change: a factor below 1 or above, or another mode."""
+    return str((LESS if float(setting[2:]) < 1 else MORE) if setting.startswith("x ") else OTHER)
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -78,10 +78,8 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _told(facts: About) -> str:
-    return (
-        f"Settings in the study's order; dashed: {100 * facts.level:g} %. GPU-hours: weights on a GPU or on their "
-        "way to it, of whole runs. Bars are 95 % intervals."
-    )
+    settings = f"Settings in the study's order; dashed: {100 * facts.level:g} %."
+    return f"{settings} GPU-hours: weights on a GPU or on their way to it, of whole runs. Bars are 95 % intervals."
 
 
 def told(table: pa.Table, facts: About, note: str = "") -> str:
