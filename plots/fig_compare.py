@@ -246,6 +246,7 @@ def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     best = rows.groupby("series")["mean"].max()
     if low := [style.called(str(series)) for series in best.index[best < floor / PERCENT]]:
         text = page.wrapped(f"below {floor:g} %: {', '.join(low)}", 0.9 * page.length_in(axis.xaxis), 5.5)
+        text = f"{len(low)} below {floor:g} %" if text.count("\n") > 2 else text
         axis.text(0.015, 0.03, text, transform=axis.transAxes, fontsize=5.5,
                   color="#404040", style="italic", zorder=9,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
@@ -295,21 +296,16 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
     trace = f"{_each(about['trace'])} ({_each(about['tier'])})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
-    setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), machine="", slo=slo)
+    setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), slo=slo)
     return caption.within(
         caption.WORDS, setting, style.invalid(about), style.unserved(), note, *_notes(frame, unfit),
         f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
-        _machine(about), style.departs(about), style.degrees(about),
+        style.departs(about), style.degrees(about),
     )  # fmt: skip
 
 
 def _each(values: pd.Series) -> str:
     return " and ".join(sorted(map(str, values.dropna().unique())))
-
-
-def _machine(about: pd.DataFrame) -> str:
-    machine = _each(about["machine"]) if "machine" in about else ""
-    return f"Machine: {machine}." * bool(machine)
 
 
 def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:

@@ -32,7 +32,7 @@ def draws(folder: Path) -> bool:
 def read(run: Path) -> dict[str, Any]:
     """Read the facts of a recorded run; UserError where no lane had a part of the SMs."""
     if not draws(run):
-        raise UserError(f"{run}: no lane has a number of SMs, in what bench run SPEC.toml --record stores")
+        raise UserError(f"{run}: no lane has a number of SMs (bench run SPEC.toml --record stores them)")
     return record.footer(run / FILE)
 
 

@@ -75,7 +75,7 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
                       fontsize=5.5)  # fmt: skip
     page.rows(axis, names)
     page.ruler(axis.xaxis, 0, float((left + shown["hidden"]).max()))
-    axis.set_xlabel("seconds of a switch, mean of the middle half (simulated)", fontsize=6)
+    page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
     return figure
 
 

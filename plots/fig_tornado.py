@@ -92,7 +92,8 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     page.ruler(axis.xaxis, min(even, ends.min()), max(even, ends.max()), log=many)
     page.rows(axis, labels, points=5.5)
     what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
-    axis.set_xlabel(f"{facts['first']} ahead of {facts['second']}\n({what})", fontsize=6.5)
+    words = f"{facts['first']} ahead of {facts['second']}\n({what})"
+    axis.set_xlabel(words, fontsize=page.fitting(words, page.length_in(axis.xaxis), 6.5))
     return figure
 
 

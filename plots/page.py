@@ -103,10 +103,10 @@ def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **mo
 
 
 def named(axis: Axes, heading: str, x: str, y: str) -> None:
-    """Write the title of a panel and the words of its axes."""
+    """Write the title of a panel and the words of its axes, smaller where they are longer than these."""
     title(axis, heading)
-    axis.set_xlabel(x, fontsize=6.5, labelpad=1)
-    axis.set_ylabel(y, fontsize=6.5, labelpad=1)
+    axis.set_xlabel(x, fontsize=fitting(x, length_in(axis.xaxis) + 0.1, 6.5), labelpad=1)
+    axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
 
 
 def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
@@ -230,8 +230,9 @@ def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float)
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
         axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)
-    ruler(axis.xaxis, 0, most)
-    axis.set_xlim(0, 1.25 * most)  # the words stand at the right
+    free = [max(0.2, 1 - (0.1 + words_in(text, 5.5)) / length_in(axis.xaxis)) for _, _, text, _ in rows]
+    ruler(axis.xaxis, 0, max(most, *(max(row[0], row[3]) / share for row, share in zip(rows, free, strict=True))))
+    axis.set_xticks([x for x in axis.get_xticks() if x <= most])
 
 
 def names_in(names: Sequence[str], points: float = 6) -> float:

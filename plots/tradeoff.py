@@ -66,7 +66,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         axis.set_xticks(range(len(names)), names, rotation=90 * turned, fontsize=6)
         axis.set_xlabel(next(iter(facts.titles), "setting"), fontsize=6.5, labelpad=1)
         axis.set_ylabel(label, fontsize=6.5)
-    both.set_xlabel("GPU-hours a day (fewer is better)", fontsize=6.5)
+    page.below([both], "GPU-hours a day (fewer is better)")
     both.set_ylabel(share, fontsize=6.5)
     page.ruler(both.xaxis, 0.0, frame["gpu_h_mean"].max())
     page.ruler(spent.yaxis, 0.0, np.nanmax(frame[["gpu_h_mean", "gpu_h_high"]].to_numpy(np.float64)))

@@ -25,6 +25,7 @@ from plots import (
     fig_trace,
     fig_turns,
     fig_weaver,
+    form,
     lines,
     matrix,
     overview,
@@ -423,7 +424,11 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 @cases("name", [*FIGURES])
 def test_no_words_of_a_figure_are_cut_or_lie_on_others(name: str) -> None:
     with style.theme():
-        assert faults(FIGURES[name]()) == []
+        figure = FIGURES[name]()
+        assert faults(figure) == []
+        narrow = form.LEAST * figure.get_figwidth() + 0.01  # the least that --width takes
+        with form.on(form.Form(width_in=narrow)):
+            assert faults(FIGURES[name]()) == []
 
 
 def _planted(figure: Figure, where: str) -> None:
