@@ -4,9 +4,10 @@
 of files and their footers whether it draws what lies there. `render(folder, stem, command, note="")` writes `stem`.pdf,
 .png and .csv (`style.save`) and returns their paths. The first line of the file's docstring says what it shows.
 docs/contributing.md has an example.
-Figures without `draws` are drawn by the commands that have their points. A study's layouts are files of their own
-(lines.py with overview.py as its first page, steps.py, matrix.py, fleet.py, parts.py), which fig_study.py chooses from
-and caption.py describes.
+Figures without `draws` are drawn by the commands that have their points, as are those of scatter.py. A study's layouts
+are files of their own (lines.py with overview.py as its first page, matrix.py, parts.py, tradeoff.py), which
+fig_study.py chooses from and caption.py describes. All are laid out, scaled and drawn by page.py: a legend, lines of
+panels and a caption that never meet, round ticks, curves, rows.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from harness.policy import mix
-from harness.rows.setting import fidelities, left_out, plans
+from harness.rows.setting import fidelities, left_out
 from plots import style
 
 if TYPE_CHECKING:
@@ -31,10 +31,9 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
     simulated = "simulated" in set(shown["fidelity"])
     parts = [
         f"After {facts.paper}." if facts.paper else "",
-        " · ".join(filter(None, _setting(shown, facts, spread))) + ".",
+        _setting(shown, facts, spread),
         *told,
-        "Hollow, without a line: the models do not fit, with some seed or all."
-        * bool(shown["infeasible"].notna().any()),
+        unfit(shown),
         style.caps(table),
         style.departs(shown),
         style.degrees(shown),
@@ -69,6 +68,12 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
     return within(WORDS, *first, *told)
 
 
+def unfit(runs: pd.DataFrame) -> str:
+    """Name the systems whose models do not fit somewhere, with some seed or all."""
+    names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
+    return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
+
+
 def flat(standings: Iterable[Standing]) -> str:
     """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
     rates = {tuple(x for x, _ in standing.differences) for standing in standings
@@ -98,19 +103,15 @@ def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
-def _setting(runs: pd.DataFrame, facts: About, spread: str) -> Iterator[str]:
-    """Yield the setting of the runs, in the order in which every caption has it."""
-    panels, seeds = facts.panels, facts.seeds
-    yield _each(_traces(runs, panels))
-    yield "models: " + _each(panel["models"] for panel in panels)
-    yield mix.all_told(runs["gpus"].unique(), runs["gpu"].unique())
-    yield _machine(runs, panels)
-    yield fidelities(runs["fidelity"].unique())
-    yield style.unchecked(runs)
-    yield f"SLO {slos(runs['slo'].unique())}"
-    yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"
-    yield f"preliminary (--full: {facts.fuller})" if facts.fuller else ""
-    yield plans(runs["plan_origin"].unique())
+def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
+    """Write the setting of a study's runs."""
+    told = f"{spread} of {facts.seeds} seeds" if facts.seeds > 1 else "one run, no interval"
+    told += f" · preliminary (--full: {facts.fuller})" if facts.fuller else ""
+    return style.setting(
+        runs, told, trace=_each(_traces(runs, facts.panels)), machine=_machine(runs, facts.panels),
+        models=f"models: {_each(panel['models'] for panel in facts.panels)}", slo=f"SLO {slos(runs['slo'].unique())}",
+        gpus=mix.all_told(runs["gpus"].unique(), runs["gpu"].unique()),
+    )  # fmt: skip
 
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:

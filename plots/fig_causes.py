@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from plots import form, style
+from plots import page, style
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BAR_IN = 0.24
 
@@ -47,14 +46,13 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 
     `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """
-    return pd.DataFrame(
-        [
-            {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
-             "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
-             "share": row.explained.get(cause, 0) / sum(row.explained.values())}
-            for row in rows if row.missed for cause in LOOKS
-        ]
-    )  # fmt: skip
+    told = [
+        {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
+         "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
+         "share": row.explained.get(cause, 0) / sum(row.explained.values())}
+        for row in rows if row.missed for cause in LOOKS
+    ]  # fmt: skip
+    return pd.DataFrame(told)
 
 
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
@@ -71,50 +69,23 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     order = list(bars[key].iloc[(bars["rate_scale"] if by_rate else lost).argsort(kind="stable")])
     about = scored.to_pandas()
     about = about[about["skipped"].isna()]
-    text = textwrap.fill(style.caption(about, bars["runs"], _note(points, definition, by_rate), pooled=True), 92)
-
-    below = 0.3 + 0.085 * (1 + text.count("\n"))
-    height = below + 0.62 + BAR_IN * len(order)
-    figure = Figure(figsize=(form.width(style.COLUMN_IN), height))
-    grid = figure.add_gridspec(1, 2, width_ratios=(1.15, 1), wspace=0.1)
-    seconds, share = (figure.add_subplot(grid[0, i]) for i in (0, 1))
+    missed = dict(zip(bars[key], 100 * lost, strict=True))
+    names = [f"{f'x {x:g}' if by_rate else style.called(str(x))}\n{missed[x]:.3g} % missed" for x in order]
+    shown = [cause for cause in LOOKS if points[points["cause"] == cause]["share"].max() > 0.0005]
+    figure, ((seconds, share),) = page.panels(
+        [(2, BAR_IN * len(order))], wide_in=style.COLUMN_IN, left_in=page.names_in(names), beside_in=0.18, below_in=0.2,
+        handles=[Patch(facecolor=(look := LOOKS[cause]).color, hatch=look.hatch, edgecolor="white", linewidth=0.3,
+                       label=look.name) for cause in shown],
+        text=style.caption(about, bars["runs"], _note(points, definition, by_rate), pooled=True),
+    )  # fmt: skip
     for axis, column, unit in ((seconds, "seconds", 1.0), (share, "share", 100.0)):
+        page.rows(axis, names, labelled=axis is seconds)
         _bars(axis, points, key, order, column, unit)
-    seconds.set_title("(a) seconds a miss", loc="left", pad=3)
-    share.set_title("(b) % of misses", loc="left", pad=3)
-    missed = dict(zip(bars[key], 100 * bars["missed"] / bars["offered"], strict=True))
-    seconds.set_xlim(left=0)
-    seconds.set_yticks(range(len(order)), [f"{_name(x)}\n{missed[x]:.3g} % missed" for x in order], fontsize=6)
-    share.set_yticks([])
-    share.set_xlim(0, 100)
-    if by_rate:
-        seconds.set_ylabel(f"rate scale of {points['label'].iloc[0]}")
-    top = 1 - (_legend(figure, points) + 0.22) / height
-    figure.subplots_adjust(left=_room(figure, seconds), right=0.965, top=top, bottom=below / height)
-    figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
+    page.title(seconds, "(a) seconds a miss", pad=3)
+    page.title(share, "(b) % of misses", pad=3)
+    page.ruler(seconds.xaxis, 0, points.groupby(key)["seconds"].sum().max())
+    page.ruler(share.xaxis, 0, 100, share=0)
     return figure
-
-
-def _legend(figure: Figure, points: pd.DataFrame) -> float:
-    """Put the causes that show on top; returns their height in inches."""
-    shown = {cause: look for cause, look in LOOKS.items() if points[points["cause"] == cause]["share"].max() > 0.0005}
-    handles = [
-        Patch(facecolor=look.color, hatch=look.hatch, edgecolor="white", linewidth=0.3, label=look.name)
-        for look in shown.values()
-    ]
-    return style.legend(figure, handles, 4, handlelength=1.5, columnspacing=1.0, labelspacing=0.3)
-
-
-def _room(figure: Figure, axis: Axes) -> float:
-    """Return the share of the figure's width that the words at the left of an axis take, with a margin of 0.02."""
-    figure.draw_without_rendering()
-    words = [*axis.get_yticklabels(), axis.yaxis.label]
-    left = min(word.get_window_extent().x0 for word in words if word.get_text())
-    return float((axis.get_window_extent().x0 - left) / figure.bbox.width) + 0.02
-
-
-def _name(value: Any) -> str:
-    return f"x {value:g}" if isinstance(value, float) else str(value)
 
 
 def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: str, unit: float) -> None:
@@ -125,15 +96,13 @@ def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: 
             value = float(bars[cause]) * unit
             axis.barh(y, value, 0.7, left=at, color=look.color, hatch=look.hatch, edgecolor="white", linewidth=0.3)
             at += value
-    axis.set_ylim(len(order) - 0.5, -0.5)
-    axis.grid(visible=False, axis="y")
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
 
 
 def _note(points: pd.DataFrame, definition: str, by_rate: bool) -> str:
-    first = points.iloc[0]
-    at = "" if by_rate else f"At rate scale {first['rate_scale']:g} ({points['offered_rps'].max():.3g} req/s). "
+    first, rps = points.iloc[0], points["offered_rps"].max()
+    at = f"At rate scale {first['rate_scale']:g} ({rps:.3g} req/s). "
+    if by_rate:
+        at = f"Rate scales of {first['label']}. "
     return f"{at}Missed requests ({definition}): (a) time from arrival to end; (b) by cause of the miss."
 
 

@@ -5,22 +5,21 @@ bench size --trace mine.parquet --models mine.toml --gpu h100,l40s
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from harness.policy.types import UserError
 from harness.rows import forms, record
 from harness.rows.record import SIZE
-from plots import form, style
+from plots import form, page, style
 
-HEIGHT_IN = 2.3  # without the caption
-Dash = Literal["-", "--", ":", "-."]
-LINES: tuple[Dash, ...] = get_args(Dash)  # a kind of GPU each
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLUMNS = ["gpu", "label", "gpus", "usd_day", "pooled", "low", "high", "worst", "worst_model", "answer"]
 CHOOSES = frozenset({"--only", "--rename"})
 
@@ -33,38 +32,30 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     labels = list(dict.fromkeys(frame["label"]))
     looks = style.looks(labels)
     kinds = list(dict.fromkeys(frame["gpu"]))
-    width = form.width(2 * style.COLUMN_IN)
-    text, foot = style.foot(caption, 190)
-    figure = Figure(figsize=(width, HEIGHT_IN + foot))
-    high = HEIGHT_IN + foot
-    handles = [style.handle(label, looks[label], line=len(kinds) == 1) for label in labels]
-    if len(kinds) > 1:
-        handles += [Line2D([], [], color="#606060", linestyle=_line(kinds, kind), label=kind) for kind in kinds]
-    top = style.legend(figure, handles, min(5, len(handles)))
-    grid = figure.add_gridspec(1, 2 if priced else 1, left=0.47 / width, right=1 - 0.1 / width,
-                               top=1 - (top + 0.08) / high, bottom=(0.4 + foot) / high, wspace=0.2)  # fmt: skip
-    for k, (x, name) in enumerate((("gpus", "GPUs"), ("usd_day", "US dollars a day"))[: 2 if priced else 1]):
-        axis = figure.add_subplot(grid[0, k])
-        for (label, kind), each in frame.dropna(subset=[x]).groupby(["label", "gpu"], sort=False):
-            line = {"linestyle": _line(kinds, str(kind))} if len(kinds) > 1 else {}
-            ordered = each.sort_values(x)
-            axis.plot(ordered[x], 100 * ordered["worst"], **{**looks[str(label)].marks(), **line})
-            rings = ordered[ordered["answer"]]
-            axis.plot(rings[x], 100 * rings["worst"], "o", markersize=8, markerfacecolor="none",
-                      markeredgecolor=looks[str(label)].color)  # fmt: skip
-        axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=(0, (4, 2)))
+    dashes = dict(zip(kinds, cycle((style.LINES[0], *style.LINES[2:])), strict=False))  # none is that of the target
+    by_kind = len(kinds) > 1  # the price of one kind is its number of GPUs
+    xs = {"gpus": "GPUs", "usd_day": "US dollars a day"} if priced and by_kind else {"gpus": "GPUs"}
+    handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
+    handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
+    handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", ("#606060", "o"), hollow=True)]
+    figure, (axes,) = page.panels([(len(xs), 1.5)], left_in=0.45, beside_in=0.3, right_in=0.1, above_in=0.12,
+                                  handles=handles, columns=6, text=caption)  # fmt: skip
+    for axis, (x, name) in zip(axes, xs.items(), strict=True):
+        shown = frame.dropna(subset=[x])
+        for (label, kind), each in shown.groupby(["label", "gpu"], sort=False):
+            look, ordered = looks[str(label)], each.sort_values(x)
+            y = 100 * ordered["worst"]
+            page.curve(axis, ordered[x], y, look, line=False, size=4)
+            axis.plot(ordered[x], y, color=look.color, linewidth=0.6, alpha=0.5,  # between counts nothing was run
+                      linestyle=dashes[str(kind)] if by_kind else look.line)  # fmt: skip
+            page.scatter(axis, ordered[x][ordered["answer"]], y[ordered["answer"]], (look.color, "o"), markersize=8,
+                         fillstyle="none")  # fmt: skip
+        axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=page.LEVEL)
         axis.set_xlabel(name)
-        axis.set_ylim(min(80.0, 100 * float(frame["worst"].min()) - 4), 104)
-        axis.spines[["top", "right"]].set_visible(False)
-        if x == "gpus":
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axis.set_ylabel("SLO met, worst model, %")
-    style.write_foot(figure, text)
+        page.ruler(axis.xaxis, shown[x].min(), shown[x].max(), whole=x == "gpus", share=0.05)
+        page.ruler(axis.yaxis, min(80.0, 100 * float(frame["worst"].min())), 100, share=0.06)
+    axes[0].set_ylabel("SLO met, worst model (%)")
     return figure
-
-
-def _line(kinds: list[str], kind: str) -> Dash:
-    return LINES[kinds.index(kind) % len(LINES)]
 
 
 def draws(folder: Path) -> bool:
@@ -82,6 +73,6 @@ def _points(folder: Path) -> pd.DataFrame:
 def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the answer in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     frame, about = _points(folder), record.footer(folder / SIZE)
-    told = " ".join(filter(None, [f"{about['sentence']}. Rings: the answers. Simulated.", note]))
+    told = " ".join(filter(None, [f"{about['sentence']}. Only counts with a marker were run. Simulated.", note]))
     with style.theme():
         return style.save(draw(frame, about["asked"]["target"], told), stem, frame, command, told)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import checked, record, setting
+from harness.rows import record
 from harness.rows.record import TURNS as FILE
-from plots import form, style
+from plots import fig_turns, page, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SPAN_S = 30.0  # shown, from the window's start
 
@@ -29,13 +31,9 @@ def draws(folder: Path) -> bool:
 
 def read(run: Path) -> dict[str, Any]:
     """Read the facts of a recorded run; UserError where no lane had a part of the SMs."""
-    path = run / FILE
-    if not path.is_file():
-        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    known = record.footer(path)
-    if "partitions" not in known:
-        raise UserError(f"{run}: no lane has a number of SMs")
-    return known
+    if not draws(run):
+        raise UserError(f"{run}: no lane has a number of SMs (bench run SPEC.toml --record stores them)")
+    return record.footer(run / FILE)
 
 
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
@@ -58,33 +56,25 @@ def points(facts: Mapping[str, Any]) -> pd.DataFrame:
 
 def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
-    every, spec = points(facts), facts["spec"]
+    every = points(facts)
     shown = every[(every["time_s"] >= 0) & (every["time_s"] <= SPAN_S)]
     if not len(shown):
         raise UserError(f"nothing to draw: no division of SMs in the first {SPAN_S:g} s")
     shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # from the one in force at 0
     times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
-    figure = Figure(figsize=(form.width(style.COLUMN_IN), 1.6))
-    axis = figure.add_axes((0.13, 0.36, 0.85, 0.48))
-    axis.fill_between(times, 0, prefill, step="post", color=style.BLUE, linewidth=0, label="prefill")
-    axis.fill_between(times, prefill, facts["sms"], step="post", color=style.ORANGE, linewidth=0, label="decode")
-    axis.set_xlim(0, SPAN_S)
-    axis.set_ylim(0, facts["sms"])
+    spec, looks = facts["spec"], {"prefill": style.BLUE, "decode": style.ORANGE}
+    text = [fig_turns.setting_of(spec), "Ordered; in force from both phases' next boundary.", note,
+            style.unvetted_of({fig_turns.label(spec): spec["system"]})]  # fmt: skip
+    figure, ((axis,),) = page.panels(
+        [(1, 0.75)], wide_in=style.COLUMN_IN, left_in=0.4, above_in=0.06, text=" ".join(filter(None, text)),
+        handles=[Patch(color=color, label=phase) for phase, color in looks.items()])  # fmt: skip
+    axis.fill_between(times, 0, prefill, step="post", color=looks["prefill"], linewidth=0)
+    axis.fill_between(times, prefill, facts["sms"], step="post", color=looks["decode"], linewidth=0)
+    page.ruler(axis.xaxis, 0, SPAN_S, share=0)
+    page.ruler(axis.yaxis, 0, facts["sms"], share=0)
     axis.set_xlabel("seconds")
     axis.set_ylabel("SMs")
-    figure.legend(loc="upper center", ncols=2, frameon=False, fontsize=6, handlelength=1.0)
-    mark = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
-    more = f" {note}" if note else ""
-    system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
-    more += f"\n{late}" if (late := style.unvetted_of({system: spec["system"]})) else ""
-    figure.text(
-        0.01, 0.02,
-        f"{system} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])}\n"
-        f"simulated ({setting.LAW}) · {mark}seed {spec['seed']}. "
-        f"Ordered; in force from both phases' next boundary.{more}",
-        fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
-    )  # fmt: skip
     return figure
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
-from plots import form, style
+from plots import page, style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
 TITLES = {"mean_ttft_s": "Mean TTFT of all requests", "p99_ttft_s": "P99 TTFT of the worst model"}
@@ -36,46 +34,40 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
 
     `load` is the load in words.
     """
-    figure = Figure(figsize=(form.width(style.PAGE_IN), 4.4), layout="constrained")
-    cells = figure.subplots(2, 2)
-    for axes, (metric, title) in zip(cells[0], TITLES.items(), strict=True):
-        _by_peak(axes, frame, metric)
-        axes.set(title=title, xlabel="highest rate of the ramp (req/s a model)", ylabel="TTFT (s)", yscale="log")
     peaks = sorted(frame["peak"].unique())[-MOST:]
     shown = f"peak {peaks[0]}" if len(peaks) == 1 else f"peaks {peaks[0]} to {peaks[-1]}"
-    names = [name for name in ("static", "elastic") if name in set(frame["system"])]
-    for axes, name in zip(cells[1], names, strict=False):
-        _by_instance(axes, frame[(frame["system"] == name) & frame["peak"].isin(peaks)], peaks)
-        axes.set(
-            title=f"Median TTFT by model, {name}, {shown} req/s",
-            xlabel="model, in the order of their ramps",
-            ylabel="TTFT (s)",
-            yscale="log",
-        )
-    for axes in cells[1][len(names) :]:
-        axes.set_axis_off()
-    key: list[Line2D | Patch] = [
-        *(Line2D([], [], color=look.color, label=NAMED[name]) for name, look in _looks(frame).items()),
+    handles: list[Line2D | Patch] = [
+        *(Line2D([], [], color=look.color, label=NAMED[name]) for name, look in style.looks(frame["system"]).items()),
         Line2D([], [], color="#404040", marker="o", markersize=2.5, label="measured"),
         Line2D([], [], color="#404040", linestyle=SIMULATED, label="simulated"),
         Patch(color="#404040", alpha=0.15, linewidth=0, label="simulated: what a process holds, least to most"),
         *(Line2D([], [], color=_shade(peak, peaks), label=f"peak {peak} req/s")
           for peak in dict.fromkeys((peaks[0], peaks[-1]))),
     ]  # fmt: skip
-    figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
-    for axes in cells.flat:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-    text = textwrap.fill(CAPTION.format(load=load), 170)
-    figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
+    figure, (above, below) = page.panels([(2, 1.35), (2, 1.35)], left_in=0.45, beside_in=0.45, right_in=0.1,
+                                         handles=handles, text=CAPTION.format(load=load))  # fmt: skip
+    for axes, (metric, title) in zip(above, TITLES.items(), strict=True):
+        _by_peak(axes, frame, metric)
+        page.named(axes, title, "highest rate of the ramp (req/s a model)", "TTFT (s)")
+        page.ruler(axes.xaxis, frame["peak"].min(), frame["peak"].max())
+    names = [name for name in ("static", "elastic") if name in set(frame["system"])]
+    for axes, name in zip(below, names, strict=False):
+        mine = frame[(frame["system"] == name) & frame["peak"].isin(peaks)]
+        _by_instance(axes, mine, peaks)
+        title = f"Median TTFT by model, {name}, {shown} req/s"
+        page.named(axes, title, "model, in the order of their ramps", "TTFT (s)")
+        page.ruler(axes.xaxis, mine["instance"].min(), mine["instance"].max(), whole=True)
+    for axes in (axes for axes in (*above, *below[: len(names)])):
+        values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
+        positive = values[np.isfinite(values) & (values > 0)]
+        page.ruler(axes.yaxis, *(positive.min(initial=np.inf), positive.max()) if positive.size else (0.1, 1), log=True)
+    for axes in below[len(names) :]:
+        axes.set_axis_off()
     return figure
 
 
-def _looks(frame: pd.DataFrame) -> dict[str, style.Look]:
-    return style.looks(frame["system"].unique())
-
-
 def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
-    for name, look in _looks(frame).items():
+    for name, look in style.looks(frame["system"]).items():
         group = frame[frame["system"] == name].groupby(["who", "peak"])[metric]
         value = group.mean() if metric == "mean_ttft_s" else group.max()
         axes.plot(value["measured"], color=look.color, marker=look.marker, markersize=2.5)

@@ -1,4 +1,4 @@
-"""A study in its layout: crossings and curves, steps or a matrix of ratios, fewest GPUs, or parts switched off."""
+"""A study in its layout: crossings and curves, a table of ratios, fewest GPUs, or parts switched off."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
 from harness.rows.record import SWEEP
-from plots import fleet, form, lines, matrix, parts, steps, style, tradeoff
+from plots import form, lines, matrix, parts, style, tradeoff
 
 # by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
 # there are several, pages(table, facts, note)
-DRAWERS: Mapping[str, ModuleType] = {
-    "lines": lines,
-    "steps": steps,
-    "matrix": matrix,
-    "fleet": fleet,
-    "parts": parts,
-    "tradeoff": tradeoff,
-}
+DRAWERS: Mapping[str, ModuleType] = {"lines": lines, "fleet": lines, "steps": matrix, "matrix": matrix, "parts": parts,
+                                     "tradeoff": tradeoff}  # fmt: skip
 CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from plots import fig_turns, form, style
+from plots import fig_turns, page, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STAGES = ("engine start", "weights", "KV and waiting")
 COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))
@@ -54,27 +57,25 @@ def points(runs: Iterable[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("system", kind="stable", ignore_index=True)
 
 
-def draw(shown: pd.DataFrame) -> Figure:
+def draw(shown: pd.DataFrame, note: str = "") -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`."""
-    figure = Figure(figsize=(form.width(style.COLUMN_IN), 0.75 + 0.26 * len(shown)))
-    axis = figure.subplots()
-    figure.subplots_adjust(left=0.31, right=0.93, top=0.86, bottom=0.5 / (0.75 + 0.26 * len(shown)))
+    handles = [Patch(color=COLORS[stage], label=stage) for stage in STAGES]
+    handles.append(Patch(facecolor="white", edgecolor="#808080", linewidth=0.5, label="hidden"))
+    names = list(shown["system"])
+    figure, ((axis,),) = page.panels([(1, 0.24 * len(shown))], wide_in=style.COLUMN_IN, left_in=page.names_in(names),
+                                     right_in=0.3, above_in=0.06, handles=handles, text=note)  # fmt: skip
     at, left = np.arange(len(shown)), np.zeros(len(shown))
     for stage in STAGES:
-        axis.barh(at, shown[stage], 0.62, left, color=COLORS[stage], label=stage, edgecolor="white", linewidth=0.3)
+        axis.barh(at, shown[stage], 0.62, left, color=COLORS[stage], edgecolor="white", linewidth=0.3)
         left = left + shown[stage].to_numpy(np.float64)
     hidden = [0.0 if x < 1e-6 else 0.5 for x in shown["hidden"]]
-    axis.barh(at, shown["hidden"], 0.62, left, color="white", label="hidden", edgecolor="#808080", linewidth=hidden)
-    for i, (total, hidden) in enumerate(zip(left, shown["hidden"], strict=True)):
-        axis.annotate(
-            f"{total:.2g} s", (total + hidden, i), (2, 0), textcoords="offset points", va="center", fontsize=5.5
-        )
-    axis.set_yticks(at, shown["system"], fontsize=6)
-    axis.invert_yaxis()
-    axis.set_xlabel("seconds of a switch, mean of the middle half (simulated)", fontsize=6)
-    axis.grid(visible=False, axis="y")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="upper center", ncols=4, frameon=False, fontsize=6, handlelength=1.0, columnspacing=0.9)
+    axis.barh(at, shown["hidden"], 0.62, left, color="white", edgecolor="#808080", linewidth=hidden)
+    for i, (total, beyond) in enumerate(zip(left, shown["hidden"], strict=True)):
+        axis.annotate(f"{total:.2g} s", (total + beyond, i), (2, 0), textcoords="offset points", va="center",
+                      fontsize=5.5)  # fmt: skip
+    page.rows(axis, names)
+    page.ruler(axis.xaxis, 0, float((left + shown["hidden"]).max()))
+    page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
     return figure
 
 
@@ -82,6 +83,4 @@ def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]
     """Draw the recorded runs in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     shown = points(recorded(folder))
     with style.theme():
-        figure = draw(shown)
-        figure.text(0.01, 0.0, note, fontsize=4.6, color="#404040", va="bottom")
-        return style.save(figure, stem, shown, command)
+        return style.save(draw(shown, note), stem, shown, command)

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from harness.rows.forms import LEAD_COLUMNS
 from harness.rows.record import SENSITIVITY, SWEEP
-from plots import form, style
+from plots import page, style
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # by what a change is: a factor below 1, above 1, another mode
-BAR_IN, HEAD_IN = 0.24, 0.3  # height of a constant's bars; of the legend
+BAR_IN = 0.24  # height of a constant's bars
 THICK = 0.34  # of one bar, where a constant has 1
 
 
@@ -70,34 +70,30 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
         raise UserError("nothing to draw: no constant was varied")
     base, leads = shown.iloc[0], shown.iloc[1:]
     names = list(dict.fromkeys(leads["constant"]))
-    text, foot = style.foot(style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()), 92)
-    foot += 0.52
-    height = HEAD_IN + BAR_IN * len(names) + foot
-    figure = Figure(figsize=(form.width(style.COLUMN_IN), height))
-    axis = figure.add_axes((0.34, foot / height, 0.63, BAR_IN * len(names) / height))
+    values, keys = dict(zip(leads["constant"], leads["value"], strict=True)), dict.fromkeys(leads["setting"])
+    labels = [f"{name}\n{values[name].partition(',')[0]}" for name in names]
+    figure, ((axis,),) = page.panels(
+        [(1, BAR_IN * len(names))], wide_in=style.COLUMN_IN, left_in=page.names_in(labels, 5.5), above_in=0.08,
+        below_in=0.5, columns=5, text=style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()),
+        handles=[*(Line2D([], [], linewidth=4, color=_color(key), label=key) for key in keys),
+                 Line2D([], [], color="#202020", linewidth=0.8, label="as it is"), page.dashed("equal", "#202020")],
+    )  # fmt: skip
     even = 1.0 if many else 0.0
     axis.axvspan(*(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])), color="#000000",
                  alpha=0.08, linewidth=0)  # fmt: skip
-    axis.axvline(even, color="#202020", linewidth=0.8, linestyle=(0, (4, 2)))
+    axis.axvline(even, color="#202020", linewidth=0.8, linestyle=page.LEVEL)
     axis.axvline(base["mean"], color="#202020", linewidth=0.8)
     for k, name in enumerate(names):
         rows = leads[leads["constant"] == name]
         for j, row in enumerate(rows.itertuples()):
             _bar(axis, k + THICK * (j - (len(rows) - 1) / 2), row, float(base["mean"]), even)
-    if many:
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}")
-    values = dict(zip(leads["constant"], leads["value"], strict=True))
-    style.name_rows(axis, [_label(name, values[name]) for name in names], fontsize=5.5)
+    ends = shown[["mean", "low", "high"]].to_numpy(np.float64)
+    ends = ends[np.isfinite(ends)]
+    page.ruler(axis.xaxis, min(even, ends.min()), max(even, ends.max()), log=many)
+    page.rows(axis, labels, points=5.5)
     what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
-    axis.set_xlabel(f"{facts['first']} ahead of {facts['second']}\n({what})", fontsize=6.5)
-    keys = dict.fromkeys(leads["setting"])
-    handles = [Line2D([], [], linewidth=4, color=_color(key), label=key) for key in keys]
-    handles += [Line2D([], [], color="#202020", linewidth=0.8, label="as it is"),
-                Line2D([], [], color="#202020", linewidth=0.8, linestyle=(0, (4, 2)), label="equal")]  # fmt: skip
-    style.legend(figure, handles, 5, handlelength=1.4, columnspacing=1.0)
-    style.write_foot(figure, text)
+    words = f"{facts['first']} ahead of {facts['second']}\n({what})"
+    axis.set_xlabel(words, fontsize=page.fitting(words, page.length_in(axis.xaxis), 6.5))
     return figure
 
 
@@ -110,7 +106,7 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
     axis.barh(y, row.mean - base, THICK, left=base, color="white" if row.note else color, linewidth=0.8,
               edgecolor="black" if turned else color)  # fmt: skip
     low, high = (x if np.isfinite(x) else row.mean for x in (row.low, row.high))
-    style.interval(axis, y, (low, high), "#404040", 0.6)
+    page.interval(axis, y, (low, high), "#404040", 0.6)
 
 
 def _notes(leads: pd.DataFrame) -> str:
@@ -121,14 +117,8 @@ def _notes(leads: pd.DataFrame) -> str:
 
 
 def _color(setting: str) -> str:
-    if not setting.startswith("x "):
-        return str(OTHER)
-    return str(LESS if float(setting[2:]) < 1 else MORE)
-
-
-def _label(name: str, value: str) -> str:
-    """Return a constant's name over its value, which is cut at the first comma."""
-    return f"{name}\n{value.partition(',')[0]}"
+    """Return the colour of a change: a factor below 1 or above, or another mode."""
+    return str((LESS if float(setting[2:]) < 1 else MORE) if setting.startswith("x ") else OTHER)
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from plots import form, style
+from plots import page, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BINS = 120  # of the time axis
 MOST_MODELS = 40  # rows of the strip of models
@@ -35,69 +38,56 @@ def points(arrival_s: NDArray[np.float64], model: NDArray[np.int32], models: tup
 
 def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figure:
     """Draw the figure, two columns wide; `trace` has arrival_s, model, prompt_tokens, output_tokens and span_s."""
-    figure = Figure(figsize=(form.width(2 * style.COLUMN_IN), 3.6))
-    grid = figure.add_gridspec(2, 3, left=0.07, right=0.985, top=0.94, bottom=0.24, wspace=0.32, hspace=0.62)
+    figure, ((rates, popular), (used, idle, lengths)) = page.panels(
+        [(2, 1.0), (3, 1.0)], left_in=0.5, beside_in=0.5, right_in=0.2, stretch=True, text=caption
+    )
     unit, name = (3600.0, "hours") if trace["span_s"] > 4 * 3600 else (60.0, "minutes")
     table = counted.pivot_table(index="model", columns="begin_s", values="requests", sort=False)
     counts, begin = table.to_numpy(), table.columns.to_numpy() / unit
     width_s = trace["span_s"] / BINS
 
-    axis = figure.add_subplot(grid[0, :2])
-    axis.stairs(counts.sum(0) / width_s, [*begin, trace["span_s"] / unit], fill=True, color=style.BLUE, alpha=0.6)
-    axis.set_xlim(0, trace["span_s"] / unit)
-    axis.set_title("all requests", loc="left")
-    axis.set_ylabel("requests/s")
-    axis.set_xlabel(name)
+    span, ranks = trace["span_s"] / unit, np.arange(1, len(counts) + 1)
+    rates.stairs(counts.sum(0) / width_s, [*begin, span], fill=True, color=style.BLUE, alpha=0.6)
+    page.ruler(rates.yaxis, 0, counts.sum(0).max() / width_s)
+    page.named(rates, "all requests", name, "requests/s")
 
-    axis = figure.add_subplot(grid[0, 2])
-    share = np.sort(counts.sum(1))[::-1] / counts.sum()
-    axis.plot(np.arange(1, len(share) + 1), 100 * share, "o-", color=style.BLUE, markersize=2.5)
-    axis.set_yscale("log")
-    axis.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    axis.set_title("popularity", loc="left")
-    axis.set_xlabel("rank of model")
-    axis.set_ylabel("% of requests")
+    share = 100 * np.sort(counts.sum(1))[::-1] / counts.sum()
+    popular.plot(ranks, share, "o-", color=style.BLUE, markersize=2.5)
+    page.ruler(popular.xaxis, 1, len(share), whole=True)
+    page.ruler(popular.yaxis, share[share > 0].min(), share.max(), log=True, share=0.05)
+    page.named(popular, "popularity", "rank of model", "% of requests")
 
-    axis = figure.add_subplot(grid[1, 0])
-    shown = np.log10(np.maximum(counts[:MOST_MODELS] / width_s, np.nan_to_num(0.1 / width_s)))
-    axis.imshow(np.where(counts[:MOST_MODELS] > 0, shown, np.nan), aspect="auto", cmap="Blues",
-                extent=(0, trace["span_s"] / unit, min(len(counts), MOST_MODELS) + 0.5, 0.5),
+    top = counts[:MOST_MODELS]
+    shown = np.log10(np.maximum(top / width_s, np.nan_to_num(0.1 / width_s)))
+    used.imshow(np.where(top > 0, shown, np.nan), aspect="auto", cmap="Blues", extent=(0, span, len(top) + 0.5, 0.5),
                 interpolation="nearest")  # fmt: skip
-    axis.set_title("use of models (white: no request)", loc="left")
-    axis.set_xlabel(name)
-    axis.set_ylabel("rank of model")
-    axis.grid(visible=False)
+    used.set_yticks(sorted({1, (1 + len(top)) // 2, len(top)}))
+    used.grid(visible=False)
+    page.named(used, "use of models (white: no request)", name, "rank of model")
 
-    axis = figure.add_subplot(grid[1, 1])
     gaps = np.concatenate([np.diff(trace["arrival_s"][trace["model"] == k]) for k in range(len(counts))])
-    _share_above(axis, np.maximum(gaps, SHORTEST_GAP_S), style.BLUE, "", "-")
-    axis.axvline(10, color="#808080", linewidth=0.6, linestyle=":")
-    axis.set_title("gaps of a model (dots: idle, 10 s)", loc="left")
-    axis.set_xlabel("seconds")
-    axis.set_ylabel("% longer")
+    _share_above(idle, {"": np.maximum(gaps, SHORTEST_GAP_S)})
+    idle.axvline(10, color="#808080", linewidth=0.6, linestyle=":")
+    page.named(idle, "gaps of a model (dots: idle, 10 s)", "seconds", "% longer")
 
-    axis = figure.add_subplot(grid[1, 2])
-    _share_above(axis, trace["prompt_tokens"], style.BLUE, "prompt", "-")
-    _share_above(axis, trace["output_tokens"], style.ORANGE, "output", "--")
-    axis.legend(frameon=False, loc="lower left", handlelength=1.6)
-    axis.set_title("lengths", loc="left")
-    axis.set_xlabel("tokens")
-    axis.set_ylabel("% longer")
-    for each in figure.axes:
-        each.spines[["top", "right"]].set_visible(False)
-    text, _ = style.foot(caption, 190)
-    style.write_foot(figure, text)
+    _share_above(lengths, {"prompt": trace["prompt_tokens"], "output": trace["output_tokens"]})
+    lengths.legend(loc="lower left", handlelength=1.6)
+    page.named(lengths, "lengths", "tokens", "% longer")
+    for axis in (rates, used):
+        page.ruler(axis.xaxis, 0, span, share=0)
     return figure
 
 
-def _share_above(axis: Any, values: NDArray[Any], color: str, label: str, line: str) -> None:
-    ordered = np.sort(values.astype(np.float64))
-    above = 100 * (1 - np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
-    keep = np.unique(np.linspace(0, max(0, len(ordered) - 1), 400).astype(np.int64))[: len(ordered)]
-    axis.plot(ordered[keep], above[keep], line, color=color, label=label)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axis.set_ylim(0, 101)
+def _share_above(axis: Axes, of: Mapping[str, NDArray[Any]]) -> None:
+    """Draw the share of values that are longer, by their logarithm."""
+    for (label, values), color, line in zip(of.items(), (style.BLUE, style.ORANGE), ("-", "--"), strict=False):
+        ordered = np.sort(values.astype(np.float64))
+        above = 100 * (1 - np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
+        keep = np.unique(np.linspace(0, max(0, len(ordered) - 1), 400).astype(np.int64))[: len(ordered)]
+        axis.plot(ordered[keep], above[keep], line, color=color, label=label)
+    every = np.concatenate([values[values > 0] for values in of.values()])
+    page.ruler(axis.xaxis, *(every.min(), every.max()) if len(every) else (1, 10), log=True)
+    page.ruler(axis.yaxis, 0, 100)
 
 
 def render(trace: Mapping[str, Any], models: tuple[str, ...], caption: str, stem: Path, command: str) -> list[Path]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy import mix
@@ -17,10 +16,11 @@ from harness.policy.types import UserError
 from harness.rows import checked, record, setting
 from harness.rows.forms import TURN_COLUMNS
 from harness.rows.record import TURNS as FILE
-from plots import form, style
+from plots import page, style
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
@@ -67,8 +67,13 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figur
     gpus = list(dict.fromkeys(shown["gpus"]))
     kinds = sorted({model.partition("/")[0] for model in shown["model"]})
     colors = {kind: COLORS[i % len(COLORS)] for i, kind in enumerate(kinds)}
-    figure = Figure(figsize=(form.width(style.COLUMN_IN), 0.95 + 0.3 * len(gpus)))
-    axis = figure.add_axes((0.13, 0.44, 0.85, 0.36))
+    names = [f"GPU {gpu}" for gpu in gpus]
+    figure, ((axis,),) = page.panels(
+        [(1, 0.3 * len(gpus))], wide_in=style.COLUMN_IN, left_in=page.names_in(names), above_in=0.06,
+        handles=[Patch(color=colors[kind], label=kind) for kind in kinds], columns=len(kinds),
+        text=caption(turns, facts, note),
+    )  # fmt: skip
+    page.rows(axis, names)
     for i, gpu in enumerate(gpus):
         for turn in shown[shown["gpus"] == gpu].itertuples():
             kind, _, number = turn.model.partition("/")
@@ -77,16 +82,9 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figur
                              edgecolor="white")  # fmt: skip
             if end - start > LETTER_S * len(number) * 1.6:
                 axis.text((start + end) / 2, i, number, ha="center", va="center", fontsize=4.5, color="white")
-    axis.set_yticks(range(len(gpus)), [f"GPU {gpu}" for gpu in gpus])
-    axis.set_ylim(len(gpus) - 0.5, -0.5)
-    axis.set_xlim(0, SPAN_S)
+    page.ruler(axis.xaxis, 0, SPAN_S, share=0)
     axis.set_xlabel("seconds")
     axis.grid(visible=False)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
-    figure.legend(handles=[Patch(color=colors[kind], label=kind) for kind in kinds], loc="upper center",
-                  ncols=max(1, len(kinds)), frameon=False, fontsize=6, handlelength=1.0)  # fmt: skip
-    figure.text(0.01, 0.02, caption(turns, facts, note), fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
 
@@ -95,21 +93,22 @@ def label(spec: Mapping[str, Any]) -> str:
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
+def setting_of(spec: Mapping[str, Any]) -> str:
+    """Write the setting of a recorded run."""
+    facts = [label(spec), spec["trace"], spec["models"], mix.told(spec["gpu"], spec["gpus"]),
+             f"simulated ({setting.LAW})", checked.note(spec["gpu"], spec["host"]), f"seed {spec['seed']}"]  # fmt: skip
+    return " · ".join(filter(None, facts)) + "."
+
+
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
     """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
-    spec = facts["spec"]
-    mark = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
-    decodes, between = turns[turns["phase"] == "decode"], gaps(turns)
+    spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
-    return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {mix.told(spec['gpu'], spec['gpus'])} · "
-        f"simulated ({setting.LAW}) · "
-        f"{mark}seed {spec['seed']}.\nDecode turns: {len(decodes)}, median {span_s.median():.2g} s; "
-        f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
-        "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
-        + (f" {note}" if note else "")
-        + (f"\n{late}" if (late := style.unvetted_of({label(spec): spec["system"]})) else "")
-    )
+    took = (f"Decode turns: {len(decodes)}, median {span_s.median():.2g} s; between models "
+            f"{between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).")  # fmt: skip
+    key = "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
+    late = style.unvetted_of({label(spec): spec["system"]})
+    return " ".join(filter(None, [setting_of(spec), took, key, note, late]))
 
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:

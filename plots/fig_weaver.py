@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.rows import record, tidy
 from harness.rows.about import About, Panel
-from plots import form, style
+from plots import page, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
 LOOKS: Mapping[str, style.Look] = {  # by series; the two models are Weaver's
@@ -56,18 +56,16 @@ CAPTION = (
 
 def draw(points: pd.DataFrame) -> Figure:
     """Draw the six panels; call within `style.theme()`."""
-    figure = Figure(figsize=(form.width(style.PAGE_IN), 3.9), layout="constrained")
-    axes = figure.subplots(2, 3).ravel()
-    for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
-        rows = points[points["panel"] == panel]
-        _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
-        axis.set(title=title, xlabel=x, ylabel=y)
     handles: list[Line2D | Patch] = [style.handle(_named(name), look) for name, look in LOOKS.items()]
     handles.append(Patch(color="#404040", alpha=0.2, linewidth=0, label="least to most of the seeds"))
-    handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markerfacecolor="white",
-                          label="the paper's number"))  # fmt: skip
-    figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
-    style.below(figure, CAPTION.format(n=points["seed"].nunique()), 160)
+    handles.append(page.mark("the paper's number", ("black", "x")))
+    figure, lines = page.panels([(3, 1.15), (3, 1.15)], left_in=0.4, beside_in=0.8, right_in=0.12, handles=handles,
+                                text=CAPTION.format(n=points["seed"].nunique()))  # fmt: skip
+    panels = zip((axis for line in lines for axis in line), page.LETTERS, TITLES.items(), strict=False)
+    for axis, letter, (panel, (title, x, y)) in panels:
+        rows = points[points["panel"] == panel]
+        _bars(axis, rows, PAPER[panel]) if panel in PAPER else _lines(axis, rows, 100.0 if panel == "share" else 1.0)
+        page.named(axis, f"({letter}) {title}", x, y)
     return figure
 
 
@@ -80,27 +78,22 @@ def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
     """Draw a line for each series, the mean, on a band from its least to its greatest value."""
     for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
-        x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
-        axis.fill_between(x, by.min(), by.max(), color=LOOKS[str(name)].color, alpha=0.2, linewidth=0)
-        axis.plot(x, mean, linestyle=LOOKS[str(name)].line, **LOOKS[str(name)].marks())
-    axis.set_ylim(bottom=0)
+        page.curve(axis, scale * by.mean().index, by.mean(), LOOKS[str(name)], by.min(), by.max(), size=4)
+    page.ruler(axis.xaxis, 0, scale * points["x"].max())
+    page.ruler(axis.yaxis, 0, points["value"].max())
 
 
 def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
-    names = list(dict.fromkeys(points["series"]))
-    for k, name in enumerate(names):
-        values = points[points["series"] == name]["value"]
-        color = LOOKS.get(name.split(",")[0], WEAVER).color
-        axis.barh(k, values.mean(), color=color, height=0.7)
-        at = max(values.mean(), paper.get(name, 0.0))
-        axis.text(at, k, f"  {values.mean():.3g}", va="center", fontsize=6)
-        if name in paper:
-            axis.plot(paper[name], k, "D", color="black", markerfacecolor="white", markersize=4)
-    axis.set_yticks(range(len(names)), [_named(name) for name in names])
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlim(0, 1.22 * max(points.groupby("series")["value"].mean().max(), *paper.values()))
-    axis.grid(visible=False, axis="y")
+    means = points.groupby("series", sort=False)["value"].mean()
+    names = [_named(str(name)) for name in means.index]
+    page.rows(axis, ["\n".join(name.split(", ")) for name in names], points=5.5)
+    colors = [LOOKS.get(str(name).split(",")[0], WEAVER).color for name in means.index]
+    stated = [paper.get(str(name), -1.0) for name in means.index]
+    numbers = [f"{x:.3g}" for x in means]
+    page.bars(axis, list(zip(means, colors, numbers, stated, strict=True)), max(means.max(), *stated))
+    for k, x in enumerate(stated):
+        axis.plot([x], [k], "x", color="black", markersize=4)  # below 0, beyond the axis, where there is none
 
 
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
@@ -109,8 +102,7 @@ def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
         rows: pd.DataFrame = table[(table["condition"] == panel["condition"]) & (table["label"] == system)
                                    & (table["definition"] == measure) & (table["model"] == model)]  # fmt: skip
-        rows = rows[["seed", "value"]]
-        return rows.sort_values("seed")
+        return rows[["seed", "value"]].sort_values("seed")
 
     parts = []
     for panel in about.panels:

@@ -27,7 +27,6 @@ LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
 LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 MOST_STYLE_BYTES = 1 << 20
-LETTERS_AN_INCH = 25.0  # of a caption
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,6 @@ def width(made_for: float) -> float:
         raise UserError(f"--width {asked:g}: this figure is made for {made_for:g} inches, and its words collide below "
                         f"{least:g}")  # fmt: skip
     return asked
-
-
-def letters(made_for: int) -> int:
-    """Return the letters of a line of the caption, which is made for so many."""
-    asked = ASKED.get().width_in
-    return made_for if asked is None else round(LETTERS_AN_INCH * asked)
 
 
 def called(label: str) -> str | None:

@@ -12,50 +12,41 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, tidy
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
-from plots import form, overview, style
+from plots import overview, page, style
 from plots.caption import CORRECTED, asked, caption, seen
 from plots.caption import definition as met
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from matplotlib.transforms import Transform
 
+FLEET = "fleet"  # the layout of the fewest GPUs, with a column a SLO
 MOST = 12  # panels of a page
-LINE_IN, PAGE_LINE_IN = 0.84, 1.5  # height of a line of panels with what stands below it, and on a page of its own
-TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
+PANEL_IN, TITLE_IN = 0.55, 0.09  # height of a panel (twice that on a page of its own), and of more lines of titles
 NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
-CROSSES = (0, (3, 1.5))  # dashes where a level is crossed
-LABEL = 21  # letters of 6 points to an inch
-TICK = 4  # letters of a tick
 RATE = "requests per second"
 XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 WORDS = {  # of what a condition says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {
-        "released": "streams as released",
-        "shuffled": "streams shuffled",
-        "square": "streams by a Latin square",
-    },
+    "assign": {"released": "streams as released", "shuffled": "streams shuffled",
+               "square": "streams by a Latin square"},
     "plan": setting.PLANS,
-}
+}  # fmt: skip
 USUAL = {  # of what another condition says, and this one does not
     "process": "own processes",
     "sharing": "own sharing",
@@ -65,7 +56,6 @@ USUAL = {  # of what another condition says, and this one does not
     "pool_bytes": "processes inside 0.90",
     "scaled": "constants as measured",
 }
-CAPTION = {style.COLUMN_IN: 94, style.PAGE_IN: 192}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 Line = Mapping[int, Panel]  # by column: the panels that stand side by side
 
@@ -84,7 +74,8 @@ class Drawn(NamedTuple):
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
-    frame, rows = curves(table, facts), overview.points(table, facts)
+    frame = curves(table, facts)
+    rows = overview.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
@@ -119,12 +110,6 @@ def _unit(panel: Panel) -> float:
     return float(panel["unit_rps"]) if panel["axis"] == "rate_scale" else 1.0
 
 
-def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: float) -> float | None:
-    """Return the x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
-    c = crossings.crossing(rows, panel, label, definition, level)
-    return c.at.mean if c is not None and c.at.sign == "=" else None
-
-
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
     """Return a panel, or both halves of its real trace, which are drawn in one."""
     same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
@@ -154,6 +139,9 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     Curves that are 100 % for everyone are left out, and named below the first of them. Raises UserError if nothing is
     there.
     """
+    if facts.layout == FLEET:
+        curved = draw(table, facts, note)  # raises where there is nothing
+        return [overview.fewest(table, facts, note), curved]
     first = overview.draw(table, facts, note)
     kept, gone = list[tuple[str, list[Panel]]](), list[str]()
     for definition in facts.definitions:
@@ -173,21 +161,21 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
         part = replace(facts, panels=tuple(panels), definitions=(definition,))
         text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
         if len(rows.filter(pc.is_null(rows["skipped"]))):
-            figures.append(_drawn(rows, part, text, page=True))
+            figures.append(_drawn(rows, part, text, tall=True))
     return figures or [draw(table, facts, note)]
 
 
 def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
     """Panels by page, lines whole."""
-    page, count = list[Panel](), 0
+    full, count = list[Panel](), 0
     for line in arranged(panels):
-        if page and count + len(line) > MOST:
-            yield page
-            page, count = [], 0
-        page += [other for panel in line.values() for other in together(panel, panels)]
+        if full and count + len(line) > MOST:
+            yield full
+            full, count = [], 0
+        full += [other for panel in line.values() for other in together(panel, panels)]
         count += len(line)
-    if page:
-        yield page
+    if full:
+        yield full
 
 
 def _floor(facts: About) -> float:
@@ -200,48 +188,36 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
     Raises UserError if nothing is there.
     """
-    return _drawn(table, facts, told(table, facts, note)) if len(curves(table, facts)) else _nothing()
+    if not len(curves(table, facts)):
+        raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
+    fleet = facts.layout == FLEET
+    return _drawn(table, overview.by_slo(facts) if fleet else facts, told(table, facts, note), tall=fleet)
 
 
-def _nothing() -> Figure:
-    raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
-
-
-def _drawn(table: pa.Table, facts: About, text: str, *, page: bool = False) -> Figure:
+def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> Figure:
     frame = curves(table, facts)
     drawn = Drawn(table, facts, frame, _looks(frame, facts))
     lines, definitions = arranged(facts.panels), facts.definitions
     traces = sorted({panel["column"] for panel in facts.panels})
     columns = [(trace, definition) for trace in traces for definition in definitions]
     titles = [facts.titles[trace] if facts.titles else _title(trace, lines) for trace in traces]
-    made_for = style.COLUMN_IN if len(columns) <= NARROW and not page else style.PAGE_IN
-    width = form.width(made_for)
-    tall = PAGE_LINE_IN if page else LINE_IN
-    text, below = style.foot(text, CAPTION[made_for], 4.6)
-
-    figure = Figure(figsize=(width, tall))
-    top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
-    top += _legend(figure, drawn, 4 if made_for == style.COLUMN_IN else 6)
-    below += 0.1
-    height = len(lines) * tall + top + 0.12 + below
-    figure.set_size_inches(width, height)
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, wspace=0.13,
-                               top=1 - top / height, bottom=(below + 0.24) / height,
-                               hspace=0.5 * LINE_IN / tall)  # fmt: skip
+    narrow = len(columns) <= NARROW and not tall
+    figure, axes = page.panels(
+        [(len(columns), PANEL_IN * (1 + tall))] * len(lines), wide_in=style.COLUMN_IN if narrow else style.PAGE_IN,
+        left_in=0.5, right_in=0.05, head_in=0.2 + TITLE_IN * max(title.count("\n") for title in titles), above_in=0.1,
+        text=text, handles=_handles(drawn), columns=4 if narrow else 6,
+    )  # fmt: skip
     for i, line in enumerate(lines):
-        axes = [figure.add_subplot(grid[i, j]) for j in range(len(columns))]
         for j, (trace, definition) in enumerate(columns):
             if trace in line:
-                _panel(axes[j], line[trace], definition, drawn)
+                _panel(axes[i][j], line[trace], definition, drawn)
             else:
-                axes[j].set_axis_off()
+                axes[i][j].set_axis_off()
             if i == 0:
-                axes[j].set_title(met(definition), pad=3, fontsize=6)
-            axes[j].tick_params(labelleft=not j)
-        _label(axes, line, LETTERS[i % len(LETTERS)], facts.panels[0])
+                axes[i][j].set_title(met(definition), pad=3, fontsize=6)
+        _label(axes[i], line, page.LETTERS[i % len(page.LETTERS)], facts.panels[0])
     for k, title in enumerate(titles):
-        _write_title(figure, title, figure.axes[k * len(definitions) : (k + 1) * len(definitions)], len(titles))
-    style.write_foot(figure, text, 4.6)
+        _write_title(figure, title, axes[0][k * len(definitions) : (k + 1) * len(definitions)])
     return figure
 
 
@@ -262,7 +238,7 @@ def _title(column: int, lines: Sequence[Line]) -> str:
     Traces stand without their parameters, which the caption has.
     """
     of: dict[str, list[str]] = {}
-    for letter, line in zip(LETTERS, lines, strict=False):
+    for letter, line in zip(page.LETTERS, lines, strict=False):
         if column in line:
             name = line[column]["trace"].partition("+")[0]
             of.setdefault(f"{name} ({line[column]['tier']})", []).append(letter)
@@ -270,28 +246,20 @@ def _title(column: int, lines: Sequence[Line]) -> str:
     return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
 
-def _write_title(figure: Figure, title: str, axes: Sequence[Axes], titles: int) -> None:
+def _write_title(figure: Figure, title: str, axes: Sequence[Axes]) -> None:
     """Write the title of a trace above its columns, smaller where it is long."""
-    width, height = figure.get_size_inches()
-    first, last = axes[0].get_position(), axes[-1].get_position()
-    longest = max(map(len, title.split("\n")))
+    (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
     figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center",
-                fontsize=6 * min(1.0, LABEL * width / titles / longest))  # fmt: skip
+                fontsize=page.fitting(title, (last.x1 - first.x0) * width, 6))  # fmt: skip
 
 
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
-    """Give a line of panels one range of y, its letter and models at the left, and its axis' words below."""
-    panel, figure = next(iter(line.values())), axes[0].get_figure(root=True)
-    assert figure is not None
-    low = min(axis.get_ylim()[0] for axis in axes if axis.axison)
-    for axis in axes:
-        axis.set_ylim(low, 100 + 0.06 * (100 - low))
-    axes[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5, linespacing=1.3)
-    width, height = figure.get_size_inches()
-    first, last, label = axes[0].get_position(), axes[-1].get_position(), _xlabel(panel, usual)
-    space = width * (last.x1 - first.x0)
-    figure.text((first.x0 + last.x1) / 2, first.y0 - 0.2 / height, label, ha="center", va="center",
-                fontsize=6 * min(1.0, LABEL * space / len(label)))  # fmt: skip
+    """Give a line of panels its letter and models at the left, and its axis' words below."""
+    panel, drawn = next(iter(line.values())), [axis for axis in axes if axis.axison]
+    for axis in drawn[1:]:
+        axis.tick_params(labelleft=False)
+    drawn[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5)
+    page.below(drawn, _xlabel(panel, usual), 6)
 
 
 def _called(models: str) -> str:
@@ -305,6 +273,7 @@ def _xlabel(panel: Panel, usual: Panel) -> str:
     """Name the axis, the fixed fields, and the differences from the setting of the first panel."""
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
+    facts += [f"{panel['trace'].partition('+')[0]}, {panel['rate_rps']:.3g} req/s"] if panel["axis"] == "gpus" else []
     facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
     facts += [f"SLO {panel['slo']}"] if panel["slo"] != usual["slo"] else []
@@ -324,8 +293,8 @@ def _setting(key: str, value: Any) -> str:
     return WORDS[key][value] if key in WORDS else f"placed as {Path(value).stem}"
 
 
-def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
-    """Put the legend on top; returns its height in inches."""
+def _handles(drawn: Drawn) -> list[Line2D]:
+    """Return the legend, with the GPUs of systems that have their own count."""
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
     apart: set[str] = set()
@@ -338,19 +307,11 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
     for label, look in drawn.looks.items():
         name = style.called(label)
         name = tidy.with_gpus(name, took[label]) if label in apart else name
-        handles.append(style.handle(name, look, line=label not in facts.controls, **_marks(look)))
-    handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=CROSSES,
-                          label=f"crosses {100 * facts.level:g} %"))  # fmt: skip
-    return style.legend(figure, handles, columns, fontsize=6, handlelength=2.0, columnspacing=0.9, labelspacing=0.25,
-                        handletextpad=0.4)  # fmt: skip
+        handles.append(style.handle(name, look, line=label not in facts.controls))
+    return [*handles, page.dashed(f"crosses {100 * facts.level:g} %")]
 
 
 # ------------------------------------------------------------------ a panel
-
-
-def _marks(look: style.Look, *, hollow: bool = False, thin: bool = False) -> dict[str, Any]:
-    size = MARKER * (0.6 if thin else 1.0) * (1.4 if look.marker == "*" else 1.0)
-    return look.marks(hollow=hollow) | {"markersize": size, "markeredgewidth": 0.7 if hollow else 0.3}
 
 
 def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
@@ -359,14 +320,14 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
     frame = drawn.frame[drawn.frame["condition"].isin([part["condition"] for part in shown])]
     axis.axhline(100 * facts.level, color="#808080", linewidth=0.5, zorder=1.5)
     places, floor = _places(frame, panel["axis"]), _floor(facts)
+    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
+    page.ruler(axis.yaxis, floor, 100, share=0.06)
+    axis.set_ylim(bottom=floor)
+    xs, counts = [x for x, place in places.items() if x == place], panel["axis"] in {"gpus", "models"}
+    page.ruler(axis.xaxis, xs[0], xs[-1], log=not counts or xs[-1] >= 8 * xs[0], whole=counts)
+    _break(axis, {x: place for x, place in places.items() if x != place})
     for part in shown:
         _curves(axis, part, definition, drawn, places, thin=len(shown) > 1)
-    axis.set_ylim(floor, 100)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100] if floor < 50 else [90, 95, 100]))
-    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
-    _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
-    _break(axis, {x: place for x, place in places.items() if x != place})
 
 
 def _curves(
@@ -376,23 +337,18 @@ def _curves(
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
     rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
-        curve, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
-        x = np.array([places[at] for at in curve["shown_x"]], np.float64)
-        y, low, high = (100 * curve[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
-        hollow = curve["infeasible"].to_numpy(bool)
-        if label not in facts.controls:
-            sure = np.isfinite(low) & ~hollow
-            axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
-            axis.plot(x, np.where(hollow, np.nan, y), color=look.color, linestyle=look.line, linewidth=wide, zorder=z)
-            at = crossed(rows, panel, label, definition, facts.level)
-            if at is not None and not hollow.all():
-                axis.axvline(at, color=look.color, linewidth=0.8 * wide, linestyle=CROSSES, zorder=2)
-                axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
-        y = np.where(hollow, _floor(facts), y)
-        for which in (False, True):
-            some = (hollow == which) & (y >= _floor(facts))
-            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which, thin=thin),
-                      transform=_beside(axis, label, facts.controls, frame))  # fmt: skip
+        curve, z = frame[(frame["label"] == label) & ~frame["infeasible"]].sort_values("x"), 3 + 0.1 * depth
+        x = [places[at] for at in curve["shown_x"]]
+        y, low, high = (100 * curve[f"{definition}_{part}"] for part in ("mean", "low", "high"))
+        control = label in facts.controls
+        size = MARKER * (0.6 if thin else 1.0)
+        page.curve(axis, x, y, look, *(None, None) if control else (low, high), line=not control, width=wide, z=z,
+                     size=size, least=_floor(facts), transform=_beside(axis, label, facts.controls, frame))  # fmt: skip
+        c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
+        if c is not None and c.at.sign == "=":  # not beyond the axis
+            at = c.at.mean
+            axis.axvline(at, color=look.color, linewidth=0.8 * wide, linestyle=page.LEVEL, zorder=2)
+            axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **look.marks(size=MARKER))
 
 
 def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
@@ -429,27 +385,6 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
               fontsize=5, backgroundcolor="white", bbox={"color": "white", "pad": 0.2}, zorder=4)  # fmt: skip
 
 
-def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
-    """Four labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
-    axis.xaxis.set_minor_locator(NullLocator())
-    if kind in {"gpus", "models"}:
-        space = (xs[-1] - xs[0]) / 20 or 1.0
-        axis.set_xlim(xs[0] - space, xs[-1] + space)
-        shown = [x for x in xs if (x - xs[0]) % 2 == 0] if kind == "gpus" else xs
-        axis.xaxis.set_major_locator(FixedLocator(shown))
-        return
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
-    octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
-    step = max(1, -(-len(octaves) // 4))
-    begin = next((k for k, x in enumerate(octaves) if len(f"{x:g}") <= TICK), 0)  # longer labels meet their neighbours
-    shown = octaves[begin::step] if kind in crossings.RATED else [xs[0], xs[len(xs) // 2], xs[-1]]
-    axis.xaxis.set_major_locator(FixedLocator(shown))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-
-
 # ------------------------------------------------------------------ the caption
 
 
@@ -465,7 +400,7 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
     """Yield the fixed rates of the panels that vary something else."""
     given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     for axis in dict.fromkeys(panel["axis"] for panel in given):
-        rates = (f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
+        rates = dict.fromkeys(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
         yield f"Over {XLABEL[axis]}: at {', '.join(rates)} req/s."
 
 

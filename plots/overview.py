@@ -1,44 +1,47 @@
-"""Overview of a study: each system's crossing of the level under each condition, and who is ahead by how much."""
+"""Overview of a study: where each system crosses the level, and who is ahead by how much; or the fewest GPUs."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
+import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.rows import crossings, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import Standing
 from harness.rows.estimate import Estimate
 from harness.rows.statistics import Crossing
-from plots import form, style, verdicts
-from plots.caption import CORRECTED, brief, definition, flat
+from plots import page, style
+from plots.caption import CORRECTED, brief, definition, flat, slos
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # of attainment: what prints as 100.0 %
-ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.32, 0.34  # heights of a system's row, and above and below a panel
-NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
+ROW_IN = 0.135  # height of a system's row
+LOADS, LOADS_ACROSS = 6, 3  # panels of the fewest GPUs, and in a line
+LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row of them; type of the counts beside it
+MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {"marker": "D", "markersize": 3.2, "markerfacecolor": "white", "markeredgecolor": PAPER,
-                                 "markeredgewidth": 0.7, "linestyle": "none", "color": PAPER}  # fmt: skip
+PAPER_MARK: Mapping[str, Any] = {"marker": "x", "markersize": 3.8, "markeredgewidth": 0.9, "linestyle": "none",
+                                 "color": PAPER}  # fmt: skip
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
+LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
 
@@ -234,46 +237,37 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     by_cell = rows(table, facts, shown)
     looks = style.looks(facts.systems)
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
-    most = [max(len(by_cell[k]) for k in line) for line in lines]
-    page_in = form.width(style.PAGE_IN)
-    figure = Figure(figsize=(page_in, 1))
-    text, foot = style.foot(_caption(table, facts, by_cell, note), 178)
-    handles = _handles(by_cell, facts.systems[0])
-    top = style.legend(figure, handles, 4, fontsize=6, handlelength=1.6, columnspacing=1.4, labelspacing=0.3)
-    height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
-    figure.set_size_inches(page_in, height)
-    wide = (page_in - NAMES_IN) / ACROSS if len(shown) > 1 else page_in - NAMES_IN
-    below = height - top
-    for line, count in zip(lines, most, strict=True):
-        below -= HEAD_IN + ROW_IN * count
-        names = list(dict.fromkeys(row.label for label in facts.systems for k in line for row in by_cell[k]
-                                   if row.label == label))  # fmt: skip
-        for j, k in enumerate(line):
-            axis = figure.add_axes(((NAMES_IN + j * wide) / page_in, below / height,
-                                    (wide - WORDS_IN - GAP_IN) / page_in, ROW_IN * count / height))  # fmt: skip
-            style.name_rows(axis, [style.called(name) for name in names], fontsize=6)
-            axis.tick_params(labelleft=not j, labelsize=6)
-            _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, names, looks)
-            _title(axis, chr(ord("a") + k), shown[k], shown, facts)
-        below -= FOOT_IN
-    style.write_foot(figure, text)
+    names = [[label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
+             for line in lines]  # fmt: skip
+    judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
+    room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
+    beside = 0.15 + (0.15 + max(room) if room else 0.0)
+    called = [style.called(name) for line in names for name in line]
+    figure, axes = page.panels(
+        [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)], left_in=page.names_in(called),
+        beside_in=beside, above_in=0.34, below_in=0.32, handles=_handles(by_cell, facts.systems[0]),
+        text=_caption(table, facts, by_cell, note),
+    )  # fmt: skip
+    for line, of, panels in zip(lines, names, axes, strict=True):
+        for k, axis in zip(line, panels, strict=True):
+            page.rows(axis, [style.called(name) for name in of], labelled=axis is panels[0], shaded=True)
+            _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, of, looks)
+            _title(axis, page.LETTERS[k], shown[k], shown, facts, beside)
     return figure
 
 
-def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: About) -> None:
+def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: About, beside_in: float) -> None:
     panel, first = cell.any, style.called(facts.systems[0])
     name = f"({letter}) {_name(cell, facts)}"
     if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
-    wide = axis.get_position().width * form.width(style.PAGE_IN) + WORDS_IN
-    axis.set_title(name, loc="left", pad=10, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
+    page.title(axis, name, more_in=beside_in - 0.1, pad=10)
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 2), va="bottom",
+        axis.annotate(f"{first} / row", (1.0, 1.0), xycoords="axes fraction", xytext=(6, 2), va="bottom",
                       textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
-    unit = UNITS[panel["axis"]]
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
     met = f"{100 * facts.level:g} % {definition(cell.definition)}"
-    axis.set_xlabel(f"{unit} at {met} ({better} is better)", fontsize=6, labelpad=1)
+    axis.set_xlabel(f"{UNITS[panel['axis']]} at {met} ({better} is better)", fontsize=6, labelpad=1)
 
 
 def _name(cell: Cell, facts: About) -> str:
@@ -293,18 +287,15 @@ def _panel(
     axis: Axes, cell: Cell, by_name: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
     """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
-    low, high = _ends(cell.any["axis"], by_name.values())
-    _scale(axis, cell.any["axis"], low, high)
-    for k, name in enumerate(names):
-        if k % 2 == 0:
-            axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
-        if name not in by_name:
-            continue
-        row, look = by_name[name], looks[name]
+    counts, (low, high) = cell.any["axis"] in {"gpus", "models"}, _ends(by_name.values())
+    page.ruler(axis.xaxis, low, high, log=not counts, whole=counts, share=0.05)
+    low, high = axis.get_xlim()
+    for k, row in ((k, by_name[name]) for k, name in enumerate(names) if name in by_name):
+        look = looks[row.label]
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
             axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
-            axis.plot(ends, [k] * len(ends), zorder=2.5, **PAPER_MARK)
+            axis.plot(ends, [k] * len(ends), zorder=3.5, **PAPER_MARK)
         for half, c in row.halves.items():
             mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
             axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
@@ -315,7 +306,7 @@ def _panel(
             axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), fontsize=5.2, color="#606060",
                       va="center", style="italic")  # fmt: skip
         if row.standing is not None:
-            verdicts.beside(axis, k, row.standing)
+            style.beside(axis, k, row.standing)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
@@ -324,49 +315,29 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
     left = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
     right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high
     ends = [e.mean if left is None else max(left, low), e.mean if right is None else min(right, high)]
-    style.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
+    page.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
     for end, edge, arrow in ((ends[0], low, "<"), (ends[1], high, ">")):
         if end == edge:
             axis.plot([end], [y], marker=arrow, markersize=2.6, color=look.color, clip_on=False, zorder=3)
-    marks = look.marks(hollow=e.sign != "=") | {"markersize": 3.6 * (1.4 if look.marker == "*" else 1.0)}
-    axis.plot([e.mean], [y], linestyle="none", zorder=3, **marks)
+    axis.plot([e.mean], [y], linestyle="none", zorder=3, **look.marks(hollow=e.sign != "=", size=3.6))
 
 
-def _ends(axis: str, shown: Any) -> tuple[float, float]:
+def _ends(shown: Iterable[Row]) -> tuple[float, float]:
     """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
     listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
     means = [e.mean for e in at if e.mean > 0] or [1.0]
-    others = [x for e in at for x in (e.low, e.high) if x]
-    others += [x for row in listed for pair in row.paper for x in pair]
-    few, many = min(means), max(means)
-    near = [x for x in others if few / FAR < x < many * FAR and x > 0]
-    low, high = min([few, *near]), max([many, *near])
-    if axis in {"gpus", "models"}:
-        space = 0.08 * (high - low) or 1.0
-        return low - space, high + space
-    space = max((high / low) ** 0.08, 1.15)
-    return low / space, high * space
-
-
-def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
-    if kind not in {"gpus", "models"}:
-        axis.set_xscale("log")
-        decades = math.log10(high / low)
-        subs = (1.0,) if decades > 2 else (1.0, 3.0) if decades > 1.2 else (1.0, 2.0, 5.0)
-        axis.xaxis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=subs))
-        axis.xaxis.set_minor_locator(NullLocator() if decades < 0.7 else LogLocator(subs=range(1, 10)))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.set_xlim(low, high)
+    others = [x for e in at for x in (e.low, e.high) if x] + [x for row in listed for pair in row.paper for x in pair]
+    near = [*means, *(x for x in others if min(means) / FAR < x < max(means) * FAR and x > 0)]
+    few, many = min(near), max(near)
+    wider = max(1.0, LEAST * few / many) ** 0.5  # what differs by less is drawn near each other
+    return few / wider, many * wider
 
 
 def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for cell_rows in by_cell for row in cell_rows]
-    grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
+    grey = page.BOTH
     handles: list[Line2D | Patch] = []
     if any(row.at for row in every):
         sure = any(row.at.at.low is not None or row.at.at.high is not None for row in every if row.at is not None)
@@ -382,7 +353,7 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
         handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
         handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
-    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None}, style.called(first))
+    handles += style.fills({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 
 
@@ -391,3 +362,126 @@ def _caption(table: pa.Table, facts: About, by_cell: Sequence[Sequence[Row]], no
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts.panels)
     return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts.notes)
+
+
+# ------------------------------------------------------------------ the fewest GPUs
+
+Answers = Mapping[tuple[str, str], Estimate]  # by condition and system: the fewest GPUs that hold the level
+
+
+def fewest(table: pa.Table, facts: About, note: str = "") -> Figure:
+    """Draw the fewest GPUs that hold the level: a panel a workload, a row a system, a mark an SLO."""
+    by_load = list(_by_load(facts).values())[:LOADS]
+    rules = list(dict.fromkeys(map(_slo, facts.panels)))
+    present = set(table["label"].unique().to_pylist())
+    names = [label for label in facts.systems if label in present]
+    called = [style.called(name) for name in names]
+    answers = _answers(table, facts)
+    handles = [page.mark(f"SLO {slos([rule])}", (page.BOTH["color"], sign))
+               for rule, sign in zip(rules, MARKS, strict=False)]  # fmt: skip
+    if any(at.sign != "=" for at in answers.values()):
+        handles.append(page.mark("a bound: beyond what was run", hollow=True))
+    if any(_papers_of(label, panel, answers, facts) for panel in facts.panels for label in names):
+        handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
+    counts = [[_count([answers.get((panels[rule]["condition"], name)) if rule in panels else None for rule in rules])
+               for name in names] for panels in by_load]  # fmt: skip
+    figure, axes = page.panels(
+        page.grid(len(by_load), LOADS_ACROSS, LOAD_ROW_IN * len(names)), left_in=page.names_in(called), above_in=0.22,
+        beside_in=0.2 + max(page.words_in(words, COUNT_POINTS) for panel in counts for words in panel), handles=handles,
+        text=brief(table, facts, note, _held(facts), *_apart(table), slo=False),
+    )  # fmt: skip
+    looks = style.looks(names)
+    for k, axis in enumerate(axis for line in axes for axis in line):
+        page.rows(axis, called, labelled=k % LOADS_ACROSS == 0, shaded=True)
+        first = next(iter(by_load[k].values()))
+        load = f"{first['trace'].partition('+')[0]}, {first['rate_rps']:.3g} req/s"
+        page.title(axis, f"({page.LETTERS[k]}) {load}", pad=4)
+        axis.set_xlabel("GPUs (lower is better)", fontsize=6, labelpad=1)
+        ends = list[float]()
+        for (y, name), (j, rule) in product(enumerate(names), enumerate(rules)):
+            if rule in by_load[k]:
+                ends += _answered(axis, y + 0.6 * ((j + 0.5) / len(rules) - 0.5), MARKS[j], looks[name],
+                              answers.get((by_load[k][rule]["condition"], name)),
+                              _papers_of(name, by_load[k][rule], answers, facts))  # fmt: skip
+        page.ruler(axis.xaxis, min(ends), max(ends), log=True, whole=True, share=0.06)
+        for y, words in enumerate(counts[k]):
+            axis.text(1.05, y, words, transform=axis.get_yaxis_transform(), fontsize=COUNT_POINTS, va="center")
+    return figure
+
+
+def _count(answers: Sequence[Estimate | None]) -> str:
+    """Return a system's fewest GPUs by SLO in words; a bound has its sign."""
+    signs = {"<": "≤", ">": ">", "=": ""}
+    return " / ".join("-" if at is None else f"{signs[at.sign]}{at.mean:g}" for at in answers)
+
+
+def _answered(
+    axis: Axes, y: float, marker: str, look: style.Look, at: Estimate | None, papers: list[float]
+) -> list[float]:
+    """Mark a system's answer, hollow where it is a bound, and where the paper's numbers put it; returns them."""
+    if at is not None:
+        axis.plot([at.mean], [y], linestyle="none", clip_on=False, zorder=3,
+                  **look.marks(hollow=at.sign != "=") | {"marker": marker, "markersize": 3.4})  # fmt: skip
+    for x in papers:
+        axis.plot([x], [y], zorder=3.5, **PAPER_MARK)
+    return [*papers, *([at.mean] if at else [])]
+
+
+def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list[float]:
+    """Return where the paper's numbers put a system: on our count of another, divided by the paper's ratio of them."""
+    marks = []
+    for claim in claims_of(panel, facts):
+        systems, others = (AND_OR.split(claim[key]) for key in ("system", "over"))
+        known = (answers.get((panel["condition"], name)) for name in systems)
+        theirs = next((at.mean for at in known if at is not None and at.sign == "="), None)
+        if claim["what"] == "fewest" and label in others and theirs is not None:
+            marks.append(theirs / float(claim["paper"]))
+    return marks
+
+
+def _answers(table: pa.Table, facts: About) -> Answers:
+    """Return the fewest GPUs on which each system that was run holds the level."""
+    parts = [(panel, crossings.of_panel(table, panel)) for panel in facts.panels]
+    every = {(panel["condition"], name): crossings.fewest(part, name, "", facts.definitions[0], facts.level)
+             for panel, part in parts for name in facts.systems}  # fmt: skip
+    return {key: at for key, at in every.items() if at is not None}
+
+
+def _by_load(facts: About) -> dict[tuple[Any, ...], dict[str, Panel]]:
+    """Return the panels by workload, and then by SLO."""
+    by_load: dict[tuple[Any, ...], dict[str, Panel]] = {}
+    for panel in facts.panels:
+        by_load.setdefault((panel["row"], panel["column"], panel["models"]), {})[_slo(panel)] = panel
+    return by_load
+
+
+def answers(table: pa.Table, facts: About) -> pd.DataFrame:
+    """Return the fewest GPUs as rows, one a (condition, system) that was run."""
+    every = [{"condition": condition, "label": label} | {f"crossing{name}": value for name, value in _named(at).items()}
+             for (condition, label), at in _answers(table, facts).items()]  # fmt: skip
+    return pd.DataFrame(every)
+
+
+def by_slo(facts: About) -> About:
+    """Return the facts with a column of panels for each SLO, and a line for each workload."""
+    rules = list(dict.fromkeys(map(_slo, facts.panels)))
+    panels = tuple({**panel, "row": k, "column": rules.index(_slo(panel)), "slo": "", "slo_scale": None}
+                   for k, load in enumerate(_by_load(facts).values()) for panel in load.values())  # fmt: skip
+    return replace(facts, panels=panels, titles=tuple(f"SLO {slos([rule])}" for rule in rules))
+
+
+def _slo(panel: Panel) -> str:
+    return str(panel["slo"]) if panel["slo_scale"] is None else f"{panel['slo_scale']:g}x{panel['slo']}"
+
+
+def _held(facts: About) -> str:
+    over = f"the mean of {facts.seeds} seeds" if facts.seeds > 1 else "one seed"
+    met = f"{100 * facts.level:g} % of {definition(facts.definitions[0])} SLOs"
+    return f"Fewest GPUs on which {over} meets {met}, by bracketing; numbers in the order of SLOs."
+
+
+def _apart(table: pa.Table) -> Iterator[str]:
+    """Say how many GPUs a GPU for each model takes, if that was run."""
+    rows = table.filter(pc.equal(table["label"].cast(pa.string()), "dedicated"))
+    if len(rows):
+        yield f"A GPU a model (dedicated) takes {pc.max(rows['gpus']).as_py()}."

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.about import About
-from plots import form, style
+from plots import page, style
 from plots.caption import asked, brief, caption, definition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-ROW_IN, HEAD_IN, NAMES_IN, ACROSS = 0.26, 0.46, 1.25, 6  # heights of a part and of what stands above; panels in a line
+ROW_IN, ACROSS = 0.26, 6  # height of a part; panels in a line
 LOST, MOST = style.BLUE, style.ORANGE
 
 
@@ -65,37 +64,23 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     parts = list(dict.fromkeys(frame["part"]))
     places = list(frame.groupby(["condition", "x"], sort=False))
     above = "Above each panel: what the whole system attains. Intervals are 95 %, paired."
-    text, foot = style.foot(brief(table, facts, note, above), 178)
-    lines = -(-len(places) // ACROSS)
-    body = HEAD_IN + ROW_IN * len(parts)
-    height = lines * body + 0.45 + foot
-    page_in = form.width(style.PAGE_IN)
-    figure = Figure(figsize=(page_in, height))
-    ends = frame[["lost", "low", "high", "most"]].to_numpy(np.float64)
-    low, high = np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0)
-    wide = (page_in - NAMES_IN) / min(ACROSS, len(places))
-    for k, (_, bars) in enumerate(places):
-        line, column = divmod(k, ACROSS)
-        bottom = height - 0.05 - (line + 1) * body
-        axis = figure.add_axes(((NAMES_IN + column * wide) / page_in, bottom / height,
-                                (wide - 0.08) / page_in, ROW_IN * len(parts) / height))  # fmt: skip
-        style.name_rows(axis, [textwrap.fill(part, 24) for part in parts], fontsize=6)
-        axis.tick_params(labelleft=not column)
-        axis.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-        _panel(axis, bars.set_index("part").reindex(parts))
-        at = bars.iloc[0]
-        axis.set_title(
-            f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
-        )
-    left = NAMES_IN / page_in
     lost = f"points of {definition(facts.definitions[0])} attainment lost (right: the part helps)"
-    figure.text((1 + left) / 2, (foot + 0.12) / height, lost, ha="center", fontsize=6.5)
-    style.legend(figure, [
-        Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
-        Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),
-        Line2D([], [], color=MOST, marker="D", linestyle="none", markersize=3, label="the model that loses most"),
-    ], 3, handlelength=1.6, columnspacing=1.6)  # fmt: skip
-    style.write_foot(figure, text)
+    names = [textwrap.fill(part, 24) for part in parts]
+    heads = [f"{bars['trace'].iloc[0].partition('+')[0]}\n{bars['offered_rps'].iloc[0]:.3g} req/s, "
+             f"{bars['whole'].iloc[0]:.1f} %" for _, bars in places]  # fmt: skip
+    figure, lines = page.panels(
+        page.grid(len(places), ACROSS, ROW_IN * len(parts)), left_in=page.names_in(names), above_in=0.28, columns=3,
+        handles=[Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
+                 Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),
+                 page.mark("the model that loses most", (MOST, "D"))], text=brief(table, facts, note, above),
+    )  # fmt: skip
+    ends = frame[["lost", "low", "high", "most"]].to_numpy(np.float64)
+    for k, (axis, (_, bars)) in enumerate(zip((axis for line in lines for axis in line), places, strict=True)):
+        page.rows(axis, names, labelled=k % ACROSS == 0)
+        page.ruler(axis.xaxis, np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0))
+        _panel(axis, bars.set_index("part").reindex(parts))
+        axis.set_title(heads[k], fontsize=page.fitting(heads[k], page.length_in(axis.xaxis) + 0.08, 6))
+    page.below(lines[-1], lost)
     return figure
 
 
@@ -105,10 +90,10 @@ def _panel(axis: Axes, bars: pd.DataFrame) -> None:
     for k, (lost, low, high, most) in enumerate(bars[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
         if np.isnan(lost):
             continue
-        told = bool(np.isfinite(low)) and not low <= 0 <= high
-        axis.barh(k, lost, 0.6, color=LOST if told else "white", edgecolor=LOST, linewidth=0.8)
+        sure = bool(np.isfinite(low)) and not low <= 0 <= high
+        axis.barh(k, lost, 0.6, color=LOST if sure else "white", edgecolor=LOST, linewidth=0.8)
         if np.isfinite(low):
-            style.interval(axis, k, (low, high), "#404040")
+            page.interval(axis, k, (low, high), "#404040")
         axis.plot([most], [k], "D", color=MOST, markersize=2.6, zorder=3)
 
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import colorsys
 import contextlib
 import io
 import re
 import textwrap
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
-import numpy as np
 import seaborn as sns
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
 from harness.policy import mix
-from harness.rows import setting, tidy, vetted
+from harness.rows import setting as words
+from harness.rows import tidy, vetted
 from harness.rows.checked import note
-from harness.rows.crossings import MARK
+from harness.rows.crossings import MARK, STANDINGS, Standing, verdict_text
 from harness.rows.record import write_bytes
 from plots import form, hover
 
@@ -50,17 +48,17 @@ class Look(NamedTuple):
     marker: str
     line: Line
 
-    def marks(self, *, hollow: bool = False) -> dict[str, Any]:
-        """Keywords that draw the markers, hollow for what could not run."""
+    def marks(self, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
+        """Keywords that draw the markers, of a size in points; hollow for a bound."""
         face, edge = ("white", self.color) if hollow else (self.color, "white")
         return {"marker": self.marker, "color": self.color, "markerfacecolor": face, "markeredgecolor": edge,
-                "markeredgewidth": 0.8 if hollow else 0.4,
-                "markersize": mpl.rcParams["lines.markersize"] * (1.5 if self.marker == "*" else 1.0)}  # fmt: skip
+                "markeredgewidth": 0.8 if hollow else 0.3,
+                "markersize": size * (1.4 if self.marker == "*" else 1.0)}  # fmt: skip
 
 
 # seaborn's "colorblind" palette (after Okabe and Ito); its pink and yellow vanish in print and are left to the last
 BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = sns.color_palette("colorblind").as_hex()
-MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o", "h")  # all filled: hollow means infeasible
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o", "h")  # all filled: hollow means a bound
 _SOLID: Line = "-"
 _DASHED: Line = (0.0, (4.0, 1.5))
 _LONG: Line = (0.0, (8.0, 1.2))
@@ -85,14 +83,21 @@ SYSTEMS: Mapping[str, Look] = {
     "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
     "unshared": Look("#202020", "*", _DOTTED),
 }
-_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", PINK, YELLOW)
+_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", "#3f7f93", "#7f8c1f")
 
 
 def tints(color: str) -> list[str]:
-    """Three colours of the same hue that differ from it and from each other by lightness: to everyone, and in grey."""
+    """Three colours of the same hue that differ from it and from each other by lightness: to everyone, and in grey.
+
+    None is so light that it is lost on white.
+    """
     red, green, blue = to_rgb(color)
-    dark = colorsys.rgb_to_hls(red, green, blue)[1] < 0.25
-    mixed = ((0.3, 1), (0.5, 1), (0.7, 1)) if dark else ((0.36, 0), (0.42, 1), (0.66, 0))  # share of black 0, white 1
+    light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    mixed = ((0.36, 0), (0.3, 1), (0.66, 0))  # share of black 0, white 1
+    if light < 0.21:
+        mixed = ((0.2, 1), (0.38, 1), (0.57, 1))
+    elif light > 0.55:
+        mixed = ((0.39, 0), (0.2, 0), (0.66, 0))
     return [to_hex((red + w * (end - red), green + w * (end - green), blue + w * (end - blue))) for w, end in mixed]
 
 
@@ -183,20 +188,12 @@ def theme() -> Iterator[None]:
         "font.size": 7,
         "axes.labelsize": 7,
         "axes.titlesize": 7.5,
-        "xtick.labelsize": 6.5,
-        "ytick.labelsize": 6.5,
-        "legend.fontsize": 6.5,
+        "legend.fontsize": 6,
+        "legend.frameon": False,
+        "legend.handlelength": 2.0,
+        "legend.columnspacing": 1.2,
+        "legend.labelspacing": 0.3,
         "axes.linewidth": 0.6,
-        "xtick.major.width": 0.6,
-        "ytick.major.width": 0.6,
-        "xtick.minor.width": 0.4,
-        "ytick.minor.width": 0.4,
-        "xtick.major.size": 2.5,
-        "ytick.major.size": 2.5,
-        "xtick.minor.size": 1.5,
-        "ytick.minor.size": 1.5,
-        "xtick.major.pad": 2,
-        "ytick.major.pad": 2,
         "lines.linewidth": 1.1,
         "lines.markersize": 4.0,
         "axes.grid": True,
@@ -210,6 +207,8 @@ def theme() -> Iterator[None]:
         "axes.unicode_minus": False,
         "text.parse_math": False,  # a name may hold dollar signs
     }
+    ticks = {"labelsize": 6.5, "major.width": 0.6, "major.size": 2.5, "major.pad": 2}
+    ours |= {f"{axis}tick.{key}": value for axis in "xy" for key, value in ticks.items()}
     rc: Any = dict(sns.plotting_context("paper")) | dict(sns.axes_style("ticks")) | ours
     with mpl.rc_context():
         mpl.rcdefaults()
@@ -226,21 +225,65 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 def unchecked(runs: pd.DataFrame) -> str:
     """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
-    return next(
-        (
-            sentence
-            for gpu, host in zip(simulated["gpu"], simulated["host"], strict=True)
-            if (sentence := note(gpu, host))
-        ),
-        "",
-    )
+    pairs = zip(simulated["gpu"], simulated["host"], strict=True)
+    return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
 
 
-def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **more: Any) -> float:
+class Fill(NamedTuple):
+    """Fill of a cell: told apart by colour, in grey by lightness and hatch."""
+
+    color: str
+    hatch: str
+
+
+FILLS: Mapping[str, Fill] = {
+    "ahead": Fill("#9ecae9", ""),
+    "ahead, by less than 25 %": Fill("#bfdcee", ""),
+    "equal within 25 %": Fill("#f2f2f2", ""),
+    "behind, by less than 25 %": Fill("#fae0cc", "//"),
+    "behind": Fill("#f4b183", "////"),
+    "turns": Fill("#e3d4ec", "xx"),
+    "not decided": Fill("#ffffff", ".."),
+    "one case": Fill("#ffffff", ""),
+    "no room": Fill("#e3e3e3", ""),
+}
+
+
+BESIDE_POINTS = 5.2
+
+
+def beside(axis: Axes, y: float, standing: Standing) -> None:
+    """Say at the right of an axis who is ahead, on its colour, and by how much."""
+    under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
+    axis.annotate(verdict(standing), (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0), va="center",
+                  textcoords="offset points", fontsize=BESIDE_POINTS, bbox=under)  # fmt: skip
+
+
+def verdict(standing: Standing) -> str:
+    """Return the words of a verdict; differences, which have signs of their own, stand apart from the verdict's."""
+    sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
+    return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
+
+
+def fills(shown: Collection[str], first: str) -> list[Patch]:
+    """Return the legend of the verdicts in `shown` on the system `first`; a verdict without a sign needs none."""
+    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=signed(says, first))
+            for says, fill in FILLS.items() if says in shown and STANDINGS[says][0]]  # fmt: skip
+
+
+def signed(says: str, first: str) -> str:
+    """Return the sign of a verdict and what it means for the system `first`."""
+    sign, text = STANDINGS[says]
+    return f"{sign}  {first} {text}" if text.startswith(("ahead", "behind")) else f"{sign}  {text}".strip()
+
+
+def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> float:
     """Put the legend on top of a figure, in at most so many columns as fit; returns its height in inches."""
+    for handle in handles:  # a letter takes about 0.05 inches
+        handle.set_label(textwrap.fill(str(handle.get_label()), int(figure.get_figwidth() / 0.054) - 6))
     for count in range(min(columns, len(handles)), 0, -1):
         made = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=count,
-                             frameon=False, borderaxespad=0.1, **more)  # fmt: skip
+                             borderaxespad=0.1)  # fmt: skip
         figure.draw_without_rendering()
         box = made.get_window_extent()
         if box.width <= figure.bbox.width or count == 1:
@@ -249,43 +292,54 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **mo
     return 0.0
 
 
+def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
+    """Write the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, what planners see.
+
+    `spread` says what is drawn of several seeds. Other words stand in place of what the runs say themselves.
+    """
+
+    def each(column: str) -> str:
+        return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
+
+    fit = each("fit")
+    facts = {
+        "trace": f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
+        "models": f"models: {each('models')}",
+        "gpus": mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
+        "machine": each("machine"),
+        "fidelity": words.fidelities(sorted(runs["fidelity"].dropna().unique())),
+        "unchecked": unchecked(runs),
+        "slo": f"SLO {each('slo')}",
+        "spread": spread,
+        "plans": words.plans(runs["plan_origin"].dropna().unique()),
+    }
+    return " · ".join(filter(None, (facts | others).values())) + "."
+
+
+def counted(seeds: Iterable[int]) -> str:
+    """Say how many seeds points have: the least and the most."""
+    fewest, most = min(seeds := list(seeds)), max(seeds)
+    return f"{most}" if fewest == most else f"{fewest} to {most}"
+
+
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
-    """Write the setting: trace and tier, models, GPUs, fidelity, SLO, seeds, and what planners see.
+    """Write the setting, and what could mislead a reader.
 
     `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
     means and intervals are shown unless they are pooled.
     """
-
-    def each(column: str) -> str:
-        return " and ".join(str(x) for x in sorted(runs[column].dropna().unique()))
-
-    fit = each("fit") if "fit" in runs else ""
-    fewest, most = min(seeds := list(seeds)), max(seeds)
-    count = f"{most}" if fewest == most else f"{fewest} to {most}"
-    spread = f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval"
+    count = counted(seeds := list(seeds))
+    spread = f"mean and 95 % interval of {count} seeds" if max(seeds) > 1 else "one run, no interval"
     if pooled:
-        spread = f"{count} seeds together" if most > 1 else "one run"
-    facts = [
-        f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
-        f"models: {each('models')}",
-        mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
-        each("machine") if "machine" in runs else "",
-        setting.fidelities(sorted(runs["fidelity"].dropna().unique())),
-        unchecked(runs),
-        f"SLO {each('slo')}",
-        spread,
-        setting.plans(runs["plan_origin"].dropna().unique()),
-    ]
-    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), unserved(), unvetted(runs), note]
-    told += [TAILS] if "simulated" in each("fidelity") else []
+        spread = f"{count} seeds together" if max(seeds) > 1 else "one run"
+    told = [setting(runs, spread), invalid(runs), unserved(), unvetted(runs), note]
+    told += [TAILS] if "simulated" in set(runs["fidelity"]) else []
     return " ".join(part for part in told if part)
 
 
 def departs(runs: pd.DataFrame) -> str:
     """Name the systems whose engine is not their paper's, and the difference."""
-    if "departs" not in runs:
-        return ""
-    pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
+    pairs = runs.reindex(columns=["label", "departs"]).dropna().drop_duplicates().sort_values(["label", "departs"])
     return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
 
 
@@ -293,7 +347,7 @@ def degrees(runs: pd.DataFrame) -> str:
     """Name the systems that chose their own degrees of parallelism."""
     if "degrees" not in runs:
         return ""
-    told = setting.degrees(zip(runs["label"], runs["degrees"], strict=True))
+    told = words.degrees(zip(runs["label"], runs["degrees"], strict=True))
     return f"{told[0].upper()}{told[1:]}." if told else ""
 
 
@@ -305,9 +359,7 @@ def unserved() -> str:
 
 def invalid(runs: pd.DataFrame) -> str:
     """Name the systems with invalid runs on real servers, and why the first run is invalid."""
-    if "invalid" not in runs:
-        return ""
-    pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
+    pairs = runs.reindex(columns=["label", "invalid"]).dropna().drop_duplicates("label").sort_values("label")
     return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
 
 
@@ -326,73 +378,9 @@ def unvetted_of(systems: Mapping[str, str]) -> str:
     return " ".join(f"{says[mark]}: {', '.join(labels)}." for mark, labels in by.items() if labels)
 
 
-def foot(text: str, letters: int, points: float = 5.0) -> tuple[str, float]:
-    """Wrap a caption at so many letters a line; returns it with the inches that it takes in such a type.
-
-    Without a caption both are nothing.
-    """
-    if not form.ASKED.get().caption:
-        return "", 0.0
-    letters = form.letters(letters)
-    text = textwrap.fill(text, letters)
-    return text, 0.017 * points * (1 + text.count("\n"))
-
-
-def write_foot(figure: Figure, text: str, points: float = 5.0) -> None:
-    """Write a wrapped caption at the foot of a figure."""
-    figure.text(0.01, 0.006, text, fontsize=points, color="#404040", va="bottom", linespacing=1.25)
-
-
 def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
     """Return a system's entry in a legend."""
     return Line2D([], [], linestyle=look.line if line else "", label=called(label), **(look.marks() | more))
-
-
-def name_rows(axis: Axes, names: Sequence[str], **more: Any) -> None:
-    """Name the rows of an axis, the first on top; only the values have a scale."""
-    axis.set_yticks(range(len(names)), list(names), **more)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.grid(visible=False, axis="y")
-    axis.tick_params(axis="y", length=0)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width: float = 0.8) -> None:
-    """Draw an interval as a thin line along x."""
-    axis.plot(ends, [y, y], color=color, linewidth=width, solid_capstyle="butt", zorder=1.5)
-
-
-def below(figure: Figure, text: str, letters: int) -> None:
-    """Write a caption below a constrained figure, so many letters a line, unless none is asked for."""
-    if not form.ASKED.get().caption:
-        return
-    letters = form.letters(letters)
-    text = textwrap.fill(text, letters)
-    figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
-
-
-def alike(axes: Axes, low: float, high: float, band: float) -> None:
-    """Make both axes one logarithm from `low` to `high`, with the line on which they are equal and a band around it."""
-    line = np.array([low, high])
-    axes.fill_between(line, line / band, line * band, color="#000000", alpha=0.1, linewidth=0)
-    axes.plot(line, line, color="#000000", linewidth=0.6)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
-    axes.set_box_aspect(1)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=log_ticks(low, high)))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-        axis.set_minor_formatter(NullFormatter())
-
-
-def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return the digits that have labels on a logarithm, so that there are three or so."""
-    return (1.0, 2.0, 5.0) if high <= 20 * low else (1.0, 3.0) if high <= 200 * low else (1.0,)
-
-
-def alike_key(band: float) -> list[Line2D | Patch]:
-    """Return what a legend says of `alike`: the line and the band."""
-    return [Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
-            Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %")]  # fmt: skip
 
 
 def caps(table: pa.Table) -> str:

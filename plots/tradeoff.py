@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
 from harness.rows import held
 from harness.rows.about import About
-from plots import form, style
+from harness.rows.estimate import Estimate
+from plots import page, style
 from plots.caption import brief, caption, definition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-PANEL_IN, BELOW_IN = 1.75, 0.62  # height of the panels, and of what stands below them
-LOOKS = tuple(zip((style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.RED, style.SKY), style.MARKERS,
-                  style.LINES, strict=False))  # fmt: skip
+COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.RED, style.SKY)
+LOOKS = tuple(map(style.Look, COLORS, style.MARKERS, style.LINES))
 ENDS = ("mean", "low", "high")
 
 
@@ -30,18 +29,15 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, setting); attainment as a share, GPU-hours a day."""
     rows = [
         {"condition": panel["name"], "trace": panel["trace"], "gpus": setting.gpus, "setting": setting.name}
-        | {f"met_{end}": _number(getattr(setting.met, end)) for end in ENDS}
-        | {"worst": setting.worst.mean}
-        | {f"gpu_h_{end}": _number(getattr(setting.gpu_h, end)) for end in ENDS}
+        | _ends("met", setting.met) | {"worst": setting.worst.mean} | _ends("gpu_h", setting.gpu_h)
         | {"loads": setting.loads}
-        for panel, settings in held.panels(table, facts)
-        for setting in settings
-    ]
+        for panel, settings in held.panels(table, facts) for setting in settings
+    ]  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _number(end: float | None) -> float:
-    return math.nan if end is None else end
+def _ends(name: str, e: Estimate) -> dict[str, float]:
+    return {f"{name}_{end}": math.nan if (x := getattr(e, end)) is None else x for end in ENDS}
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
@@ -50,53 +46,40 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     if not len(frame):
         raise UserError("nothing to draw: no run of this study tells for how long weights held its GPUs")
     names = [name for name in facts.systems if name in set(frame["setting"])]
-    text, foot = style.foot(brief(table, facts, note, _told(facts)), 178)
-    page_in = form.width(style.PAGE_IN)
-    figure = Figure(figsize=(page_in, 1))
-    by_name = dict(zip(dict.fromkeys(frame["condition"]), LOOKS, strict=False))
-    handles = [Line2D([], [], color=color, marker=marker, linestyle=line, label=textwrap.fill(name, 60))
-               for name, (color, marker, line) in by_name.items()]  # fmt: skip
-    top = style.legend(figure, handles, 2, handlelength=2.6, columnspacing=1.4) + 0.12
-    height = top + PANEL_IN + BELOW_IN + foot
-    figure.set_size_inches(page_in, height)
-    grid = figure.add_gridspec(1, 3, left=0.065, right=0.985, wspace=0.28, top=1 - top / height,
-                               bottom=(foot + BELOW_IN) / height)  # fmt: skip
-    met, spent, both = (figure.add_subplot(grid[0, k]) for k in range(3))
     share = f"{definition(facts.definitions[0])} SLOs met (%)"
-    for condition, (color, marker, line) in by_name.items():
+    room = [page.words_in(name, 6) for name in names]
+    turned = sum(room) + 0.06 * len(room) > 1.7
+    by_name = dict(zip(dict.fromkeys(frame["condition"]), LOOKS, strict=False))
+    figure, ((met, spent, both),) = page.panels(
+        [(3, 1.75)], left_in=0.45, beside_in=0.5, right_in=0.12, above_in=0.12, columns=2,
+        below_in=0.28 + (max(room) if turned else 0.08),
+        handles=[Line2D([], [], linestyle=look.line, label=name, **look.marks()) for name, look in by_name.items()],
+        text=brief(table, facts, note, _told(facts)),
+    )  # fmt: skip
+    for condition, look in by_name.items():
         mine = frame[frame["condition"] == condition].set_index("setting").reindex(names)
-        drawn = {"color": color, "marker": marker, "linestyle": line, "linewidth": 0.9, "markersize": 3.2}
-        at = range(len(names))
-        met.plot(at, 100 * mine["met_mean"], **drawn)
-        met.vlines(at, 100 * mine["met_low"], 100 * mine["met_high"], color=color, linewidth=0.6)
-        spent.plot(at, mine["gpu_h_mean"], **drawn)
-        spent.vlines(at, mine["gpu_h_low"], mine["gpu_h_high"], color=color, linewidth=0.6)
-        both.plot(mine["gpu_h_mean"], 100 * mine["met_mean"], **drawn)
+        (y, low, high), hours = (100 * mine[f"met_{end}"] for end in ENDS), [mine[f"gpu_h_{end}"] for end in ENDS]
+        page.curve(met, range(len(names)), y, look, low, high, bars=True)
+        page.curve(spent, range(len(names)), hours[0], look, *hours[1:], bars=True)
+        page.curve(both, hours[0], y, look)
     for axis, label in ((met, share), (spent, "GPU-hours a day")):
-        axis.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor", fontsize=6)
+        axis.set_xticks(range(len(names)), names, rotation=90 * turned, fontsize=6)
         axis.set_xlabel(next(iter(facts.titles), "setting"), fontsize=6.5, labelpad=1)
         axis.set_ylabel(label, fontsize=6.5)
-    both.set_xlabel("GPU-hours a day (fewer is better)", fontsize=6.5)
+    page.below([both], "GPU-hours a day (fewer is better)")
     both.set_ylabel(share, fontsize=6.5)
-    spent.set_ylim(bottom=0)
-    both.set_xlim(left=0)
+    page.ruler(both.xaxis, 0.0, frame["gpu_h_mean"].max())
+    page.ruler(spent.yaxis, 0.0, np.nanmax(frame[["gpu_h_mean", "gpu_h_high"]].to_numpy(np.float64)))
+    least = np.nanmin(frame[["met_mean", "met_low"]].to_numpy(np.float64))
     for axis in (met, both):
-        _level(axis, 100 * facts.level)
-    style.write_foot(figure, text)
+        axis.axhline(100 * facts.level, color="#808080", linewidth=0.6, linestyle=page.LEVEL)
+        page.ruler(axis.yaxis, 100 * min(facts.level, least), 100.0)
     return figure
 
 
-def _level(axis: Axes, percent: float) -> None:
-    """Mark the level, and end the axis of attainment at 100 %."""
-    axis.axhline(percent, color="#808080", linewidth=0.6, linestyle=(0, (4, 2)))
-    axis.set_ylim(top=101.0)
-
-
 def _told(facts: About) -> str:
-    return (
-        f"Settings in the study's order; dashed: {100 * facts.level:g} %. GPU-hours: weights on a GPU or on their "
-        "way to it, of whole runs. Bars are 95 % intervals."
-    )
+    settings = f"Settings in the study's order; dashed: {100 * facts.level:g} %."
+    return f"{settings} GPU-hours: weights on a GPU or on their way to it, of whole runs. Bars are 95 % intervals."
 
 
 def told(table: pa.Table, facts: About, note: str = "") -> str:

@@ -125,7 +125,7 @@ def _profiles(out: Path | None) -> None:
     from harness.calibrate import kernels
     from harness.calibrate.tables import Table
     from harness.engines.costs import quantities
-    from plots import fig_cost_fit
+    from plots import scatter
 
     for stem, file in kernels.fit(click.echo).items():
         _write(Table(stem, file, lambda _: ()), _tables(out) / f"{stem}.toml")
@@ -134,7 +134,7 @@ def _profiles(out: Path | None) -> None:
     quantities.forget()
     for what, ours, published in kernels.anchors():
         click.echo(f"{what}: {ours:.2f}x, published {published:.2f}x ({ours / published - 1:+.0%})")
-    paths = fig_cost_fit.render(kernels.points(), DRAWN, "bench calibrate profiles")
+    paths = scatter.render(scatter.kernels, kernels.points(), DRAWN, "bench calibrate profiles")
     click.echo(" · ".join(short_path(path) for path in paths))
 
 
@@ -167,7 +167,7 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
     from harness.policy.fields import asked
     from harness.policy.types import GIB
     from harness.validate import torch_timed
-    from plots import fig_calibrate
+    from plots import scatter
     from workloads.models import model_set, named, shape
 
     make, names = engines.find(engine), tuple(dict.fromkeys(named(name.strip()) for name in models.split(",")))
@@ -185,7 +185,7 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
     _write(table, path, user=True)
     command = f"bench calibrate {engine} -o {short_path(folder)}"
     note = f"Real: {table.file['name']}. Fitted: the cost table."
-    paths = fig_calibrate.render(steps.points(fitted), stem, command, note)
+    paths = scatter.render(scatter.steps, steps.points(fitted), stem, command, note)
     click.echo(" · ".join(short_path(path) for path in paths))
     click.echo(f"wrote {short_path(path)} (--table takes it)")
     click.echo(f"next: bench validate --engine {engine} --table {short_path(path)}")

@@ -228,10 +228,11 @@ def _measured(
     if plot:
         _draw_staggered(ran, out if only else None)
     if plot and frame is not None and len(frame):
-        from plots import fig_validate
+        from plots import scatter
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        paths = fig_validate.render(frame, stem, f"bench validate {' '.join(map(short_path, folders))}")
+        command = f"bench validate {' '.join(map(short_path, folders))}"
+        paths = scatter.render(scatter.runs, frame, stem, command)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
@@ -272,13 +273,13 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
 
         from harness.rows.record import write_bytes
         from harness.validate.page import compared
-        from plots import fig_predicted
+        from plots import scatter
 
         stem.parent.mkdir(parents=True, exist_ok=True)
         who = "Torch's devices: emulated" if devices else "Servers: real"
         caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
-        paths = fig_predicted.render(pd.DataFrame(cells), comparison.attainment, stem, command, caption)
+        paths = scatter.render(scatter.servers, pd.DataFrame(cells), stem, command, comparison.attainment, caption)
         page = compared(command, told, pairs, cells, comparison.attainment, met, laid)
         write_bytes(stem.with_suffix(".md"), page.encode())
         click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))

@@ -17,7 +17,7 @@ import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
-from plots import caption, fig_study, fleet, lines, matrix, parts, steps, style
+from plots import caption, fig_study, lines, matrix, overview, parts, style
 from tests.harness.study.study_table import met
 from tests.plots.test_plots import GRID, PLAIN, lightness, rows, xs
 
@@ -142,7 +142,9 @@ def test_what_is_no_study_is_one_line_and_a_table_alone_has_no_figure(tmp_path: 
 def test_curves_say_what_they_show() -> None:
     facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 to 5 x h100 | simulated | SLO 5 x P95
         | mean and 95 % interval of 3 seeds | oracle: plans know the trace | at 6 (heavy8, hyperbolic-like)
-        | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
+        | windows cut to 600 of 7200 s
+        | Not drawn where the models do not fit: static. | 2 runs are stale
+        | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
         | At least 2,700 requests a point, over its seeds."""
     text = written(drawn_lines())
@@ -183,7 +185,7 @@ def test_curves_say_which_caps_of_the_engine_bound() -> None:
     )
 
 
-def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
+def test_crossings_are_dashed_and_what_does_not_fit_is_not_drawn() -> None:
     figure = drawn_lines()
     upright = [
         xs(line)[0]
@@ -192,7 +194,10 @@ def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
         if list(np.asarray(line.get_ydata(), np.float64)) == [0, 1] and line.is_dashed()
     ]
     assert sorted({round(x, 2) for x in upright}) == [2.0, 3.75, 4.0, 15.0]
-    assert "white" in {line.get_markerfacecolor() for line in figure.axes[4].lines}
+    assert "white" not in {line.get_markerfacecolor() for line in figure.axes[4].lines}
+    static = [line for line in figure.axes[5].lines if line.get_color() == style.SYSTEMS["static"].color]
+    assert all(2.0 not in xs(line) for line in static)  # of TPOT, which all that ran meet
+    assert any(3.0 in xs(line) for line in static)
 
 
 def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None:
@@ -248,7 +253,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     knees = {"fair default": (4.0, 4.0), "more (cumulative)": (8.0, 2.0), "most (cumulative)": (8.0, 1.0),
              "more (alone)": (8.0, 4.0)}  # fmt: skip
     table = measured(*(run for name, (ours, theirs) in knees.items() for run in ratio_rows(name, ours, theirs)))
-    points = steps.points(table, facts)
+    points = matrix.points(table, facts)
     assert list(points["ratio"].unique()) == ["prism / static"]  # of systems that take part
     assert list(points["step"]) == [0, 1, 2, 1]
     assert list(points["standing"]) == ["equal within 25 %", "ahead", "ahead", "ahead"]
@@ -256,18 +261,22 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     assert [points.loc[1, f"at_{k}"] for k in (1, 2, 3)] == [1.0, 4.0, 16.0]  # differences stand in the CSV
     assert points.loc[1, "gap_2"] == pytest.approx(100 * (met(4.0, 8.0) - met(4.0, 2.0)))
     with style.theme():
-        figure = steps.draw(table, facts)
+        figure = matrix.draw(table, facts)
     (axis,) = figure.axes
     assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
-    walks = [xs(line) for line in axis.get_lines() if line.get_drawstyle() == "steps-post"]
-    assert [len(walk) for walk in walks] == [2]  # a corner a step; beside it what stands alone, and a band's other end
+    assert [label.get_text() for label in axis.get_xticklabels()] == [
+        f"prism /\nstatic\n{after}\n(paper: 2x)" for after in (matrix.SO_FAR, matrix.ALONE)
+    ]
+    written_in = {text.get_position(): text.get_text() for text in axis.texts if text.get_text()}
+    ratios = {(x, round(y)): text for (x, y), text in written_in.items() if text.endswith("x")}
+    assert ratios == {(0, 0): "= 1.00x", (0, 1): "+ 4.00x", (0, 2): "+ >8.00x", (1, 1): "+ 2.00x"}
     for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.",
                  "At least 2,700 requests a point, over its seeds.",
                  "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
-    with pytest.raises(UserError, match="no condition has a ratio"):
-        steps.draw(table, replace(facts, claims=()))
+    with pytest.raises(UserError, match="no claim of this study is a ratio"):
+        matrix.draw(table, replace(facts, claims=()))
 
 
 def test_a_matrix_is_filled_by_who_is_ahead() -> None:
@@ -281,9 +290,10 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
     texts = [text.get_text() for text in axis.texts]
-    assert texts[:1] + texts[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16 req/s"]
+    assert texts[:1] + texts[2:] == ["+ 4.00x", "=  (0.0, 0.0, 0.0)", "points at 1, 4, 16 req/s"]
     filled = [patch.get_facecolor() for patch in axis.patches]
-    assert len(set(filled)) == 3  # what has no room leaves nobody ahead
+    assert len(set(filled)) == 2  # what has no room is no row
+    assert "Left out, as one of the two never fits: narrow." in written(figure)
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
         matrix.draw(table, replace(facts, claims=()))
 
@@ -300,15 +310,15 @@ def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.texts] == ["0.50 to 4.00x", "1 of 2 above 1"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a log"]
-    assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(matrix.FILLS["one case"].color)]
+    assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(style.FILLS["one case"].color)]
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in written(figure)
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in matrix.told(table, facts)
     assert len(matrix.points(table, facts)) == 2  # apart
 
 
 def test_hatches_and_lightness_tell_standings_apart_in_grey() -> None:
-    kinds = {(fill.hatch, int(lightness(fill.color)) // 8) for fill in matrix.FILLS.values()}
-    assert len(kinds) == len(matrix.FILLS) == len(crossings.STANDINGS)
+    kinds = {(fill.hatch, int(lightness(fill.color)) // 4) for fill in style.FILLS.values()}
+    assert len(kinds) == len(style.FILLS) == len(crossings.STANDINGS)
 
 
 def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
@@ -320,19 +330,19 @@ def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
           for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 99), ("10xP95", "prism", 2))
           for gpus in (2, 4, 16) for seed in range(3))
     )  # fmt: skip
-    points = fleet.points(table, facts)
-    answers = points[points["answer"]]
-    assert dict(zip(answers["slo"], answers["gpus"], strict=True)) == {"5xP95": 4, "10xP95": 2}
-    assert points["low"].min() == pytest.approx(0.95)
+    points = lines.points(table, facts)
+    answers = points[points["crossing_is"] != ">"].drop_duplicates("slo")
+    assert dict(zip(answers["slo"], answers["crossing"], strict=True)) == {"5xP95": 4, "10xP95": 2}
+    assert points["ttft_mean"].min() == pytest.approx(0.96)
     with style.theme():
-        figure = fleet.draw(table, facts)
-    dotted = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 0.5]]
-              for axis in figure.axes]  # fmt: skip
-    assert dotted == [[4.0], [2.0]]
-    assert [axis.get_title() for axis in figure.axes] == ["SLO 5 x P95 alone", "SLO 10 x P95 alone"]
-    assert figure.axes[0].get_ylabel() == "hyperbolic-like\n6 req/s\nTTFT SLO met (%)"
-    assert "mean, least and most of 3 seeds" in written(figure)
-    assert "SLO 5 to 10 x P95" in written(figure)
+        figure = lines.draw(table, facts)
+    drops = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 1]
+              and line.get_color() == style.SYSTEMS["prism"].color] for axis in figure.axes]  # fmt: skip
+    assert drops == [[4.0], []]  # 2 is the least that was tried: a bound
+    words = written(figure)
+    for fact in ("SLO 5 x P95 alone SLO 10 x P95 alone", "GPUs (8 models, hyperbolic-like, 6 req/s)",
+                 "mean and 95 % interval of 3 seeds"):  # fmt: skip
+        assert fact in words, fact
 
 
 def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() -> None:
@@ -348,14 +358,14 @@ def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() 
           for gpus in (2, 4, 16))
     )  # fmt: skip
     with style.theme():
-        first, *others = fleet.pages(table, facts)
-    assert (len(first.axes), len(others)) == (fleet.MOST, 1)
+        first, *others = lines.pages(table, facts)
+    assert (len(first.axes), len(others)) == (overview.LOADS, 1)
     axis = first.axes[0]
     marks = [(xs(line)[0], line.get_marker(), line.get_markerfacecolor()) for line in axis.lines]
-    assert [x for x, marker, _ in marks if marker in fleet.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
-    assert [x for x, marker, _ in marks if marker == "D"] == [8.0]  # half of static's 16, in prism's row
+    assert [x for x, marker, _ in marks if marker in overview.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
+    assert [x for x, marker, _ in marks if marker == "x"] == [8.0]  # half of static's 16, in prism's row
     assert marks[-1][2] == "white"  # a bound
-    assert [text.get_text() for text in axis.texts] == ["4 / 2", "16 / >16"]
+    assert [text.get_text() for text in axis.texts] == ["4 / ≤2", "16 / >16"]
     assert axis.get_title("left") == "(a) hyperbolic-like, 6 req/s"
     assert "Fewest GPUs on which the mean of 3 seeds meets 99 % of TTFT SLOs" in written(first)
     assert max(len(text.get_text().split()) for text in first.texts) <= caption.WORDS

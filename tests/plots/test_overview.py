@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from harness.rows import tidy
 from harness.rows.about import About
 from harness.rows.crossings import verdict_text
-from plots import caption, fig_compare, fig_study, lines, matrix, overview, steps, style
+from plots import caption, fig_compare, fig_study, lines, matrix, overview, style
 from tests.cases import cases
 from tests.plots.test_fig_study import about, claim, panel, stored
 from tests.plots.test_plots import PLAIN, rows
@@ -125,7 +125,7 @@ def test_a_flat_cell_shows_three_differences_instead_of_a_ratio() -> None:
         return {"condition": "open", "x": x, "label": label, "seed": seed, "values": {"ttft": 1.0 - lost}}
 
     table = measured(*(run(label, x, seed) for label in ("prism", "static") for x in XS for seed in range(3)))
-    (words,) = [text for text in texts(drawn(table, about("lines", FITTED))) if text.endswith("points")]
+    (words,) = [text for text in texts(drawn(table, about("lines", FITTED))) if text.endswith("points)")]
     assert words.count(",") == 2
     assert "x" not in words
 
@@ -171,7 +171,7 @@ LONG = "A note " + "of many words " * 40
 def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
     steps_of = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
     with style.theme():
-        figures = [overview.draw(TABLE, FACTS, note), steps.draw(TABLE, steps_of, note),
+        figures = [overview.draw(TABLE, FACTS, note), matrix.draw(TABLE, steps_of, note),
                    matrix.draw(TABLE, replace(steps_of, layout="matrix"), note)]  # fmt: skip
     for figure in figures:
         assert figure is not None

@@ -14,7 +14,7 @@ from harness.calibrate.tables import Table
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.validate import hosts
-from plots import fig_cost_fit
+from plots import scatter
 from tests.cases import cases
 from tests.harness.cli.test_cli import ok
 from tests.harness.engines.servers.test_stub import fails
@@ -77,5 +77,4 @@ def test_others_that_take_cores_are_told_once() -> None:
 
 def test_every_kind_with_measured_rows_has_a_mark_in_the_figure() -> None:
     kinds = profiles.FOLDERS.keys() | profiles.ENGINES.keys()
-    assert kinds <= fig_cost_fit.COLORS.keys()
-    assert kinds <= fig_cost_fit.MARKERS.keys()
+    assert kinds <= scatter.GPUS.keys()

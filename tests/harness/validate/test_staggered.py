@@ -239,7 +239,7 @@ def test_the_figure_shows_both_systems_by_peak_and_by_instance() -> None:
         single = fig_staggered.draw(points[points["system"] == "static"], "six models")
     assert [len(axes.get_lines()) for axes in figure.axes] == [4, 4, 12, 12]
     assert [len(axes.get_lines()) for axes in single.axes] == [2, 2, 12, 0]
-    text = " ".join(str(figure.get_supxlabel()).split())
+    text = " ".join(" ".join(text.get_text() for text in figure.texts).split())
     assert "a guess" in text
     assert text.startswith("six models on one card")
 

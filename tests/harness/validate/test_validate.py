@@ -19,7 +19,7 @@ from harness.validate import idle, measured, names
 from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
 from harness.validate.page import page
 from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
-from plots import fig_validate, style
+from plots import scatter, style
 from tests.cases import cases
 from traces.prefix import seen_tokens
 from workloads.models import repos
@@ -489,7 +489,7 @@ def test_rows_left_out_of_a_fit_are_hollow() -> None:
           "measured": 10.0 ** k, "ours": 11.0 ** k, "fitted": k == 1, "unscored": ""} for k in (1, 2, 3)]
     )  # fmt: skip
     with style.theme():
-        figure = fig_validate.draw(frame)
+        figure = scatter.runs(frame)
     (axes,) = figure.axes
     points = [line for line in axes.get_lines() if line.get_marker() == "o"]
     assert sorted((len(line.get_xdata()), line.get_markerfacecolor() == "white") for line in points) == [  # type: ignore[arg-type]

@@ -1,0 +1,286 @@
+"""Panels under a legend and above a caption, and what is drawn in them: scales, curves, rows, points on a diagonal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from plots import form, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from numpy.typing import ArrayLike, NDArray
+
+    from plots.style import Look
+
+    Handle = Line2D | Patch
+
+LEVEL: Any = (0, (4, 2))  # dashes of a level that is to be reached, or of what is equal
+CAPTION_POINTS = 5.0
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+DIGITS = ((1, 2, 5), (1, 3), (1,))  # that have labels on a logarithm: the first of these that leave room
+BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # of a legend's entry for every system
+
+# ------------------------------------------------------------------ a page
+
+
+def panels(
+    lines: Sequence[tuple[int, float]], *, wide_in: float = style.PAGE_IN, left_in: float = 0.5,
+    beside_in: float = 0.1, right_in: float | None = None, head_in: float = 0.0, above_in: float = 0.25,
+    below_in: float = 0.36, foot_in: float = 0.0, stretch: bool = False, handles: Sequence[Handle] = (),
+    columns: int = 4, text: str = "",
+) -> tuple[Figure, list[list[Axes]]]:  # fmt: skip
+    """Lay out lines of panels below a legend and above a caption; returns the figure and its panels by line.
+
+    `lines` has the panels and their height (0: as high as wide) of each line from the top. All panels are as wide,
+    unless few ones `stretch` over their line. Words at the left of a line, beside a panel, at the right of the last one
+    (None: as beside others), above and below a panel, above the first line and below the last one have the inches that
+    are named for them.
+    """
+    width = form.width(wide_in)
+    across = max(count for count, _ in lines)
+    room = width - left_in + (0.0 if right_in is None else beside_in - right_in)
+    cells = [room / (count if stretch else across) for count, _ in lines]
+    heights = [high or cell - beside_in for cell, (_, high) in zip(cells, lines, strict=True)]
+    figure = Figure(figsize=(width, 1))
+    top = style.legend(figure, handles, columns) if handles else 0.0
+    text = wrapped(text, width - 0.12, CAPTION_POINTS) if form.ASKED.get().caption else ""
+    foot = foot_in + (0.017 * CAPTION_POINTS * (1 + text.count("\n")) + 0.03 if text else 0.0)
+    height = top + head_in + sum(above_in + high + below_in for high in heights) + foot
+    figure.set_size_inches(width, height)
+    at = height - top - head_in
+    made: list[list[Axes]] = []
+    for (count, _), cell, high in zip(lines, cells, heights, strict=True):
+        at -= above_in + high
+        made.append([figure.add_axes(((left_in + k * cell) / width, at / height, (cell - beside_in) / width,
+                                      high / height)) for k in range(count)])  # fmt: skip
+        at -= below_in
+    for axis in (axis for line in made for axis in line):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.text(0.06 / width, 0.03 / height, text, fontsize=CAPTION_POINTS, color="#404040", va="bottom",
+                linespacing=1.25)  # fmt: skip
+    return figure, made
+
+
+def grid(count: int, across: int, high_in: float) -> list[tuple[int, float]]:
+    """Return lines of panels for `panels`, at most so many across."""
+    return [(min(across, count - k), high_in) for k in range(0, count, across)]
+
+
+def words_in(text: str, points: float) -> float:
+    """Return the inches that a line of text takes in a type."""
+    return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)[0]) / 72
+
+
+def wrapped(text: str, inches: float, points: float) -> str:
+    """Wrap a text to lines that fit so many inches; a word that is longer has a line of its own."""
+    lines = list[str]()
+    for part in text.split("\n"):
+        lines.append("")
+        for word in part.split():
+            longer = f"{lines[-1]} {word}".strip()
+            if lines[-1] and words_in(longer, points) > inches:
+                lines.append(word)
+            else:
+                lines[-1] = longer
+    return "\n".join(lines)
+
+
+def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **more: Any) -> None:
+    """Write a title at the left above a panel, smaller where it is longer than that and `more_in` beside it."""
+    axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
+
+
+def named(axis: Axes, heading: str, x: str, y: str) -> None:
+    """Write the title of a panel and the words of its axes, smaller where they are longer than these."""
+    title(axis, heading)
+    axis.set_xlabel(x, fontsize=fitting(x, length_in(axis.xaxis) + 0.1, 6.5), labelpad=1)
+    axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
+
+
+def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
+    """Write what a line of panels has on its axis below the middle of it, smaller where it is long."""
+    figure = axes[0].get_figure(root=True)
+    assert figure is not None
+    (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
+    figure.text((first.x0 + last.x1) / 2, first.y0 - 0.23 / height, text, ha="center", va="center",
+                fontsize=fitting(text, (last.x1 - first.x0) * width, points))  # fmt: skip
+
+
+def fitting(text: str, inches: float, points: float) -> float:
+    """Return the type, at most `points`, in which each line of a text fits so many inches."""
+    return points * min(1.0, inches / max(1e-9, *(words_in(line, points) for line in text.split("\n"))))
+
+
+# ------------------------------------------------------------------ scales
+
+
+def length_in(axis: Axis) -> float:
+    """Return the inches of an axis."""
+    axes, figure = axis.axes, axis.axes.get_figure(root=True)
+    assert figure is not None
+    place, (width, height) = axes.get_position(), figure.get_size_inches()
+    return float(place.width * width if axis is axes.xaxis else place.height * height)
+
+
+def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool = False, share: float = 0.03) -> None:
+    """Scale an axis to its data, with labels at round numbers that leave each other room.
+
+    The axis ends a `share` of it beyond the data, so that marks are whole. Whole numbers have no others between them.
+    """
+    axes, flat = axis.axes, axis is axis.axes.xaxis
+    log = log and low > 0
+    ends = np.log10([low, high]) if log else np.array([low, high], np.float64)
+    space = share * (ends[1] - ends[0]) or (0.5 if whole and not log else 0.04)
+    ends += (0.0 if low == 0 else -space, space)
+    values = 10**ends if log else ends
+    shown = ticks(float(values[0]), float(values[1]), length_in(axis), flat=flat, log=log, whole=whole)
+    (axes.set_xscale if flat else axes.set_yscale)("log" if log else "linear")
+    (axes.set_xlim if flat else axes.set_ylim)(*values)
+    axis.set_major_locator(FixedLocator(shown))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.7g}"))
+
+
+def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whole: bool = False) -> list[float]:
+    """Return the round numbers within an axis of so many inches: as many as leave each other room, and two at least."""
+    size = mpl.rcParams["xtick.labelsize" if flat else "ytick.labelsize"]
+    first, last = (math.log10(low), math.log10(high)) if log else (low, high)
+
+    def fits(values: Sequence[float]) -> bool:
+        at = [((math.log10(x) if log else x) - first) / (last - first) * inches for x in values]
+        room = [words_in(f"{x:,.7g}0", size) if flat else 1.6 * size / 72 for x in values]
+        return all(b - a >= (p + q) / 2 for a, b, p, q in zip(at, at[1:], room, room[1:], strict=False))
+
+    if log and whole:
+        values = [float(2**k) for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
+        if len(values) > 2 and fits(values):
+            return values
+    elif log:
+        decades = range(math.floor(first), math.ceil(last) + 1)
+        choices = [(digits, 1) for digits in DIGITS] + [((1,), step) for step in (2, 3, 4, 6)]
+        for digits, step in choices:
+            values = [d * 10.0**k for k in decades if k % step == 0 for d in digits]
+            values = [float(f"{x:.6g}") for x in values if low <= x <= high]
+            if len(values) > 1 and fits(values):
+                return values
+    for most in range(9 if whole else 7, 0, -1):
+        locator = MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole)
+        values = [float(f"{x:.6g}") for x in locator.tick_values(low, high) if low <= x <= high]
+        if fits(values):
+            return values
+    return []
+
+
+# ------------------------------------------------------------------ marks
+
+
+def curve(
+    axis: Axes, x: ArrayLike, y: ArrayLike, look: Look, low: ArrayLike | None = None, high: ArrayLike | None = None, *,
+    bars: bool = False, line: bool = True, width: float = 0.9, size: float = 3.2, least: float = -math.inf,
+    z: float = 3.0, **marks: Any,
+) -> None:  # fmt: skip
+    """Draw a system's line with its marks, and what lies between `low` and `high` as a band, or as `bars`.
+
+    Marks below `least`, where the axis begins, are left out, as is what is not finite.
+    """
+    at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    values = np.where(np.isfinite(values), values, np.nan)
+    if low is not None and high is not None:
+        ends = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        if bars:
+            axis.vlines(at, *ends, color=look.color, linewidth=0.6 * width, alpha=0.7, zorder=z)
+        else:
+            sure = np.isfinite(values) & np.isfinite(ends[0])
+            axis.fill_between(at, *ends, where=sure, color=look.color, alpha=0.15, linewidth=0)
+    if line:
+        axis.plot(at, values, linestyle=look.line, color=look.color, linewidth=width, zorder=z)
+    some = values >= least
+    axis.plot(at[some], values[some], linestyle="", zorder=z, clip_on=False, **look.marks(size=size) | marks)
+
+
+def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width: float = 0.8) -> None:
+    """Draw an interval as a thin line along x."""
+    axis.plot(ends, [y, y], color=color, linewidth=width, solid_capstyle="butt", zorder=1.5)
+
+
+def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: bool = False, points: float = 6) -> None:
+    """Name the rows of an axis, the first on top; only the values have a scale."""
+    axis.set_yticks(range(len(names)), list(names), fontsize=points)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+    axis.tick_params(axis="y", length=0, labelleft=labelled)
+    for k in range(0, len(names) if shaded else 0, 2):
+        axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
+
+
+def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
+    """Draw a bar a row from 0 to a value, in a color, and words at the right of it and of what lies beyond its end."""
+    for y, (value, color, text, beyond) in enumerate(rows):
+        axis.barh(y, value, 0.7, color=color)
+        axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)
+    free = [max(0.2, 1 - (0.1 + words_in(text, 5.5)) / length_in(axis.xaxis)) for _, _, text, _ in rows]
+    ruler(axis.xaxis, 0, max(most, *(max(row[0], row[3]) / share for row, share in zip(rows, free, strict=True))))
+    axis.set_xticks([x for x in axis.get_xticks() if x <= most])
+
+
+def names_in(names: Sequence[str], points: float = 6) -> float:
+    """Return the inches that the names of rows take at the left of an axis."""
+    return 0.12 + max(words_in(line, points) for name in names for line in name.split("\n"))
+
+
+# ------------------------------------------------------------------ two values of the same thing
+
+
+def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1.0) -> None:
+    """Scale both axes alike, by the logarithm, with the line on which they are equal and a band around it.
+
+    The axes hold all values, and a factor of `least` or more.
+    """
+    low, high = (values.min(), values.max()) if values.size else (1.0, 10.0)
+    wider = max(1.2, (least * low / high) ** 0.5)
+    ends = np.array([low / wider, high * wider])
+    axis.fill_between(ends, ends / band, ends * band, color="#000000", alpha=0.1, linewidth=0)
+    axis.plot(ends, ends, color="#000000", linewidth=0.6)
+    for each in (axis.xaxis, axis.yaxis):
+        ruler(each, float(ends[0]), float(ends[1]), log=True, share=0.0)
+    axis.set_yticks(axis.get_xticks())
+
+
+def alike_key(band: float) -> list[Handle]:
+    """Return what a legend says of `alike`: the line and the band."""
+    return [Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
+            Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %")]  # fmt: skip
+
+
+def scatter(
+    axis: Axes, x: ArrayLike, y: ArrayLike, look: tuple[str, str], *, hollow: bool = False, **more: Any
+) -> None:
+    """Draw points of a colour and a marker, hollow where they were left out of a fit."""
+    color, marker = look
+    marks: dict[str, Any] = {"markersize": 2.8, "markeredgewidth": 0.5}
+    axis.plot(x, y, linestyle="", marker=marker, color=color, markerfacecolor="white" if hollow else color,
+              **marks | more)  # fmt: skip
+
+
+def mark(label: str, look: tuple[str, str] = (BOTH["color"], "o"), *, hollow: bool = False) -> Line2D:
+    """Return the entry of a legend for `scatter`."""
+    color, marker = look
+    return Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=color, label=label,
+                  markerfacecolor="white" if hollow else color)  # fmt: skip
+
+
+def dashed(label: str, color: str = "#606060") -> Line2D:
+    """Return the entry of a legend for a level."""
+    return Line2D([], [], color=color, linewidth=0.7, linestyle=LEVEL, label=label)
