@@ -34,19 +34,18 @@ TAIL = """
 
 ### The torch engine, every system on real kernels
 
-From [results/README.md](../results/README.md):
+From [results/cpu/torch](../results/cpu/torch/README.md):
 
-```{include} ../results/README.md
-:start-after: "<!-- torch -->"
-:end-before: "<!-- /torch -->"
+```{include} ../results/cpu/torch/README.md
+:start-after: "# The torch engine"
 :relative-images:
 ```
 
 ### vLLM on a processor
 
-From [results/README.md](../results/README.md):
+From [results/cpu](../results/cpu/README.md):
 
-```{include} ../results/README.md
+```{include} ../results/cpu/README.md
 :start-after: "<!-- vllm -->"
 :end-before: "<!-- /vllm -->"
 :relative-images:

@@ -1,4 +1,4 @@
-"""The section of results/README.md on the torch engine, from its files: `python -m harness.validate.torch_section`.
+"""The section of results/cpu/torch/README.md, from the files beside it: `python -m harness.validate.torch_section`.
 
     torch-cpu.toml        bench calibrate torch+wide=4 --models llama-3.1-8b -o results/cpu/torch
     validate.md, .png     bench validate --engine torch --table ... -o results/cpu/torch/validate
@@ -20,7 +20,8 @@ from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows.record import write_bytes
 
-README, FOLDER = ROOT / "results/README.md", ROOT / "results/cpu/torch"
+FOLDER = ROOT / "results/cpu/torch"
+README = FOLDER / "README.md"
 MARKS = "<!-- torch results -->", "<!-- /torch results -->"
 ROWS = 30  # of a table
 NEAR = 5.0  # points of attainment, as validation.md has it
@@ -38,7 +39,7 @@ def section(folder: Path) -> Iterator[str]:
     if page.is_file():
         yield from validated(page.read_text("utf-8"))
         if (folder / "validate.png").is_file():
-            yield "\n![Attainment and latencies, devices and simulator](cpu/torch/validate.png)"
+            yield "\n![Attainment and latencies, devices and simulator](validate.png)"
     else:
         yield f"No run of `bench validate --engine torch` is stored: {page.name} is missing."
     if all((folder / "fig7" / f"{name}.csv").is_file() for name in FIGURE_7):

@@ -91,7 +91,7 @@ def test_only_what_belongs_is_kept() -> None:
         r"|(torch|(?:stages|whole)/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"
     )
     timed = re.compile(
-        r"results/cpu/(?:vllm/|torch/(?:fig7/)?)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png|md)"
+        r"results/cpu/(?:vllm/|torch/(?:fig7/)?)?(README\.md|raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png|md)"
         r"|(simulator|devices)\.(csv|md))"
     )
     results = {name for name in names if name.startswith("results/")}

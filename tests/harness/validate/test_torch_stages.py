@@ -262,7 +262,7 @@ def test_the_section_is_written_from_its_files(tmp_path: Path) -> None:
     assert "| x | y |" not in text  # of pairs
     assert "1 of them, are in `cpu/torch/validate.md`" in text
     assert ("| 29 | 1 |" in text, "| 30 | 1 |" in text, "10 more rows" in text) == (True, False, True)
-    assert "![Attainment and latencies, devices and simulator](cpu/torch/validate.png)" in text
+    assert "![Attainment and latencies, devices and simulator](validate.png)" in text
     assert text.index("| simulator | 1 |") < text.index("| devices | 1 |")
     begin, end = torch_section.MARKS
     once = torch_section.written(f"a\n{begin}\nold\n{end}\nb\n", iter([text]))
