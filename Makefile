@@ -125,7 +125,7 @@ test-fast: $(READY) ## tests that take seconds
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "$(FAST)" --ignore=tests/servers --ignore=tests/cluster
 
 compile: $(READY) ## the simulator, as tests use it: one process compiles, and others would wait for it
-	@$(PY) -c 'from tests import compiled; compiled.once()'
+	@$(PY) -c 'from tests.harness.engines.sim import compiled; compiled.once()'
 
 test-slow: $(READY) ## tests that take minutes: kills, two processes, the commands of the documents; BENCH_FULL=1: mutations, refits
 	@$(PYTEST) -n $(CORES) --dist loadfile -m "slow and not torch$(SHORT_OF_FULL)" $(call files,slow|full)
