@@ -45,7 +45,9 @@ def _told(where: str, value: Any) -> Any:
     """Make tables within a value Facts too, with their place in the file."""
     if isinstance(value, dict):
         return Facts(where, value)
-    return [_told(f"{where} {i + 1}", item) for i, item in enumerate(value)] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_told(f"{where} {i + 1}", x) if isinstance(x, dict | list) else x for i, x in enumerate(value)]
+    return value
 
 
 def intact(path: Path, *, rows: bool) -> None:
@@ -104,7 +106,9 @@ def fault(value: Any, form: Any, name: str) -> str:
     """
     match form:
         case tuple():
-            faults = [fault(value, part, name) for part in form]
+            if type(value) in form or (value is None and None in form):
+                return ""
+            faults = [fault(value, part, name) for part in form if _is_like(value, part)]
             deeper = [wrong for wrong in faults if not wrong.startswith(f"{name} is ")]
             if deeper:  # "": it has this form; else the fault of a part
                 return min(deeper, key=len)
@@ -113,12 +117,13 @@ def fault(value: Any, form: Any, name: str) -> str:
         case [_, _, *_] if isinstance(value, list) and len(value) == len(form):
             return next((wrong for x, part in zip(value, form, strict=True) if (wrong := fault(x, part, name))), "")
         case [part] if isinstance(value, list):
-            return next(
-                (wrong for i, x in enumerate(value) if (wrong := fault(x, part, f"item {i + 1} of {name}"))), ""
-            )
+            odd = ((i, x) for i, x in enumerate(value) if type(x) is not part)
+            return next((wrong for i, x in odd if (wrong := fault(x, part, f"item {i + 1} of {name}"))), "")
         case dict() if isinstance(value, dict):
-            inside = ((key, x, form.get(key, form.get(str))) for key, x in value.items() if {key, str} & form.keys())
-            return next((wrong for key, x, part in inside if (wrong := fault(x, part, f"{name}.{key}"))), "")
+            rest = form.get(str, value)  # no form: any value has it
+            inside = ((key, x, form.get(key, rest)) for key, x in value.items())
+            unlike = ((key, x, part) for key, x, part in inside if type(x) is not part and part is not value)
+            return next((wrong for key, x, part in unlike if (wrong := fault(x, part, f"{name}.{key}"))), "")
         case frozenset() if isinstance(value, str) and value in form:
             return ""
         case type() if type(value) is form or (form is float and type(value) is int):
@@ -127,6 +132,22 @@ def fault(value: Any, form: Any, name: str) -> str:
             return ""
     text = json.dumps(value)
     return f"{name} is {text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + '...'}, not {_words(form)}"
+
+
+def _is_like(value: Any, form: Any) -> bool:
+    """Tell whether a value is of the kind of a form, whatever its parts are; cheap, for alternatives."""
+    match form:
+        case tuple():
+            return any(_is_like(value, part) for part in form)
+        case [_, _, *_]:
+            return isinstance(value, list) and len(value) == len(form)
+        case list() | dict():
+            return isinstance(value, type(form))
+        case frozenset():
+            return isinstance(value, str) and value in form
+        case type():
+            return type(value) is form or (form is float and type(value) is int)
+    return value is form
 
 
 def _words(form: Any) -> str:
