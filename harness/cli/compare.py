@@ -31,6 +31,7 @@ from harness.cli.options import (
     SETTING,
     SLO,
     WORDS,
+    Grouped,
     Number,
     complete,
     every_of,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 
 
-@click.command(epilog=examples(
+@click.command(cls=Grouped, epilog=examples(
     "bench compare --systems dedicated,static,chunked,unshared",
     "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
     "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",

@@ -9,7 +9,7 @@ import re
 import shlex
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,36 @@ def examples(*lines: str) -> str:
         parts = [part.replace("\0", " ") for part in parts]
         shown += [f"{part} \\" for part in parts[:-1]] + parts[-1:] if len(whole) + INDENT > WIDTH else [whole]
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in shown)
+
+
+# Long lists of options are shown in these groups: a heading, and the options under it.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "What runs": (
+        "only", "full", "systems", "spread", "trace", "traces", "rename", "drop-streams", "shift", "models", "served",
+        "prefix-cache", "plan", "assign", "placement", "rate-scale", "scaling",
+    ),
+    "On what": ("gpus", "gpu", "engine", "host", "table", "set", "price", "spare", "node", "grow", "deploy"),
+    "By which measure": ("slo", "slo-scale", "definition", "target", "controls"),
+    "How long": (
+        "seeds", "windows", "precision", "budget", "dry-run", "shard", "collect", "status", "policy-limit-s", "workers",
+        "executor",
+    ),
+}  # fmt: skip
+
+
+class Grouped(click.Command):
+    """A command whose help has its options in groups; those of none, on what is printed and written, come last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section a group."""
+        records = {param: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        of = {name: group for group, names in GROUPS.items() for name in names}
+        for group in (*GROUPS, "Output"):
+            rows = [row for param, row in records.items()
+                    if row and of.get(max(param.opts, key=len).lstrip("-"), "Output") == group]  # fmt: skip
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
 
 
 # ------------------------------------------------------------------ completion

@@ -22,6 +22,7 @@ from harness.cli.options import (
     SEEDS,
     SETTING,
     SLO,
+    Grouped,
     complete,
     examples,
     listed,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from harness.study.study import Study
 
 
-@click.command(epilog=examples(
+@click.command(cls=Grouped, epilog=examples(
     "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
     "bench sensitivity --systems prism,static --constants swap,pcie --knee",
     "bench sensitivity --systems prism,static --dry-run",

@@ -21,6 +21,7 @@ from harness.cli.options import (
     SERVING,
     SLO,
     TRACED,
+    Grouped,
     Number,
     complete,
     every_of,
@@ -47,7 +48,7 @@ RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
 
 
-@click.command(epilog=examples(
+@click.command(cls=Grouped, epilog=examples(
     "bench size --trace log.csv --models mine.toml --slo absolute:ttft=1,tpot=0.05",
     "bench size --trace mine.parquet --models mine.toml --gpu h100,l40s --gpus 1-32 --target 99 "
     "--price h100=2.5,l40s=0.9 --slo absolute:ttft=2,tpot=0.1",

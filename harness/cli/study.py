@@ -21,6 +21,7 @@ from harness.cli.options import (
     RESULTS,
     RUNNING,
     SOME_SEEDS,
+    Grouped,
     complete,
     examples,
     listed,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
-@click.command(epilog=examples(
+@click.command(cls=Grouped, epilog=examples(
     "bench study",
     "bench study fig7",
     "bench study fig7 --systems prism,static --traces arena-chat --models heavy8",

@@ -26,6 +26,7 @@ from harness.cli import codes, terminal
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import compared
 from harness.cli.lists import list_
+from harness.cli.options import GROUPS
 from harness.loop import engine, system
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
@@ -166,6 +167,19 @@ def test_help_has_80_columns_however_wide_the_terminal(path: tuple[str, ...], mo
     for columns in ("80", "240"):
         monkeypatch.setenv("COLUMNS", columns)
         assert [line for line in ok(*path, "--help").splitlines() if len(line) > 80] == []
+
+
+def test_long_help_has_each_option_once_in_a_group_and_no_group_names_one_that_is_none() -> None:
+    commands = {name: load(name) for name in ("compare", "size", "study", "sensitivity")}
+    known = set()
+    for name, command in commands.items():
+        text = ok(name, "--help")
+        options = [max(param.opts, key=len) for param in command.params
+                   if isinstance(param, click.Option) and not param.hidden]  # fmt: skip
+        assert sorted(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) == sorted([*options, "--help"])
+        assert [line for line in text.splitlines() if line == "Output:"] == ["Output:"]
+        known |= {option.lstrip("-") for option in options}
+    assert {option for names in GROUPS.values() for option in names} <= known
 
 
 def test_help_imports_no_command() -> None:
