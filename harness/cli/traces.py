@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,17 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
     last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
-    screen([answer, *notice, *aligned(rows, None if every else room()), *lengths, hottest, *last], every=every)
+    table = aligned(rows, None if every else room())
+    screen([_sentence(facts), answer, *notice, *table, *lengths, hottest, *last], every=every)
+
+
+def _sentence(facts: Mapping[str, Any]) -> str:
+    """Say in a line how a trace's load is spread, how long its models rest, and how long its requests are."""
+    idle = facts["idle_median_s"]
+    rests = f" A pause of more than 10 s is {idle[1]:.0f} s long in the median." if idle else ""
+    prompt, output = (facts[key]["p50"] for key in ("prompt_tokens", "output_tokens"))
+    busiest = f"of {facts['models']} models the busiest has {100 * facts['top1_share']:.0f} % of the requests."
+    return f"{facts['name']}: {busiest}{rests} Prompts have {prompt:.0f} tokens in the median, outputs {output:.0f}."
 
 
 def _drawn(loaded: Trace, answer: str, name: str, out: Path | None) -> str:
