@@ -59,6 +59,8 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
     spec = measured.reference
     setup = Setup(spec)
     yield from _setting(measured, shown, setup) if every else [_short(measured, setup)]
+    if not every and (part := replayed(spec)):
+        yield f"replayed: {part}"
     if _fidelity(measured) == "simulated" and (unchecked := note(spec.gpu, spec.host)):
         yield unchecked
     yield from streams.lines(setup)
@@ -76,19 +78,24 @@ def _short(measured: Measured, setup: Setup) -> str:
     facts = (
         f"{trace.name.partition('+')[0]} ({trace.tier}{', fit off' if 'off' in (setup.realism or '') else ''})",
         part if len(setup.models.members) != len(trace.models) else "",
-        known, _replayed(spec), clients(loop) if loop else "", _fidelity(measured), f"SLO {measured.target.rule}",
-        _seeds(measured),
+        known, clients(loop) if loop else "", _fidelity(measured), _prefix_cache(measured),
+        f"SLO {measured.target.rule}", _seeds(measured),
     )  # fmt: skip
     more = "--all says more"
     return f"{textwrap.shorten(' · '.join(filter(None, facts)), SETTING - len(more) - 3, placeholder=' ...')} · {more}"
 
 
-def _replayed(spec: Spec) -> str:
-    return f"replayed: {part}" if (part := replayed(spec)) else ""
-
-
 def _seeds(measured: Measured) -> str:
     return "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
+
+
+def _prefix_cache(measured: Measured) -> str:
+    """Say whether prompts find what earlier ones left; empty where the trace does not tell who shares what."""
+    spec = measured.reference
+    if spec.prefix_cache is None:
+        asked = measured.study.spec.get("prefix_cache")
+        return "no prefix cache: the trace has no ids of blocks" if asked else ""
+    return "prefix cache" if spec.prefix_cache else "no prefix cache"
 
 
 def _fidelity(measured: Measured) -> str:
@@ -109,14 +116,12 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
     plans = f" · {setting.plans([spec.plan])}" if planners(measured.study.systems.values(), measured.study.spec) else ""
+    cache = _prefix_cache(measured)
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
-    cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
-    if spec.prefix_cache is None and measured.study.spec.get("prefix_cache"):
-        cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({stem(spec.models)}), "
         f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · "
-        f"{_fidelity(measured)} · SLO {measured.target.rule}{base} · {_seeds(measured)}{plans}{cache}"
+        f"{_fidelity(measured)} · SLO {measured.target.rule}{base} · {_seeds(measured)}{plans}{cache and f' · {cache}'}"
     )
     yield server_line(setup)
 

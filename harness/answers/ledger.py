@@ -78,7 +78,7 @@ def block(stated: Statement) -> Iterator[str]:
 def _told(line: Line) -> str:
     """Render a comparison in words."""
     says = f" ({line.says})" if line.says != "input" else ""
-    extra = "".join(f"; {text}" for text in (line.note, line.weak and f"too little: {line.weak}") if text)
+    extra = "".join(f"; {text}" for text in (line.note, line.weak and f"but only {line.weak}") if text)
     return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
 
 

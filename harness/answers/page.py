@@ -59,7 +59,7 @@ SIZED = {
     "worst %, worst model %": "The least attainment of a model in any view.",
     "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
                      "output tokens of the whole log.",
-    "one count lower": "What fails on the largest count below that was tried: memory (room) or speed (load).",
+    "what fails below": "What fails on the largest count below that was tried: memory (room) or speed (load).",
 }  # fmt: skip
 
 

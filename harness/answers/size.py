@@ -25,7 +25,7 @@ from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.study import named
 
-HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "one count lower")
+HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "what fails below")
 MONTH_DAYS = 365 / 12
 MOST_HOMES = 12  # lines of GPUs
 MODELS = 12  # rows of models
@@ -140,7 +140,7 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     counted = str(gpus) if gpus is not None else curve.stopped.partition(":")[0] or f"> {verdict.gpus}"
     counts = counted, NONE if pooled is None else str(pooled)
     if verdict.least is None:
-        return (curve.kind, curve.system, *counts, *(NONE,) * 4, _cut(f"room: {verdict.unfit}"))
+        return (curve.kind, curve.system, *counts, *(NONE,) * 4, _cut(f"no room: {verdict.unfit}"))
     met = verdict.least.times(100).text(SHARE), f"{100 * verdict.worst[1]:.1f}"
     usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
@@ -168,8 +168,8 @@ def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
 def _short(verdict: Verdict) -> str:
     """Say what binds: room or load."""
     if verdict.unfit:
-        return _cut(f"room on {verdict.gpus}: {verdict.unfit}")
-    return f"load on {verdict.gpus}: {_share(verdict)}"
+        return _cut(f"no room on {verdict.gpus}: {verdict.unfit}")
+    return f"too slow on {verdict.gpus}: {_share(verdict)}"
 
 
 def _cut(text: str, most: int = 44) -> str:
@@ -232,11 +232,11 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     held = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
     if usd is None:
         ways = " ".join(f"--price {name}=USD" for name in lacks)
-        yield "held", f"{held} a day; no price of {' and '.join(lacks)} ({ways})"
+        yield "rented", f"{held} a day; no price of {' and '.join(lacks)} ({ways})"
     else:
         prices = [asked.prices[name].told for name in kinds]
         told = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
-        yield "held", (f"{held} and ${usd * DAY_H:,.0f} a day, "
+        yield "rented", (f"{held} and ${usd * DAY_H:,.0f} a day, "
                        f"${usd / sized.million_tokens_hour:.3g} a million tokens; {told}")  # fmt: skip
     if sized.lacks:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"

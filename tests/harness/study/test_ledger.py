@@ -357,7 +357,7 @@ def test_a_page_counts_its_classes_and_has_each_statement_once() -> None:
     assert r"- on llama-3.1-8b\*3" in page
     assert r"  - static / chunked: 1.5x [1.2, 1.9] (direction); ours is \<it>" in page
     assert "- beside it, on elsewhere" in page
-    assert "  - prism / chunked: 1.5x [1.2, 1.9] (open); ours is \\<it>; too little: 9 misses" in page
+    assert "  - prism / chunked: 1.5x [1.2, 1.9] (open); ours is \\<it>; but only 9 misses" in page
     assert r"- sufficient: \~line break" in page
     assert page[-1] == "- fig7: no trace here"
     assert words.counted([ROW, ROW._replace(lines=(LINE._replace(says="open"),))]) == "1 direction, 1 open"

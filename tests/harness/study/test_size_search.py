@@ -136,7 +136,7 @@ def test_more_gpus_that_do_not_help_are_named() -> None:
     curves = {(c.kind, c.system): c for c in (flat, steep)}
     rows = words.table(sized(curves=curves, best=None, short={("h100", "prism"): "KV"})).rows
     assert {row[1]: row[-1] for row in rows} == {
-        "prism": "more do not help: m 98.9 % on 19, 24; KV binds", "static": "load on 24: m 80.0 %",
+        "prism": "more do not help: m 98.9 % on 19, 24; KV binds", "static": "too slow on 24: m 80.0 %",
     }  # fmt: skip
     assert steep.flat is None
 
@@ -308,12 +308,12 @@ def test_money_is_of_what_is_held() -> None:
     assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
     rows = {row[1]: row for row in words.table(sized()).rows}
     assert rows["prism"][2:4] == ("3", "2")
-    assert rows["prism"][-1] == "load on 2: m 96.8 %"
-    assert rows["elastic"][-1] == "room on 2: no placement"
+    assert rows["prism"][-1] == "too slow on 2: m 96.8 %"
+    assert rows["elastic"][-1] == "no room on 2: no placement"
     assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: a cheaper count is found")
     alone = Curve("h100", "contiguous", {12: verdict(12, 0.7, 0.4)})  # it brings its own number of GPUs
     failed = {row[1]: row for row in words.table(sized(curves={("h100", "contiguous"): alone})).rows}
-    assert failed["contiguous"][-1] == "load on 12: m 40.0 %"
+    assert failed["contiguous"][-1] == "too slow on 12: m 40.0 %"
     assert all(len(line) <= 100 for line in lines if line.startswith("h100"))
 
 
