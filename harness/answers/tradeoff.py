@@ -21,17 +21,21 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
     level, first = about.level, about.panels[0]
     chosen = dict[str, list[str]]()
-    for letter, (panel, settings) in named:
-        best = helds.cheapest(settings, level)
-        chosen.setdefault(best.name if best else "none", []).append(f"{panel['name']} ({letter})")
-    told = "; ".join(f"{name} with {joined(panels)}" for name, panels in chosen.items())
-    yield f"fewest GPU-hours with {100 * level:g} % of SLOs met: {told}"
+    for letter, (_, settings) in named:
+        cheapest = helds.cheapest(settings, level)
+        chosen.setdefault(cheapest.name if cheapest else "", []).append(letter)
+    title, share = next(iter(about.titles), "setting"), f"{100 * level:g} % of SLOs"
+    never = chosen.pop("", [])
+    told = [f"{name} under {joined(letters)}" for name, letters in chosen.items()]
+    told += [f"none does under {joined(never)}"] if never else []
+    best = f"the {title} that meets {share} on the fewest GPU-hours: {'; '.join(told)}"
+    yield best if chosen else f"no {title} meets {share}"
     met = "TTFT and TPOT" if about.definitions[0] == "both" else str(about.definitions[0]).upper()
     yield (
         f"share of requests that meet {met} (SLO {first['slo']}), and GPU-hours a day with weights on a GPU or on their"
         f" way; {about.seeds} seeds"
     )
-    head, by_name = [next(iter(about.titles), "setting")], {name: [name] for name in about.systems}
+    head, by_name = [title], {name: [name] for name in about.systems}
     for letter, (_, settings) in named:
         head += [f"{letter} met %", "GPU-h", *["worst", "loads"] * every]
         of = {setting.name: setting for setting in settings}

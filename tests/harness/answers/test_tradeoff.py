@@ -56,12 +56,14 @@ TABLE = measured(*cells("calm", "1 s", 0.5, 0.25), *cells("calm", "1 h", 0.99, 0
 
 def test_the_cheapest_that_attains_the_level_stands_first() -> None:
     answer, _, head, *_, calm, bursts = printed(tradeoff.parts(FACTS, TABLE, every=False))
-    assert answer == "fewest GPU-hours with 95 % of SLOs met: 1 h with calm (a); 1 s with bursts (b)"
+    assert answer == ("the idle time that meets 95 % of SLOs on the fewest GPU-hours: 1 h under a; 1 s under b")
     assert calm.endswith(": 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
     assert bursts.endswith(": 1 s, 12 of 24 GPU-hours a day, worst model 48 %")
     assert head.split()[:2] == ["idle", "time"]
+    answer, *_ = printed(tradeoff.parts(replace(FACTS, level=0.98), TABLE, every=False))
+    assert answer == "the idle time that meets 98 % of SLOs on the fewest GPU-hours: 1 h under a; none does under b"
     answer, *_, calm, _ = printed(tradeoff.parts(replace(FACTS, level=0.999), TABLE, every=False))
-    assert answer.endswith("met: none with calm (a) and bursts (b)")
+    assert answer == "no idle time meets 99.9 % of SLOs"
     assert calm.endswith("none, at best 99.0 % with 1 h, 36 of 48 GPU-hours a day, worst model 50 %")
 
 
