@@ -28,7 +28,9 @@ def publish(measured: Measured, lines: Sequence[str]) -> Path:
     facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "code": dict(sorted(code.items()))}
     path = FOLDER / f"{measured.study.name}.md"
     path.parent.mkdir(exist_ok=True)
-    record.write_bytes(path, "\n".join([f"<!-- {json.dumps(facts)} -->", "", *lines, ""]).encode())
+    tables = any(line.startswith("| ") for line in lines)
+    shown = lines if tables else ["```text", *lines, "```"]  # aligned words stay aligned
+    record.write_bytes(path, "\n".join([f"<!-- {json.dumps(facts)} -->", "", *shown, ""]).encode())
     return path
 
 
