@@ -234,7 +234,7 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
     told = dict(words.told(answer))
     assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m at home 100 %", "n at home 100 %")
     assert told["longest P95 of a model"] == "TTFT 0.3 s (n), TPOT 30 ms (m)"
-    assert told["held"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")
+    assert told["rented"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")
     for more in ({"spare": 1}, {"node": 8}):
         with pytest.raises(UserError, match=r"(spare|node): h100\*2\+l40s\*4 has GPUs of several kinds"):
             question(["static"], kinds=("h100", MIX), **more)
