@@ -61,6 +61,8 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
     yield from _setting(measured, shown, setup) if every else [_short(measured, setup)]
     if not every and (part := replayed(spec)):
         yield f"replayed: {part}"
+    if not every and spec.measured_on:
+        yield f"measured on: {spec.measured_on}"
     if _fidelity(measured) == "simulated" and (unchecked := note(spec.gpu, spec.host)):
         yield unchecked
     yield from streams.lines(setup)

@@ -293,7 +293,8 @@ def test_a_mix_is_sized_explained_and_reported_with_the_kind_of_its_base(tmp_pat
 def test_a_comparison_on_a_mix_names_the_kind_of_its_base(tmp_path: Path) -> None:
     ask = ("compare", "--systems", "static,elastic", "--trace", "sample", "--models", "llama-3.2-1b*8", "--gpu", MIX,
            "--rate-scale", "1", "--seeds", "1", "--no-plot", "-q", "-o", tmp_path)  # fmt: skip
-    assert "SLO 5xP95@h100 (P95 on dedicated h100)" in bench(*ask)
+    assert " · SLO 5xP95@h100 · " in bench(*ask)
+    assert "SLO 5xP95@h100 (P95 on dedicated h100)" in bench(*ask, "--all")
     folder = next(tmp_path.glob("*/attainment.parquet")).parent
     assert "SLO 5xP95@h100" in bench("explain", folder, "--misses")
     bench("report", folder)
