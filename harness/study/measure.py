@@ -380,12 +380,14 @@ class Work:
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
-        ran = {k: score.ran(folders[k]) for k in sweep.in_part_order(folders)}
+        for k in sweep.in_part_order(folders):
+            if folders[k].name not in self._ran:
+                self._ran[folders[k].name] = score.ran(folders[k])
         decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
         places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
         self._score([*places.values()], Silent())
         for k, run in enumerate(runs):
-            room[run.group] = room.get(run.group, False) or ran[k]
+            room[run.group] = room.get(run.group, False) or self._ran[folders[k].name]
             if k in places:
                 scores = self._scored[places[k].key]
                 counts = {name: table.counted(scores, name) for name in self.study.definitions}
@@ -543,6 +545,11 @@ class Work:
             so_far = self._table(points, ready, Silent())
             about = replace(self._about(grid, points, ready), seeds=len({point.spec.seed for point in points}))
             self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
+
+    @cached_property
+    def _ran(self) -> dict[str, bool]:
+        """Whether runs of this call had room, by folder: each is read once, however many rounds look at it."""
+        return {}
 
     @cached_property
     def _scored(self) -> dict[Key, pa.Table]:
