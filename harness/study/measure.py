@@ -548,7 +548,7 @@ class Work:
 
     @cached_property
     def _ran(self) -> dict[str, bool]:
-        """Whether runs of this call had room, by folder: each is read once, however many rounds look at it."""
+        """Runs that had room, by folder: each is read once in a call, in however many rounds it stands."""
         return {}
 
     @cached_property
