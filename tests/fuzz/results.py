@@ -301,6 +301,8 @@ def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
             vital = steps == ("spec",) or (which, steps) in {("rows", ("skipped",)), ("scored", ("judges",))}
             bad = vital and other is not None
             chosen = list(each(store, what, accept=not bad, kinds="r" if which == "rows" else "s"))
+            if bad and which == "scored":  # figures of a comparison are drawn from its table, and read no judges
+                chosen = [case for case in chosen if not case.name.endswith("/plot")]
             yield draw.choice(chosen)
             if draw.random() < 0.2:
                 yield draw.choice(list(each(store, what, kinds="a")))
