@@ -58,11 +58,7 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
     """Yield the setting of the numbers, and the load of the table; with `every` all that the setting has."""
     spec = measured.reference
     setup = Setup(spec)
-    yield from _setting(measured, shown, setup) if every else [_short(measured, setup)]
-    if not every and (part := replayed(spec)):
-        yield f"replayed: {part}"
-    if not every and spec.measured_on:
-        yield f"measured on: {spec.measured_on}"
+    yield from _setting(measured, shown, setup) if every else _short(measured, setup)
     if _fidelity(measured) == "simulated" and (unchecked := note(spec.gpu, spec.host)):
         yield unchecked
     yield from streams.lines(setup)
@@ -70,21 +66,29 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
         yield _load(measured, shown)
 
 
-def _short(measured: Measured, setup: Setup) -> str:
-    """Return the setting in one line, of at most `SETTING` characters."""
-    spec, trace = measured.reference, setup.trace
-    part = f"{len(setup.models.members)} of {len(trace.models)} models"
-    plans = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} else ""
-    known = plans if planners(measured.study.systems.values(), measured.study.spec) else ""
+def _short(measured: Measured, setup: Setup) -> Iterator[str]:
+    """Yield the setting in a line of at most `SETTING` characters, then the part of a log, and a real machine."""
+    spec, trace, served = measured.reference, setup.trace, len(setup.models.members)
+    known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
+    fit = ", fit off" if (setup.realism or "").startswith("off") else ""
     _, loop = traffic(spec)
     facts = (
-        f"{trace.name.partition('+')[0]} ({trace.tier}{', fit off' if 'off' in (setup.realism or '') else ''})",
-        part if len(setup.models.members) != len(trace.models) else "",
+        f"{trace.name.partition('+')[0]} ({trace.tier}{fit})",
+        f"{served} of {len(trace.models)} models" if served != len(trace.models) else "",
         known, clients(loop) if loop else "", _fidelity(measured), _prefix_cache(measured),
         f"SLO {measured.target.rule}", _seeds(measured),
     )  # fmt: skip
-    more = "--all says more"
-    return f"{textwrap.shorten(' · '.join(filter(None, facts)), SETTING - len(more) - 3, placeholder=' ...')} · {more}"
+    more = " · --all says more"
+    yield textwrap.shorten(" · ".join(filter(None, facts)), SETTING - len(more), placeholder=" ...") + more
+    if part := replayed(spec):
+        yield f"replayed: {part}"
+    if spec.measured_on:
+        yield f"measured on: {spec.measured_on}"
+
+
+def _plans(measured: Measured) -> bool:
+    """Tell whether some system plans ahead."""
+    return bool(planners(measured.study.systems.values(), measured.study.spec))
 
 
 def _seeds(measured: Measured) -> str:
@@ -117,7 +121,7 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
     rule, _, kind = measured.target.rule.partition("@")
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
-    plans = f" · {setting.plans([spec.plan])}" if planners(measured.study.systems.values(), measured.study.spec) else ""
+    plans = f" · {setting.plans([spec.plan])}" if _plans(measured) else ""
     cache = _prefix_cache(measured)
     machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
     yield (
@@ -131,15 +135,14 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
 def _load(measured: Measured, shown: Summary) -> str:
     """Return the rate that the table is at, and how long models rest."""
     spec, scale = measured.reference, f"{shown.rate_scale:g} x the trace's rate"
-    facts = [] if spec.scaling == "rotate" else [f"--scaling {spec.scaling}"]
-    facts += [f"{len(measured.xs)} rates ran"] if len(measured.xs) > 1 else []
-    facts = [scale, *facts] if shown.offered_rps == shown.offered_rps else facts
-    offered = scale if math.isnan(shown.offered_rps) else f"{shown.offered_rps:.3g} req/s"
+    at = [scale] if math.isnan(shown.offered_rps) else [f"{shown.offered_rps:.3g} req/s", scale]
+    facts = at[1:] + [f"--scaling {spec.scaling}"] * (spec.scaling != "rotate")
+    facts += [f"{len(measured.xs)} rates ran"] * (len(measured.xs) > 1)
     beside = f" ({', '.join(facts)})" if facts else ""
     warm = f", after {spec.warmup_s:g} s of warm-up" if spec.warmup_s and traffic(spec)[1] is None else ""
     rest = gap_in_swaps(spec, shown.rate_scale)
     rests = "" if math.isnan(rest) else f" Models rest {rest:.3g} times as long as a load from the host takes."
-    return f"Table: at {offered}{beside}{warm}.{rests}"
+    return f"Table: at {at[0]}{beside}{warm}.{rests}"
 
 
 def _fit(fit: str | None) -> str:

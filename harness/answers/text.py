@@ -441,9 +441,10 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
             what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
             table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
         yield Table(head, table)
-        reasons = dict.fromkeys(v.claim.why for v in every if v.claim.why)
-        for why in reasons:  # of several panels it stands once
-            yield f"{', '.join(dict.fromkeys(v.says for v in every if v.claim.why == why))}: {why}"
+        reasons = dict[str, dict[str, None]]()  # each once, however many panels it is about
+        for v in every:
+            reasons.setdefault(v.claim.why, {})[v.says] = None
+        yield from (f"{', '.join(says)}: {why}" for why, says in reasons.items() if why)
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
 

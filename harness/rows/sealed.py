@@ -104,38 +104,35 @@ def fault(value: Any, form: Any, name: str) -> str:
     {str: form} is a table of any keys, {"key": form} one whose keys, if present, have these forms. A frozenset has the
     allowed words. A whole number is a float too.
     """
-    match form:
-        case tuple():
-            if type(value) in form or (value is None and None in form):
-                return ""
-            faults = [fault(value, part, name) for part in form if _is_like(value, part)]
-            deeper = [wrong for wrong in faults if not wrong.startswith(f"{name} is ")]
-            if deeper:  # "": it has this form; else the fault of a part
-                return min(deeper, key=len)
-        case [] if isinstance(value, list):
+    if isinstance(form, tuple):
+        if type(value) in form or (value is None and None in form):
             return ""
-        case [_, _, *_] if isinstance(value, list) and len(value) == len(form):
-            return next((wrong for x, part in zip(value, form, strict=True) if (wrong := fault(x, part, name))), "")
-        case [part] if isinstance(value, list):
-            odd = ((i, x) for i, x in enumerate(value) if type(x) is not part)
-            return next((wrong for i, x in odd if (wrong := fault(x, part, f"item {i + 1} of {name}"))), "")
-        case dict() if isinstance(value, dict):
-            rest = form.get(str, value)  # no form: any value has it
-            inside = ((key, x, form.get(key, rest)) for key, x in value.items())
-            unlike = ((key, x, part) for key, x, part in inside if type(x) is not part and part is not value)
-            return next((wrong for key, x, part in unlike if (wrong := fault(x, part, f"{name}.{key}"))), "")
-        case frozenset() if isinstance(value, str) and value in form:
-            return ""
-        case type() if type(value) is form or (form is float and type(value) is int):
-            return ""
-        case None if value is None:
-            return ""
+        faults = [fault(value, part, name) for part in form if _is_like(value, part)]
+        deeper = [wrong for wrong in faults if not wrong.startswith(f"{name} is ")]
+        if deeper:  # "": it has this form; else the fault of a part
+            return min(deeper, key=len)
+    elif _is_like(value, form):
+        odd = ((x, part, where) for x, part, where in _inside(value, form, name) if type(x) is not part)
+        return next((wrong for x, part, where in odd if (wrong := fault(x, part, where))), "")
     text = json.dumps(value)
     return f"{name} is {text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + '...'}, not {_words(form)}"
 
 
+def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield the parts of a value that is like a form, those that have one: each with its form and its name."""
+    match form:
+        case [_, _, *_]:
+            yield from ((x, part, name) for x, part in zip(value, form, strict=True))
+        case [part]:
+            yield from ((x, part, f"item {i + 1} of {name}") for i, x in enumerate(value))
+        case dict():
+            for key, x in value.items():
+                if key in form or str in form:
+                    yield x, form.get(key, form.get(str)), f"{name}.{key}"
+
+
 def _is_like(value: Any, form: Any) -> bool:
-    """Tell whether a value is of the kind of a form, whatever its parts are; cheap, for alternatives."""
+    """Tell whether a value is of the kind of a form, whatever its parts are."""
     match form:
         case tuple():
             return any(_is_like(value, part) for part in form)

@@ -46,9 +46,11 @@ def code(path: Path) -> Mapping[str, str]:
 
 def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
     """Return the published tables that today's code did not make: by study the systems whose sources differ."""
-    stale = {path.stem: tuple(name for name, made in code(path).items() if today(name) != made) for path in
-             sorted(folder.glob("*.md"))}  # fmt: skip
-    return {study: names for study, names in stale.items() if names}
+    stale = dict[str, tuple[str, ...]]()
+    for path in sorted(folder.glob("*.md")):
+        if names := tuple(name for name, made in code(path).items() if today(name) != made):
+            stale[path.stem] = names
+    return stale
 
 
 def today(name: str) -> str:
