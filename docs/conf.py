@@ -42,8 +42,9 @@ def adapted(app: Any, page: str, source: list[str]) -> None:  # noqa: ARG001
         parts = ((part.partition("\n")[0], LISTED.findall(part)) for part in re.split(r"^##? ", source[0], flags=re.M))
         source[0] += "".join(
             f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "".join(f"{link}\n" for link in links) + "```\n"
-            for title, links in parts if links
-        )  # fmt: skip
+            for title, links in parts
+            if links
+        )
 
 
 def setup(app: Any) -> None:

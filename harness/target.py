@@ -42,8 +42,11 @@ def flags(path: Path = CPUINFO) -> frozenset[str]:
 
 def variables(target: str, has: frozenset[str]) -> dict[str, str]:
     """Return the variables that name a target to numba, NumPy and BLAS, on a processor with these features."""
-    chosen = {"NUMBA_CPU_NAME": target if target.startswith("x86") else "generic", "NUMBA_CPU_FEATURES": "",
-              "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+    chosen = {
+        "NUMBA_CPU_NAME": target if target.startswith("x86") else "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     cores = {"x86-64-v3": "Haswell", "x86-64": "Nehalem", "arm64": "ARMV8"}
     if target in cores:
         chosen["OPENBLAS_CORETYPE"] = cores[target]

@@ -270,8 +270,12 @@ def _inside(kind: Any, step: int | str) -> Any:
 # ------------------------------------------------------------------ the line of a mistake
 
 UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
-WORDS = {str: ("a string", "strings"), int: ("a whole number", "whole numbers"), float: ("a number", "numbers"),
-         bool: ("true or false", "truth values")}  # fmt: skip
+WORDS = {
+    str: ("a string", "strings"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "truth values"),
+}
 
 
 class _Place(NamedTuple):
@@ -371,8 +375,10 @@ def _wanted(what: str, at: _Place) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> str:
-    above, least, most = (next((getattr(limit, name) for limit in metadata if isinstance(limit, bound)), None)
-                          for name, bound in (("gt", Gt), ("ge", Ge), ("le", Le)))  # fmt: skip
+    above, least, most = (
+        next((getattr(limit, name) for limit in metadata if isinstance(limit, bound)), None)
+        for name, bound in (("gt", Gt), ("ge", Ge), ("le", Le))
+    )
     low = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else ""
     if most is not None:
         return f"in {low}, {most:g}]" if low else f"at most {most:g}"

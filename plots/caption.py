@@ -76,8 +76,11 @@ def unfit(runs: pd.DataFrame) -> str:
 
 def flat(standings: Iterable[Standing]) -> str:
     """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
-    rates = {tuple(x for x, _ in standing.differences) for standing in standings
-             if standing.differences and standing.decisive is None}  # fmt: skip
+    rates = {
+        tuple(x for x, _ in standing.differences)
+        for standing in standings
+        if standing.differences and standing.decisive is None
+    }
     at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
     return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 
@@ -108,16 +111,22 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
     told = f"{spread} of {facts.seeds} seeds" if facts.seeds > 1 else "one run, no interval"
     told += f" · preliminary (--full: {facts.fuller})" if facts.fuller else ""
     return style.setting(
-        runs, told, trace=_each(_traces(runs, facts.panels)), machine=_machine(runs, facts.panels),
-        models=f"models: {_each(panel['models'] for panel in facts.panels)}", slo=f"SLO {slos(runs['slo'].unique())}",
+        runs,
+        told,
+        trace=_each(_traces(runs, facts.panels)),
+        machine=_machine(runs, facts.panels),
+        models=f"models: {_each(panel['models'] for panel in facts.panels)}",
+        slo=f"SLO {slos(runs['slo'].unique())}",
         gpus=mix.all_told(runs["gpus"].unique(), runs["gpu"].unique()),
-    )  # fmt: skip
+    )
 
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
     """Each trace with its tier, and how near a generated one comes."""
-    fits = {key: " and ".join(sorted(rows["fit"].dropna().unique()))
-            for key, rows in runs.groupby("condition", observed=True)}  # fmt: skip
+    fits = {
+        key: " and ".join(sorted(rows["fit"].dropna().unique()))
+        for key, rows in runs.groupby("condition", observed=True)
+    }
     for panel in panels:
         fit = fits.get(panel["condition"])
         note = f": {panel['note']}" if panel["tier"] == "composed" and panel.get("note") else ""
@@ -154,8 +163,10 @@ def slos(rules: Iterable[str]) -> str:
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
-    return _each(f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
-                 for base, scales in of.items())  # fmt: skip
+    return _each(
+        f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
+        for base, scales in of.items()
+    )
 
 
 def _base(rule: str) -> str:

@@ -47,11 +47,21 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
     `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """
     told = [
-        {"label": row.label, "rate_scale": row.rate_scale, "offered_rps": row.offered_rps, "runs": row.runs,
-         "offered": row.offered, "missed": row.missed, "cause": cause, "seconds": row.seconds[cause],
-         "share": row.explained.get(cause, 0) / sum(row.explained.values())}
-        for row in rows if row.missed for cause in LOOKS
-    ]  # fmt: skip
+        {
+            "label": row.label,
+            "rate_scale": row.rate_scale,
+            "offered_rps": row.offered_rps,
+            "runs": row.runs,
+            "offered": row.offered,
+            "missed": row.missed,
+            "cause": cause,
+            "seconds": row.seconds[cause],
+            "share": row.explained.get(cause, 0) / sum(row.explained.values()),
+        }
+        for row in rows
+        if row.missed
+        for cause in LOOKS
+    ]
     return pd.DataFrame(told)
 
 
@@ -73,11 +83,23 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     names = [f"{f'x {x:g}' if by_rate else style.called(str(x))}\n{missed[x]:.3g} % missed" for x in order]
     shown = [cause for cause in LOOKS if points[points["cause"] == cause]["share"].max() > 0.0005]
     figure, ((seconds, share),) = page.panels(
-        [(2, BAR_IN * len(order))], wide_in=style.COLUMN_IN, left_in=page.names_in(names), beside_in=0.18, below_in=0.2,
-        handles=[Patch(facecolor=(look := LOOKS[cause]).color, hatch=look.hatch, edgecolor="white", linewidth=0.3,
-                       label=look.name) for cause in shown],
+        [(2, BAR_IN * len(order))],
+        wide_in=style.COLUMN_IN,
+        left_in=page.names_in(names),
+        beside_in=0.18,
+        below_in=0.2,
+        handles=[
+            Patch(
+                facecolor=(look := LOOKS[cause]).color,
+                hatch=look.hatch,
+                edgecolor="white",
+                linewidth=0.3,
+                label=look.name,
+            )
+            for cause in shown
+        ],
         text=style.caption(about, bars["runs"], _note(points, definition, by_rate), pooled=True),
-    )  # fmt: skip
+    )
     for axis, column, unit in ((seconds, "seconds", 1.0), (share, "share", 100.0)):
         page.rows(axis, names, labelled=axis is seconds)
         _bars(axis, points, key, order, column, unit)

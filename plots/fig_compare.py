@@ -36,8 +36,10 @@ ALONG = 0.75  # share of the rates of either that they have in common
 THIN = 0.5  # width of the line of a half of a real trace
 ATTAINMENT = {"both": "requests that meet both SLOs", "ttft": "TTFT SLO met", "tpot": "TPOT SLO met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
-PANELS = (*((name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()),
-          *((name, title, unit) for name, (title, unit) in LATENCY.items()))  # fmt: skip
+PANELS = (
+    *((name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()),
+    *((name, title, unit) for name, (title, unit) in LATENCY.items()),
+)
 COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low", "high", "n", "infeasible"]
 
 
@@ -85,9 +87,12 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 
 
 def draw(
-    table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = (), every: Sequence[pd.DataFrame] = (),
+    table: pa.Table,
+    note: str = "",
+    halves: Sequence[Collection[int]] = (),
+    every: Sequence[pd.DataFrame] = (),
     level: float = LEVEL,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
     A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
@@ -108,10 +113,18 @@ def draw(
         return _bars(frames, of, order, text, wanted)
     several, per = len(wanted) > 1, _per(frame)
     figure, lines = page.panels(
-        [(1, 1.3), (2, 0.95), (2, 0.95)] if several else [(1, 1.3)], wide_in=style.COLUMN_IN, left_in=0.38,
-        beside_in=0.33, right_in=0.12, above_in=0.22, below_in=0.2, foot_in=0.14, stretch=True, text=text,
+        [(1, 1.3), (2, 0.95), (2, 0.95)] if several else [(1, 1.3)],
+        wide_in=style.COLUMN_IN,
+        left_in=0.38,
+        beside_in=0.33,
+        right_in=0.12,
+        above_in=0.22,
+        below_in=0.2,
+        foot_in=0.14,
+        stretch=True,
+        text=text,
         handles=_handles(frame, of, order, level=level, thin=len(frames) > 1),
-    )  # fmt: skip
+    )
     for axis, (letter, (name, title, unit)) in zip((axis for line in lines for axis in line), wanted, strict=True):
         shown = [part[part["definition"] == name] for part in frames]
         page.title(axis, f"({letter}) {title}" if several else title, 7, pad=4.5)  # clear of the triangles
@@ -154,9 +167,12 @@ def _panels() -> list[tuple[str, tuple[str, str, float]]]:
 
 
 def _bars(
-    frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], order: Sequence[str], text: str,
+    frames: Sequence[pd.DataFrame],
+    of: Mapping[str, style.Look],
+    order: Sequence[str],
+    text: str,
     wanted: Sequence[tuple[str, tuple[str, str, float]]],
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
 
     Halves of a real trace have a bar each.
@@ -168,8 +184,14 @@ def _bars(
     at = f"At {_per(frame) * frame['rate_scale'].iloc[0]:.3g} requests per second."
     high = BAR_IN * len(bars)
     figure, lines = page.panels(
-        [(1, high), (2, high), (2, high)] if len(wanted) > 1 else [(1, high)], wide_in=style.COLUMN_IN, beside_in=0.2,
-        left_in=page.names_in(names), below_in=0.16, stretch=True, text=f"{at}\n{text}")  # fmt: skip
+        [(1, high), (2, high), (2, high)] if len(wanted) > 1 else [(1, high)],
+        wide_in=style.COLUMN_IN,
+        beside_in=0.2,
+        left_in=page.names_in(names),
+        below_in=0.16,
+        stretch=True,
+        text=f"{at}\n{text}",
+    )
     axes = [(axis, axis is line[0]) for line in lines for axis in line]
     for (axis, first), (letter, (name, title, unit)) in zip(axes, wanted, strict=True):
         numbers = frame[frame["definition"] == name].set_index("bar").reindex([series + half for series, half in bars])
@@ -193,9 +215,15 @@ def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name
 
 
 def _curves(
-    axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], unit: float, per: float, *,
+    axis: Axes,
+    frame: pd.DataFrame,
+    of: Mapping[str, style.Look],
+    order: Sequence[str],
+    unit: float,
+    per: float,
+    *,
     thin: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Draw a line with its band per series. What lies below an axis of attainment is cut.
 
     A line that others lie on is wider than these, so that its edges show. A band of which nothing missed is left out,
@@ -212,8 +240,18 @@ def _curves(
         y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         bound = y >= PERCENT if share else rows["n"].to_numpy() < FEWEST
         low = np.where(thin | bound, np.nan, low)
-        page.curve(axis, x, y, look, low, high, width=THIN if thin else 1.1 + wider,
-                     size=2.0 if thin else 4.0 + wider, least=_floor(frame, unit), z=z)  # fmt: skip
+        page.curve(
+            axis,
+            x,
+            y,
+            look,
+            low,
+            high,
+            width=THIN if thin else 1.1 + wider,
+            size=2.0 if thin else 4.0 + wider,
+            least=_floor(frame, unit),
+            z=z,
+        )
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
@@ -247,9 +285,17 @@ def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     if low := [style.called(str(series)) for series in best.index[best < floor / PERCENT]]:
         text = page.wrapped(f"below {floor:g} %: {', '.join(low)}", 0.9 * page.length_in(axis.xaxis), 5.5)
         text = f"{len(low)} below {floor:g} %" if text.count("\n") > 2 else text
-        axis.text(0.015, 0.03, text, transform=axis.transAxes, fontsize=5.5,
-                  color="#404040", style="italic", zorder=9,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        axis.text(
+            0.015,
+            0.03,
+            text,
+            transform=axis.transAxes,
+            fontsize=5.5,
+            color="#404040",
+            style="italic",
+            zorder=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
@@ -298,10 +344,18 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     slo = f"SLO {caption.slos(about['slo'].unique())}"
     setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), slo=slo)
     return caption.within(
-        caption.WORDS, setting, style.invalid(about), style.unserved(), note, *_notes(frame, unfit),
-        f"Points below {FLOOR:g} % are not drawn." * bool(below), style.unvetted(about), style.caps(table),
-        style.departs(about), style.degrees(about),
-    )  # fmt: skip
+        caption.WORDS,
+        setting,
+        style.invalid(about),
+        style.unserved(),
+        note,
+        *_notes(frame, unfit),
+        f"Points below {FLOOR:g} % are not drawn." * bool(below),
+        style.unvetted(about),
+        style.caps(table),
+        style.departs(about),
+        style.degrees(about),
+    )
 
 
 def _each(values: pd.Series) -> str:

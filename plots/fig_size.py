@@ -38,18 +38,38 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
     handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
     handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", ("#606060", "o"), hollow=True)]
-    figure, (axes,) = page.panels([(len(xs), 1.5)], left_in=0.45, beside_in=0.3, right_in=0.1, above_in=0.12,
-                                  handles=handles, columns=6, text=caption)  # fmt: skip
+    figure, (axes,) = page.panels(
+        [(len(xs), 1.5)],
+        left_in=0.45,
+        beside_in=0.3,
+        right_in=0.1,
+        above_in=0.12,
+        handles=handles,
+        columns=6,
+        text=caption,
+    )
     for axis, (x, name) in zip(axes, xs.items(), strict=True):
         shown = frame.dropna(subset=[x])
         for (label, kind), each in shown.groupby(["label", "gpu"], sort=False):
             look, ordered = looks[str(label)], each.sort_values(x)
             y = 100 * ordered["worst"]
             page.curve(axis, ordered[x], y, look, line=False, size=4)
-            axis.plot(ordered[x], y, color=look.color, linewidth=0.6, alpha=0.5,  # between counts nothing was run
-                      linestyle=dashes[str(kind)] if by_kind else look.line)  # fmt: skip
-            page.scatter(axis, ordered[x][ordered["answer"]], y[ordered["answer"]], (look.color, "o"), markersize=8,
-                         fillstyle="none")  # fmt: skip
+            axis.plot(
+                ordered[x],
+                y,
+                color=look.color,
+                linewidth=0.6,
+                alpha=0.5,  # between counts nothing was run
+                linestyle=dashes[str(kind)] if by_kind else look.line,
+            )
+            page.scatter(
+                axis,
+                ordered[x][ordered["answer"]],
+                y[ordered["answer"]],
+                (look.color, "o"),
+                markersize=8,
+                fillstyle="none",
+            )
         axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=page.LEVEL)
         axis.set_xlabel(name)
         page.ruler(axis.xaxis, shown[x].min(), shown[x].max(), whole=x == "gpus", share=0.05)

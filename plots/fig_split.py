@@ -64,11 +64,20 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
     spec, looks = facts["spec"], {"prefill": style.BLUE, "decode": style.ORANGE}
-    text = [fig_turns.setting_of(spec), "Ordered; in force from both phases' next boundary.", note,
-            style.unvetted_of({fig_turns.label(spec): spec["system"]})]  # fmt: skip
+    text = [
+        fig_turns.setting_of(spec),
+        "Ordered; in force from both phases' next boundary.",
+        note,
+        style.unvetted_of({fig_turns.label(spec): spec["system"]}),
+    ]
     figure, ((axis,),) = page.panels(
-        [(1, 0.75)], wide_in=style.COLUMN_IN, left_in=0.4, above_in=0.06, text=" ".join(filter(None, text)),
-        handles=[Patch(color=color, label=phase) for phase, color in looks.items()])  # fmt: skip
+        [(1, 0.75)],
+        wide_in=style.COLUMN_IN,
+        left_in=0.4,
+        above_in=0.06,
+        text=" ".join(filter(None, text)),
+        handles=[Patch(color=color, label=phase) for phase, color in looks.items()],
+    )
     axis.fill_between(times, 0, prefill, step="post", color=looks["prefill"], linewidth=0)
     axis.fill_between(times, prefill, facts["sms"], step="post", color=looks["decode"], linewidth=0)
     page.ruler(axis.xaxis, 0, SPAN_S, share=0)

@@ -41,11 +41,19 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
         Line2D([], [], color="#404040", marker="o", markersize=2.5, label="measured"),
         Line2D([], [], color="#404040", linestyle=SIMULATED, label="simulated"),
         Patch(color="#404040", alpha=0.15, linewidth=0, label="simulated: what a process holds, least to most"),
-        *(Line2D([], [], color=_shade(peak, peaks), label=f"peak {peak} req/s")
-          for peak in dict.fromkeys((peaks[0], peaks[-1]))),
-    ]  # fmt: skip
-    figure, (above, below) = page.panels([(2, 1.35), (2, 1.35)], left_in=0.45, beside_in=0.45, right_in=0.1,
-                                         handles=handles, text=CAPTION.format(load=load))  # fmt: skip
+        *(
+            Line2D([], [], color=_shade(peak, peaks), label=f"peak {peak} req/s")
+            for peak in dict.fromkeys((peaks[0], peaks[-1]))
+        ),
+    ]
+    figure, (above, below) = page.panels(
+        [(2, 1.35), (2, 1.35)],
+        left_in=0.45,
+        beside_in=0.45,
+        right_in=0.1,
+        handles=handles,
+        text=CAPTION.format(load=load),
+    )
     for axes, (metric, title) in zip(above, TITLES.items(), strict=True):
         _by_peak(axes, frame, metric)
         page.named(axes, title, "highest rate of the ramp (req/s a model)", "TTFT (s)")

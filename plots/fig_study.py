@@ -15,8 +15,14 @@ from plots import form, lines, matrix, parts, style, tradeoff
 
 # by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
 # there are several, pages(table, facts, note)
-DRAWERS: Mapping[str, ModuleType] = {"lines": lines, "fleet": lines, "steps": matrix, "matrix": matrix, "parts": parts,
-                                     "tradeoff": tradeoff}  # fmt: skip
+DRAWERS: Mapping[str, ModuleType] = {
+    "lines": lines,
+    "fleet": lines,
+    "steps": matrix,
+    "matrix": matrix,
+    "parts": parts,
+    "tradeoff": tradeoff,
+}
 CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
 

@@ -62,8 +62,15 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
     handles = [Patch(color=COLORS[stage], label=stage) for stage in STAGES]
     handles.append(Patch(facecolor="white", edgecolor="#808080", linewidth=0.5, label="hidden"))
     names = list(shown["system"])
-    figure, ((axis,),) = page.panels([(1, 0.24 * len(shown))], wide_in=style.COLUMN_IN, left_in=page.names_in(names),
-                                     right_in=0.3, above_in=0.06, handles=handles, text=note)  # fmt: skip
+    figure, ((axis,),) = page.panels(
+        [(1, 0.24 * len(shown))],
+        wide_in=style.COLUMN_IN,
+        left_in=page.names_in(names),
+        right_in=0.3,
+        above_in=0.06,
+        handles=handles,
+        text=note,
+    )
     at, left = np.arange(len(shown)), np.zeros(len(shown))
     for stage in STAGES:
         axis.barh(at, shown[stage], 0.62, left, color=COLORS[stage], edgecolor="white", linewidth=0.3)
@@ -71,8 +78,9 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
     hidden = [0.0 if x < 1e-6 else 0.5 for x in shown["hidden"]]
     axis.barh(at, shown["hidden"], 0.62, left, color="white", edgecolor="#808080", linewidth=hidden)
     for i, (total, beyond) in enumerate(zip(left, shown["hidden"], strict=True)):
-        axis.annotate(f"{total:.2g} s", (total + beyond, i), (2, 0), textcoords="offset points", va="center",
-                      fontsize=5.5)  # fmt: skip
+        axis.annotate(
+            f"{total:.2g} s", (total + beyond, i), (2, 0), textcoords="offset points", va="center", fontsize=5.5
+        )
     page.rows(axis, names)
     page.ruler(axis.xaxis, 0, float((left + shown["hidden"]).max()))
     page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)

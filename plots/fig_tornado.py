@@ -73,14 +73,26 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     values, keys = dict(zip(leads["constant"], leads["value"], strict=True)), dict.fromkeys(leads["setting"])
     labels = [f"{name}\n{values[name].partition(',')[0]}" for name in names]
     figure, ((axis,),) = page.panels(
-        [(1, BAR_IN * len(names))], wide_in=style.COLUMN_IN, left_in=page.names_in(labels, 5.5), above_in=0.08,
-        below_in=0.5, columns=5, text=style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()),
-        handles=[*(Line2D([], [], linewidth=4, color=_color(key), label=key) for key in keys),
-                 Line2D([], [], color="#202020", linewidth=0.8, label="as it is"), page.dashed("equal", "#202020")],
-    )  # fmt: skip
+        [(1, BAR_IN * len(names))],
+        wide_in=style.COLUMN_IN,
+        left_in=page.names_in(labels, 5.5),
+        above_in=0.08,
+        below_in=0.5,
+        columns=5,
+        text=style.caption(runs, [int(base["n"])], f"{_notes(leads)} {note}".strip()),
+        handles=[
+            *(Line2D([], [], linewidth=4, color=_color(key), label=key) for key in keys),
+            Line2D([], [], color="#202020", linewidth=0.8, label="as it is"),
+            page.dashed("equal", "#202020"),
+        ],
+    )
     even = 1.0 if many else 0.0
-    axis.axvspan(*(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])), color="#000000",
-                 alpha=0.08, linewidth=0)  # fmt: skip
+    axis.axvspan(
+        *(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])),
+        color="#000000",
+        alpha=0.08,
+        linewidth=0,
+    )
     axis.axvline(even, color="#202020", linewidth=0.8, linestyle=page.LEVEL)
     axis.axvline(base["mean"], color="#202020", linewidth=0.8)
     for k, name in enumerate(names):
@@ -103,8 +115,15 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
         (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
     )
     color = _color(row.setting)
-    axis.barh(y, row.mean - base, THICK, left=base, color="white" if row.note else color, linewidth=0.8,
-              edgecolor="black" if turned else color)  # fmt: skip
+    axis.barh(
+        y,
+        row.mean - base,
+        THICK,
+        left=base,
+        color="white" if row.note else color,
+        linewidth=0.8,
+        edgecolor="black" if turned else color,
+    )
     low, high = (x if np.isfinite(x) else row.mean for x in (row.low, row.high))
     page.interval(axis, y, (low, high), "#404040", 0.6)
 

@@ -24,8 +24,9 @@ MOST_MODELS = 40  # rows of the strip of models
 SHORTEST_GAP_S = 1e-3
 
 
-def points(arrival_s: NDArray[np.float64], model: NDArray[np.int32], models: tuple[str, ...], span_s: float
-           ) -> pd.DataFrame:  # fmt: skip
+def points(
+    arrival_s: NDArray[np.float64], model: NDArray[np.int32], models: tuple[str, ...], span_s: float
+) -> pd.DataFrame:
     """Count requests by model and bin of the span: columns model, begin_s, requests; the most popular model first."""
     width = span_s / BINS
     counts = np.zeros((len(models), BINS), np.int64)
@@ -59,8 +60,13 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
 
     top = counts[:MOST_MODELS]
     shown = np.log10(np.maximum(top / width_s, np.nan_to_num(0.1 / width_s)))
-    used.imshow(np.where(top > 0, shown, np.nan), aspect="auto", cmap="Blues", extent=(0, span, len(top) + 0.5, 0.5),
-                interpolation="nearest")  # fmt: skip
+    used.imshow(
+        np.where(top > 0, shown, np.nan),
+        aspect="auto",
+        cmap="Blues",
+        extent=(0, span, len(top) + 0.5, 0.5),
+        interpolation="nearest",
+    )
     used.set_yticks(sorted({1, (1 + len(top)) // 2, len(top)}))
     used.grid(visible=False)
     page.named(used, "use of models (white: no request)", name, "rank of model")

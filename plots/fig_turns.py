@@ -69,17 +69,22 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figur
     colors = {kind: COLORS[i % len(COLORS)] for i, kind in enumerate(kinds)}
     names = [f"GPU {gpu}" for gpu in gpus]
     figure, ((axis,),) = page.panels(
-        [(1, 0.3 * len(gpus))], wide_in=style.COLUMN_IN, left_in=page.names_in(names), above_in=0.06,
-        handles=[Patch(color=colors[kind], label=kind) for kind in kinds], columns=len(kinds),
+        [(1, 0.3 * len(gpus))],
+        wide_in=style.COLUMN_IN,
+        left_in=page.names_in(names),
+        above_in=0.06,
+        handles=[Patch(color=colors[kind], label=kind) for kind in kinds],
+        columns=len(kinds),
         text=caption(turns, facts, note),
-    )  # fmt: skip
+    )
     page.rows(axis, names)
     for i, gpu in enumerate(gpus):
         for turn in shown[shown["gpus"] == gpu].itertuples():
             kind, _, number = turn.model.partition("/")
             start, end = max(0.0, turn.start_s), min(SPAN_S, turn.end_s)
-            axis.broken_barh([(start, end - start)], (i - 0.36, 0.72), color=colors[kind], linewidth=0.3,
-                             edgecolor="white")  # fmt: skip
+            axis.broken_barh(
+                [(start, end - start)], (i - 0.36, 0.72), color=colors[kind], linewidth=0.3, edgecolor="white"
+            )
             if end - start > LETTER_S * len(number) * 1.6:
                 axis.text((start + end) / 2, i, number, ha="center", va="center", fontsize=4.5, color="white")
     page.ruler(axis.xaxis, 0, SPAN_S, share=0)
@@ -95,8 +100,15 @@ def label(spec: Mapping[str, Any]) -> str:
 
 def setting_of(spec: Mapping[str, Any]) -> str:
     """Write the setting of a recorded run."""
-    facts = [label(spec), spec["trace"], spec["models"], mix.told(spec["gpu"], spec["gpus"]),
-             f"simulated ({setting.LAW})", checked.note(spec["gpu"], spec["host"]), f"seed {spec['seed']}"]  # fmt: skip
+    facts = [
+        label(spec),
+        spec["trace"],
+        spec["models"],
+        mix.told(spec["gpu"], spec["gpus"]),
+        f"simulated ({setting.LAW})",
+        checked.note(spec["gpu"], spec["host"]),
+        f"seed {spec['seed']}",
+    ]
     return " · ".join(filter(None, facts)) + "."
 
 
@@ -104,8 +116,10 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
     spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
-    took = (f"Decode turns: {len(decodes)}, median {span_s.median():.2g} s; between models "
-            f"{between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).")  # fmt: skip
+    took = (
+        f"Decode turns: {len(decodes)}, median {span_s.median():.2g} s; between models "
+        f"{between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all)."
+    )
     key = "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
     late = style.unvetted_of({label(spec): spec["system"]})
     return " ".join(filter(None, [setting_of(spec), took, key, note, late]))

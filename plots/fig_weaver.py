@@ -20,18 +20,26 @@ if TYPE_CHECKING:
 
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
 LOOKS: Mapping[str, style.Look] = {  # by series; the two models are Weaver's
-    "Weaver": WEAVER, "dedicated": style.SYSTEMS["dedicated"], "MuxServe": MUXSERVE,
+    "Weaver": WEAVER,
+    "dedicated": style.SYSTEMS["dedicated"],
+    "MuxServe": MUXSERVE,
     "MuxServe-Temporal": style.Look(style.tints(MUXSERVE.color)[0], "v", style.LINES[1]),
     "hot model": style.Look(style.tints(WEAVER.color)[2], "o", style.LINES[0]),
     "cold model": style.Look(style.tints(WEAVER.color)[0], "h", style.LINES[1]),
-}  # fmt: skip
+}
 NAMES: Mapping[str, str] = {  # as systems are called in other figures
-    "Weaver": "weaver", "MuxServe": "muxserve:weaver", "MuxServe-Temporal": "muxserve:temporal",
-    "hot model": "weaver, hot model", "cold model": "weaver, cold model",
-}  # fmt: skip
+    "Weaver": "weaver",
+    "MuxServe": "muxserve:weaver",
+    "MuxServe-Temporal": "muxserve:temporal",
+    "hot model": "weaver, hot model",
+    "cold model": "weaver, cold model",
+}
 SERIES: Mapping[str, str] = {  # by system
-    "weaver": "Weaver", "dedicated": "dedicated", "muxserve": "MuxServe", "temporal": "MuxServe-Temporal",
-}  # fmt: skip
+    "weaver": "Weaver",
+    "dedicated": "dedicated",
+    "muxserve": "MuxServe",
+    "temporal": "MuxServe-Temporal",
+}
 OFFLOADED = " % offloaded"  # the ending of such systems' names
 COLD_RPS = 1.0
 HELD = 0.98  # of the requests offered, by every seed, where a line has a point
@@ -59,8 +67,14 @@ def draw(points: pd.DataFrame) -> Figure:
     handles: list[Line2D | Patch] = [style.handle(_named(name), look) for name, look in LOOKS.items()]
     handles.append(Patch(color="#404040", alpha=0.2, linewidth=0, label="least to most of the seeds"))
     handles.append(page.mark("the paper's number", ("black", "x")))
-    figure, lines = page.panels([(3, 1.15), (3, 1.15)], left_in=0.4, beside_in=0.8, right_in=0.12, handles=handles,
-                                text=CAPTION.format(n=points["seed"].nunique()))  # fmt: skip
+    figure, lines = page.panels(
+        [(3, 1.15), (3, 1.15)],
+        left_in=0.4,
+        beside_in=0.8,
+        right_in=0.12,
+        handles=handles,
+        text=CAPTION.format(n=points["seed"].nunique()),
+    )
     panels = zip((axis for line in lines for axis in line), page.LETTERS, TITLES.items(), strict=False)
     for axis, letter, (panel, (title, x, y)) in panels:
         rows = points[points["panel"] == panel]
@@ -100,8 +114,12 @@ def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     """Return the points of the figures: panel, series, x, seed and value; a line ends where requests pile up."""
 
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
-        rows: pd.DataFrame = table[(table["condition"] == panel["condition"]) & (table["label"] == system)
-                                   & (table["definition"] == measure) & (table["model"] == model)]  # fmt: skip
+        rows: pd.DataFrame = table[
+            (table["condition"] == panel["condition"])
+            & (table["label"] == system)
+            & (table["definition"] == measure)
+            & (table["model"] == model)
+        ]
         return rows[["seed", "value"]].sort_values("seed")
 
     parts = []

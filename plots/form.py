@@ -108,8 +108,9 @@ def width(made_for: float) -> float:
         return made_for
     if asked < LEAST * made_for:
         least = math.ceil(100 * LEAST * made_for) / 100
-        raise UserError(f"--width {asked:g}: this figure is made for {made_for:g} inches, and its words collide below "
-                        f"{least:g}")  # fmt: skip
+        raise UserError(
+            f"--width {asked:g}: this figure is made for {made_for:g} inches, and its words collide below {least:g}"
+        )
     return asked
 
 

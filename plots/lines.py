@@ -43,10 +43,13 @@ XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus"
 WORDS = {  # of what a condition says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {"released": "streams as released", "shuffled": "streams shuffled",
-               "square": "streams by a Latin square"},
+    "assign": {
+        "released": "streams as released",
+        "shuffled": "streams shuffled",
+        "square": "streams by a Latin square",
+    },
     "plan": setting.PLANS,
-}  # fmt: skip
+}
 USUAL = {  # of what another condition says, and this one does not
     "process": "own processes",
     "sharing": "own sharing",
@@ -145,11 +148,11 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     first = overview.draw(table, facts, note)
     kept, gone = list[tuple[str, list[Panel]]](), list[str]()
     for definition in facts.definitions:
-        same = {panel["condition"] for panel in facts.panels
-                if overview.alike(table, panel, definition, facts.systems)}  # fmt: skip
+        same = {panel["condition"] for panel in facts.panels if overview.alike(table, panel, definition, facts.systems)}
         gone += [f"{met(definition)} of {condition}" for condition in same]
-        left = [panel for panel in facts.panels
-                if not {half["condition"] for half in together(panel, facts.panels)} <= same]  # fmt: skip
+        left = [
+            panel for panel in facts.panels if not {half["condition"] for half in together(panel, facts.panels)} <= same
+        ]
         kept += [(definition, part) for part in _parted(left)]
     if not kept:
         return [draw(table, facts, note)]
@@ -203,10 +206,16 @@ def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> F
     titles = [facts.titles[trace] if facts.titles else _title(trace, lines) for trace in traces]
     narrow = len(columns) <= NARROW and not tall
     figure, axes = page.panels(
-        [(len(columns), PANEL_IN * (1 + tall))] * len(lines), wide_in=style.COLUMN_IN if narrow else style.PAGE_IN,
-        left_in=0.5, right_in=0.05, head_in=0.2 + TITLE_IN * max(title.count("\n") for title in titles), above_in=0.1,
-        text=text, handles=_handles(drawn), columns=4 if narrow else 6,
-    )  # fmt: skip
+        [(len(columns), PANEL_IN * (1 + tall))] * len(lines),
+        wide_in=style.COLUMN_IN if narrow else style.PAGE_IN,
+        left_in=0.5,
+        right_in=0.05,
+        head_in=0.2 + TITLE_IN * max(title.count("\n") for title in titles),
+        above_in=0.1,
+        text=text,
+        handles=_handles(drawn),
+        columns=4 if narrow else 6,
+    )
     for i, line in enumerate(lines):
         for j, (trace, definition) in enumerate(columns):
             if trace in line:
@@ -249,8 +258,13 @@ def _title(column: int, lines: Sequence[Line]) -> str:
 def _write_title(figure: Figure, title: str, axes: Sequence[Axes]) -> None:
     """Write the title of a trace above its columns, smaller where it is long."""
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
-    figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center",
-                fontsize=page.fitting(title, (last.x1 - first.x0) * width, 6))  # fmt: skip
+    figure.text(
+        (first.x0 + last.x1) / 2,
+        first.y1 + 0.15 / height,
+        title,
+        ha="center",
+        fontsize=page.fitting(title, (last.x1 - first.x0) * width, 6),
+    )
 
 
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
@@ -342,8 +356,19 @@ def _curves(
         y, low, high = (100 * curve[f"{definition}_{part}"] for part in ("mean", "low", "high"))
         control = label in facts.controls
         size = MARKER * (0.6 if thin else 1.0)
-        page.curve(axis, x, y, look, *(None, None) if control else (low, high), line=not control, width=wide, z=z,
-                     size=size, least=_floor(facts), transform=_beside(axis, label, facts.controls, frame))  # fmt: skip
+        page.curve(
+            axis,
+            x,
+            y,
+            look,
+            *(None, None) if control else (low, high),
+            line=not control,
+            width=wide,
+            z=z,
+            size=size,
+            least=_floor(facts),
+            transform=_beside(axis, label, facts.controls, frame),
+        )
         c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
         if c is not None and c.at.sign == "=":  # not beyond the axis
             at = c.at.mean
@@ -381,8 +406,18 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
     axis.set_xlim(low, max(beyond.values()) + (end - low) / 12)
     ticks = {x: f"{x:g}" for x in axis.get_xticks()} | {place: f"{x:g}" for x, place in beyond.items()}
     axis.set_xticks(list(ticks), list(ticks.values()))
-    axis.text((end + min(beyond.values())) / 2, 0, "//", transform=axis.get_xaxis_transform(), ha="center", va="center",
-              fontsize=5, backgroundcolor="white", bbox={"color": "white", "pad": 0.2}, zorder=4)  # fmt: skip
+    axis.text(
+        (end + min(beyond.values())) / 2,
+        0,
+        "//",
+        transform=axis.get_xaxis_transform(),
+        ha="center",
+        va="center",
+        fontsize=5,
+        backgroundcolor="white",
+        bbox={"color": "white", "pad": 0.2},
+        zorder=4,
+    )
 
 
 # ------------------------------------------------------------------ the caption

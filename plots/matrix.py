@@ -38,8 +38,10 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
-    told = [{**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
-            for row in ratios(table, facts)]  # fmt: skip
+    told = [
+        {**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
+        for row in ratios(table, facts)
+    ]
     return pd.DataFrame(told)
 
 
@@ -84,8 +86,9 @@ def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
             cells.setdefault(((row["ratio"], row["kind"] == "alone"), row["name"]), []).append(row)
     some = {key for key, cases in cells.items() if any(row["standing"] != NO_ROOM for row in cases)} or cells.keys()
     columns, kept = {column for column, _ in some}, {name for _, name in some}
-    gone = [name for _, name in cells if name not in kept] + [ratio for (ratio, _), _ in cells if ratio not in
-                                                              {ratio for ratio, _ in columns}]  # fmt: skip
+    gone = [name for _, name in cells if name not in kept] + [
+        ratio for (ratio, _), _ in cells if ratio not in {ratio for ratio, _ in columns}
+    ]
     shown = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in kept}
     return shown, list(dict.fromkeys(gone))
 
@@ -103,20 +106,34 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     columns.sort(key=lambda column: [row["ratio"] for row in shown].index(column[0]))
     steps = {ratio for ratio, alone in columns if alone}
     after = {False: [SO_FAR], True: [ALONE]}
-    heads = ["\n".join([*_pair(ratio, facts), *(after[alone] if ratio in steps else ()), *_paper(shown, ratio)])
-             for ratio, alone in columns]  # fmt: skip
+    heads = [
+        "\n".join([*_pair(ratio, facts), *(after[alone] if ratio in steps else ()), *_paper(shown, ratio)])
+        for ratio, alone in columns
+    ]
     rows = [textwrap.fill(f"+ {name}" if steps and k else name, NAMED) for k, name in enumerate(names)]
     firsts = {style.called(systems(ratio, facts)[0].partition("+")[0]) for ratio, _ in columns}
     first = firsts.pop() if len(firsts) == 1 else "the first"
     handles = [
-        Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
-              label=CASES if says == crossings.CASE else style.signed(says, first))
-        for says, fill in style.FILLS.items() if says in {row["standing"] for cases in cells.values() for row in cases}
-    ]  # fmt: skip
+        Patch(
+            facecolor=fill.color,
+            hatch=fill.hatch,
+            edgecolor="#909090",
+            linewidth=0.4,
+            label=CASES if says == crossings.CASE else style.signed(says, first),
+        )
+        for says, fill in style.FILLS.items()
+        if says in {row["standing"] for cases in cells.values() for row in cases}
+    ]
     high = 0.08 + HEAD_IN * (1 + max(head.count("\n") for head in heads))
     figure, ((axis,),) = page.panels(
-        [(1, ROW_IN * len(names))], left_in=page.names_in(rows, 6.5), right_in=0.05, above_in=high, below_in=0.06,
-        handles=handles, text=_caption(table, facts, note, shown, gone))  # fmt: skip
+        [(1, ROW_IN * len(names))],
+        left_in=page.names_in(rows, 6.5),
+        right_in=0.05,
+        above_in=high,
+        below_in=0.06,
+        handles=handles,
+        text=_caption(table, facts, note, shown, gone),
+    )
     page.rows(axis, rows, points=6.5)
     wide = page.length_in(axis.xaxis) / len(columns) - 0.08
     for (column, name), cases in cells.items():
@@ -152,8 +169,13 @@ def _paper(rows: Sequence[Row], ratio: str) -> list[str]:
 def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:
     """Draw the range of several cases over how many of them are above 1."""
     alike = {row["standing"] for row in rows} == {NO_ROOM}
-    c = crossings.cases([Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
-                         for row in rows if row["mean"] is not None])  # fmt: skip
+    c = crossings.cases(
+        [
+            Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
+            for row in rows
+            if row["mean"] is not None
+        ]
+    )
     noted = {row["note"] for row in rows}
     text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
     under = f"{c.above} of {c.of} above 1" if c else ""
@@ -174,8 +196,9 @@ def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> No
 def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in: float) -> None:
     """Fill a cell by its verdict, and write its words, with no hatch behind them."""
     fill = style.FILLS[says]
-    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4",
-                             linewidth=0.5))  # fmt: skip
+    axis.add_patch(
+        Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5)
+    )
     box = {"facecolor": fill.color, "edgecolor": "none", "pad": 0.8}
     for words, at, most in ((text, -0.16 if under else 0.0, 7), (under, 0.24, 5.2)):
         points = page.fitting(words, wide_in, most)
@@ -200,12 +223,18 @@ def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gon
     """Write the short caption below the figure."""
     varied = [style.called(text) for text in facts.texts.values() if "+" in text]
     return brief(
-        table, facts, _what(facts), CORRECTED, note,
+        table,
+        facts,
+        _what(facts),
+        CORRECTED,
+        note,
         f"Left out, as one of the two never fits: {', '.join(gone)}." * bool(gone),
         flat(_standing(row) for row in shown),
         f"At the start: {', '.join(varied)}." * bool(varied and facts.layout == "steps"),
-        *facts.notes, *asked(table, facts), "Intervals are 95 %.",
-    )  # fmt: skip
+        *facts.notes,
+        *asked(table, facts),
+        "Intervals are 95 %.",
+    )
 
 
 def _what(facts: About) -> str:

@@ -36,11 +36,21 @@ LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row of them; type 
 MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {"marker": "x", "markersize": 3.8, "markeredgewidth": 0.9, "linestyle": "none",
-                                 "color": PAPER}  # fmt: skip
+PAPER_MARK: Mapping[str, Any] = {
+    "marker": "x",
+    "markersize": 3.8,
+    "markeredgewidth": 0.9,
+    "linestyle": "none",
+    "color": PAPER,
+}
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
-UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
-         "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
+UNITS = {
+    "rate_scale": "requests per second",
+    "rate_rps": "requests per second",
+    "slo_scale": "lowest SLO scale",
+    "gpus": "fewest GPUs",
+    "models": "models",
+}
 LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
@@ -109,10 +119,15 @@ def _definition(panel: Panel, facts: About) -> str:
 
 def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
     """Return the claims in which a paper states a number of a panel."""
-    return [claim for claim in facts.claims
-            if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
-            and claim.get("comparable", True) and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
-            and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
+    return [
+        claim
+        for claim in facts.claims
+        if claim["what"] in {"crossing", "ratio", "fewest"}
+        and not isinstance(claim["paper"], str | None)
+        and claim.get("comparable", True)
+        and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
+        and panel in crossings.concerned([panel], claim["on"])
+    ]
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
@@ -128,9 +143,13 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
     What is 100 % for everyone is left out; so is, while there is another, the same condition with parameters of its
     trace changed.
     """
-    kept = [cell for cell in cells(facts)
-            if not all(alike(table, panel, cell.definition, facts.systems)
-                       for panel in (*cell.panels, *cell.halves.values()))]  # fmt: skip
+    kept = [
+        cell
+        for cell in cells(facts)
+        if not all(
+            alike(table, panel, cell.definition, facts.systems) for panel in (*cell.panels, *cell.halves.values())
+        )
+    ]
     kin: dict[tuple[str, str], int] = {}
     ranks = list[tuple[bool, bool, int, int]]()
     for cell in kept:
@@ -161,8 +180,11 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Row]:
             continue
         gone = all((lost := tidy.unfit(part, label)) is not None and lost.every for part in every)
         crossing = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
-        halves = {half: c for half, (part, panel) in sides.items()
-                  if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None}  # fmt: skip
+        halves = {
+            half: c
+            for half, (part, panel) in sides.items()
+            if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None
+        }
         row = Row(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
         if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
             row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
@@ -185,8 +207,10 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
         if (claim["definition"] or facts.definitions[0]) != cell.definition:
             continue
-        systems, others = ([best if name.startswith("best static") else name for name in AND_OR.split(claim[key])]
-                           for key in ("system", "over"))  # fmt: skip
+        systems, others = (
+            [best if name.startswith("best static") else name for name in AND_OR.split(claim[key])]
+            for key in ("system", "over")
+        )
         first = next((name for name in systems if name in at), "")
         if not claim["over"] and label in systems:
             yield min(ends), max(ends)
@@ -201,16 +225,26 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, system), with crossings, ratios and differences in points."""
     shown = chosen(table, facts)
-    return pd.DataFrame([line for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
-                         for row in cell_rows for line in _lines(cell, row, facts.systems[0])])  # fmt: skip
+    return pd.DataFrame(
+        [
+            line
+            for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
+            for row in cell_rows
+            for line in _lines(cell, row, facts.systems[0])
+        ]
+    )
 
 
 def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
     sides = {cell.panels[0]["condition"]: row.at} if cell.panels else {}
     sides |= {panel["condition"]: row.halves.get(half) for half, panel in cell.halves.items()}
     for condition, c in sides.items():
-        line: dict[str, Any] = {"condition": condition, "label": row.label, "crossing_of": cell.definition,
-                                "note": row.gone}  # fmt: skip
+        line: dict[str, Any] = {
+            "condition": condition,
+            "label": row.label,
+            "crossing_of": cell.definition,
+            "note": row.gone,
+        }
         line |= {f"crossing{name}": value for name, value in _named(c.at if c else None).items()}
         standing = row.standing if cell.panels and condition == cell.panels[0]["condition"] else None
         if standing is not None:
@@ -237,17 +271,23 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     by_cell = rows(table, facts, shown)
     looks = style.looks(facts.systems)
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
-    names = [[label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
-             for line in lines]  # fmt: skip
+    names = [
+        [label for label in facts.systems if any(row.label == label for k in line for row in by_cell[k])]
+        for line in lines
+    ]
     judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
     room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
     beside = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
-        [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)], left_in=page.names_in(called),
-        beside_in=beside, above_in=0.34, below_in=0.32, handles=_handles(by_cell, facts.systems[0]),
+        [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)],
+        left_in=page.names_in(called),
+        beside_in=beside,
+        above_in=0.34,
+        below_in=0.32,
+        handles=_handles(by_cell, facts.systems[0]),
         text=_caption(table, facts, by_cell, note),
-    )  # fmt: skip
+    )
     for line, of, panels in zip(lines, names, axes, strict=True):
         for k, axis in zip(line, panels, strict=True):
             page.rows(axis, [style.called(name) for name in of], labelled=axis is panels[0], shaded=True)
@@ -263,8 +303,16 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Ab
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
     page.title(axis, name, more_in=beside_in - 0.1, pad=10)
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.0, 1.0), xycoords="axes fraction", xytext=(6, 2), va="bottom",
-                      textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
+        axis.annotate(
+            f"{first} / row",
+            (1.0, 1.0),
+            xycoords="axes fraction",
+            xytext=(6, 2),
+            va="bottom",
+            textcoords="offset points",
+            fontsize=5.5,
+            color="#404040",
+        )
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
     met = f"{100 * facts.level:g} % {definition(cell.definition)}"
     axis.set_xlabel(f"{UNITS[panel['axis']]} at {met} ({better} is better)", fontsize=6, labelpad=1)
@@ -298,13 +346,29 @@ def _panel(
             axis.plot(ends, [k] * len(ends), zorder=3.5, **PAPER_MARK)
         for half, c in row.halves.items():
             mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
-            axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
-                      markeredgewidth=0.9, linestyle="none", zorder=2)  # fmt: skip
+            axis.plot(
+                [c.at.mean],
+                [k - HALVES[half]],
+                marker=mark,
+                color=look.color,
+                markersize=3.6,
+                markeredgewidth=0.9,
+                linestyle="none",
+                zorder=2,
+            )
         if row.at is not None:
             _mark(axis, k, row.at.at, look, (low, high))
         if row.gone:
-            axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), fontsize=5.2, color="#606060",
-                      va="center", style="italic")  # fmt: skip
+            axis.text(
+                0.02,
+                k,
+                row.gone,
+                transform=axis.get_yaxis_transform(),
+                fontsize=5.2,
+                color="#606060",
+                va="center",
+                style="italic",
+            )
         if row.standing is not None:
             style.beside(axis, k, row.standing)
 
@@ -344,11 +408,23 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
         handles.append(Line2D([], [], marker="o", linewidth=1.0, label="crossing" + ", 95 % interval" * sure, **grey))
     bounds = [row.at.at.sign for row in every if row.at is not None]
     if any(sign != "=" for sign in bounds):
-        handles.append(Line2D([], [], marker="o", markerfacecolor="white", linewidth=1.0,
-                              label="a bound: beyond what was run", **grey))  # fmt: skip
+        handles.append(
+            Line2D(
+                [], [], marker="o", markerfacecolor="white", linewidth=1.0, label="a bound: beyond what was run", **grey
+            )
+        )
     if any(row.halves for row in every):
-        handles.append(Line2D([], [], marker="|", linestyle="none", markeredgewidth=0.9,
-                              label="real trace: first half above, second below", **grey))  # fmt: skip
+        handles.append(
+            Line2D(
+                [],
+                [],
+                marker="|",
+                linestyle="none",
+                markeredgewidth=0.9,
+                label="real trace: first half above, second below",
+                **grey,
+            )
+        )
     if any(c.at.sign != "=" for row in every for c in row.halves.values()):
         handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
     if any(row.paper for row in every):
@@ -377,19 +453,28 @@ def fewest(table: pa.Table, facts: About, note: str = "") -> Figure:
     names = [label for label in facts.systems if label in present]
     called = [style.called(name) for name in names]
     answers = _answers(table, facts)
-    handles = [page.mark(f"SLO {slos([rule])}", (page.BOTH["color"], sign))
-               for rule, sign in zip(rules, MARKS, strict=False)]  # fmt: skip
+    handles = [
+        page.mark(f"SLO {slos([rule])}", (page.BOTH["color"], sign)) for rule, sign in zip(rules, MARKS, strict=False)
+    ]
     if any(at.sign != "=" for at in answers.values()):
         handles.append(page.mark("a bound: beyond what was run", hollow=True))
     if any(_papers_of(label, panel, answers, facts) for panel in facts.panels for label in names):
         handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
-    counts = [[_count([answers.get((panels[rule]["condition"], name)) if rule in panels else None for rule in rules])
-               for name in names] for panels in by_load]  # fmt: skip
+    counts = [
+        [
+            _count([answers.get((panels[rule]["condition"], name)) if rule in panels else None for rule in rules])
+            for name in names
+        ]
+        for panels in by_load
+    ]
     figure, axes = page.panels(
-        page.grid(len(by_load), LOADS_ACROSS, LOAD_ROW_IN * len(names)), left_in=page.names_in(called), above_in=0.22,
-        beside_in=0.2 + max(page.words_in(words, COUNT_POINTS) for panel in counts for words in panel), handles=handles,
+        page.grid(len(by_load), LOADS_ACROSS, LOAD_ROW_IN * len(names)),
+        left_in=page.names_in(called),
+        above_in=0.22,
+        beside_in=0.2 + max(page.words_in(words, COUNT_POINTS) for panel in counts for words in panel),
+        handles=handles,
         text=brief(table, facts, note, _held(facts), *_apart(table), slo=False),
-    )  # fmt: skip
+    )
     looks = style.looks(names)
     for k, axis in enumerate(axis for line in axes for axis in line):
         page.rows(axis, called, labelled=k % LOADS_ACROSS == 0, shaded=True)
@@ -400,9 +485,14 @@ def fewest(table: pa.Table, facts: About, note: str = "") -> Figure:
         ends = list[float]()
         for (y, name), (j, rule) in product(enumerate(names), enumerate(rules)):
             if rule in by_load[k]:
-                ends += _answered(axis, y + 0.6 * ((j + 0.5) / len(rules) - 0.5), MARKS[j], looks[name],
-                              answers.get((by_load[k][rule]["condition"], name)),
-                              _papers_of(name, by_load[k][rule], answers, facts))  # fmt: skip
+                ends += _answered(
+                    axis,
+                    y + 0.6 * ((j + 0.5) / len(rules) - 0.5),
+                    MARKS[j],
+                    looks[name],
+                    answers.get((by_load[k][rule]["condition"], name)),
+                    _papers_of(name, by_load[k][rule], answers, facts),
+                )
         page.ruler(axis.xaxis, min(ends), max(ends), log=True, whole=True, share=0.06)
         for y, words in enumerate(counts[k]):
             axis.text(1.05, y, words, transform=axis.get_yaxis_transform(), fontsize=COUNT_POINTS, va="center")
@@ -420,8 +510,14 @@ def _answered(
 ) -> list[float]:
     """Mark a system's answer, hollow where it is a bound, and where the paper's numbers put it; returns them."""
     if at is not None:
-        axis.plot([at.mean], [y], linestyle="none", clip_on=False, zorder=3,
-                  **look.marks(hollow=at.sign != "=") | {"marker": marker, "markersize": 3.4})  # fmt: skip
+        axis.plot(
+            [at.mean],
+            [y],
+            linestyle="none",
+            clip_on=False,
+            zorder=3,
+            **look.marks(hollow=at.sign != "=") | {"marker": marker, "markersize": 3.4},
+        )
     for x in papers:
         axis.plot([x], [y], zorder=3.5, **PAPER_MARK)
     return [*papers, *([at.mean] if at else [])]
@@ -442,8 +538,11 @@ def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list
 def _answers(table: pa.Table, facts: About) -> Answers:
     """Return the fewest GPUs on which each system that was run holds the level."""
     parts = [(panel, crossings.of_panel(table, panel)) for panel in facts.panels]
-    every = {(panel["condition"], name): crossings.fewest(part, name, "", facts.definitions[0], facts.level)
-             for panel, part in parts for name in facts.systems}  # fmt: skip
+    every = {
+        (panel["condition"], name): crossings.fewest(part, name, "", facts.definitions[0], facts.level)
+        for panel, part in parts
+        for name in facts.systems
+    }
     return {key: at for key, at in every.items() if at is not None}
 
 
@@ -457,16 +556,21 @@ def _by_load(facts: About) -> dict[tuple[Any, ...], dict[str, Panel]]:
 
 def answers(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return the fewest GPUs as rows, one a (condition, system) that was run."""
-    every = [{"condition": condition, "label": label} | {f"crossing{name}": value for name, value in _named(at).items()}
-             for (condition, label), at in _answers(table, facts).items()]  # fmt: skip
+    every = [
+        {"condition": condition, "label": label} | {f"crossing{name}": value for name, value in _named(at).items()}
+        for (condition, label), at in _answers(table, facts).items()
+    ]
     return pd.DataFrame(every)
 
 
 def by_slo(facts: About) -> About:
     """Return the facts with a column of panels for each SLO, and a line for each workload."""
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
-    panels = tuple({**panel, "row": k, "column": rules.index(_slo(panel)), "slo": "", "slo_scale": None}
-                   for k, load in enumerate(_by_load(facts).values()) for panel in load.values())  # fmt: skip
+    panels = tuple(
+        {**panel, "row": k, "column": rules.index(_slo(panel)), "slo": "", "slo_scale": None}
+        for k, load in enumerate(_by_load(facts).values())
+        for panel in load.values()
+    )
     return replace(facts, panels=panels, titles=tuple(f"SLO {slos([rule])}" for rule in rules))
 
 

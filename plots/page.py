@@ -36,11 +36,21 @@ BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # of a legend
 
 
 def panels(
-    lines: Sequence[tuple[int, float]], *, wide_in: float = style.PAGE_IN, left_in: float = 0.5,
-    beside_in: float = 0.1, right_in: float | None = None, head_in: float = 0.0, above_in: float = 0.25,
-    below_in: float = 0.36, foot_in: float = 0.0, stretch: bool = False, handles: Sequence[Handle] = (),
-    columns: int = 4, text: str = "",
-) -> tuple[Figure, list[list[Axes]]]:  # fmt: skip
+    lines: Sequence[tuple[int, float]],
+    *,
+    wide_in: float = style.PAGE_IN,
+    left_in: float = 0.5,
+    beside_in: float = 0.1,
+    right_in: float | None = None,
+    head_in: float = 0.0,
+    above_in: float = 0.25,
+    below_in: float = 0.36,
+    foot_in: float = 0.0,
+    stretch: bool = False,
+    handles: Sequence[Handle] = (),
+    columns: int = 4,
+    text: str = "",
+) -> tuple[Figure, list[list[Axes]]]:
     """Lay out lines of panels below a legend and above a caption; returns the figure and its panels by line.
 
     `lines` has the panels and their height (0: as high as wide) of each line from the top. All panels are as wide,
@@ -63,13 +73,18 @@ def panels(
     made: list[list[Axes]] = []
     for (count, _), cell, high in zip(lines, cells, heights, strict=True):
         at -= above_in + high
-        made.append([figure.add_axes(((left_in + k * cell) / width, at / height, (cell - beside_in) / width,
-                                      high / height)) for k in range(count)])  # fmt: skip
+        made.append(
+            [
+                figure.add_axes(((left_in + k * cell) / width, at / height, (cell - beside_in) / width, high / height))
+                for k in range(count)
+            ]
+        )
         at -= below_in
     for axis in (axis for line in made for axis in line):
         axis.spines[["top", "right"]].set_visible(False)
-    figure.text(0.06 / width, 0.03 / height, text, fontsize=CAPTION_POINTS, color="#404040", va="bottom",
-                linespacing=1.25)  # fmt: skip
+    figure.text(
+        0.06 / width, 0.03 / height, text, fontsize=CAPTION_POINTS, color="#404040", va="bottom", linespacing=1.25
+    )
     return figure, made
 
 
@@ -114,8 +129,14 @@ def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
-    figure.text((first.x0 + last.x1) / 2, first.y0 - 0.23 / height, text, ha="center", va="center",
-                fontsize=fitting(text, (last.x1 - first.x0) * width, points))  # fmt: skip
+    figure.text(
+        (first.x0 + last.x1) / 2,
+        first.y0 - 0.23 / height,
+        text,
+        ha="center",
+        va="center",
+        fontsize=fitting(text, (last.x1 - first.x0) * width, points),
+    )
 
 
 def fitting(text: str, inches: float, points: float) -> float:
@@ -187,10 +208,21 @@ def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whol
 
 
 def curve(
-    axis: Axes, x: ArrayLike, y: ArrayLike, look: Look, low: ArrayLike | None = None, high: ArrayLike | None = None, *,
-    bars: bool = False, line: bool = True, width: float = 0.9, size: float = 3.2, least: float = -math.inf,
-    z: float = 3.0, **marks: Any,
-) -> None:  # fmt: skip
+    axis: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    look: Look,
+    low: ArrayLike | None = None,
+    high: ArrayLike | None = None,
+    *,
+    bars: bool = False,
+    line: bool = True,
+    width: float = 0.9,
+    size: float = 3.2,
+    least: float = -math.inf,
+    z: float = 3.0,
+    **marks: Any,
+) -> None:
     """Draw a system's line with its marks, and what lies between `low` and `high` as a band, or as `bars`.
 
     Marks below `least`, where the axis begins, are left out, as is what is not finite.
@@ -260,8 +292,10 @@ def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1
 
 def alike_key(band: float) -> list[Handle]:
     """Return what a legend says of `alike`: the line and the band."""
-    return [Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
-            Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %")]  # fmt: skip
+    return [
+        Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
+        Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %"),
+    ]
 
 
 def scatter(
@@ -270,15 +304,24 @@ def scatter(
     """Draw points of a colour and a marker, hollow where they were left out of a fit."""
     color, marker = look
     marks: dict[str, Any] = {"markersize": 2.8, "markeredgewidth": 0.5}
-    axis.plot(x, y, linestyle="", marker=marker, color=color, markerfacecolor="white" if hollow else color,
-              **marks | more)  # fmt: skip
+    axis.plot(
+        x, y, linestyle="", marker=marker, color=color, markerfacecolor="white" if hollow else color, **marks | more
+    )
 
 
 def mark(label: str, look: tuple[str, str] = (BOTH["color"], "o"), *, hollow: bool = False) -> Line2D:
     """Return the entry of a legend for `scatter`."""
     color, marker = look
-    return Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=color, label=label,
-                  markerfacecolor="white" if hollow else color)  # fmt: skip
+    return Line2D(
+        [],
+        [],
+        linestyle="",
+        marker=marker,
+        markersize=3.5,
+        color=color,
+        label=label,
+        markerfacecolor="white" if hollow else color,
+    )
 
 
 def dashed(label: str, color: str = "#606060") -> Line2D:

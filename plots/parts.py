@@ -36,11 +36,23 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
             panel, lost = loss.panel, loss.pooled.times(100.0)
             here = crossings.of_panel(table, panel)
             whole = crossings.by_model(here, claim["system"], definition)[loss.x][""].values()
-            rows.append({"part": part, "without": claim["over"], "condition": panel["condition"],
-                         "trace": panel["trace"], "x": loss.x, "offered_rps": _offered_rps(here, loss.x),
-                         "whole": 100 * sum(whole) / len(whole), "lost": lost.mean, "low": _end(lost.low),
-                         "high": _end(lost.high), "n": lost.n, "model": loss.model,
-                         "most": 100 * loss.most.mean})  # fmt: skip
+            rows.append(
+                {
+                    "part": part,
+                    "without": claim["over"],
+                    "condition": panel["condition"],
+                    "trace": panel["trace"],
+                    "x": loss.x,
+                    "offered_rps": _offered_rps(here, loss.x),
+                    "whole": 100 * sum(whole) / len(whole),
+                    "lost": lost.mean,
+                    "low": _end(lost.low),
+                    "high": _end(lost.high),
+                    "n": lost.n,
+                    "model": loss.model,
+                    "most": 100 * loss.most.mean,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -66,14 +78,23 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     above = "Above each panel: what the whole system attains. Intervals are 95 %, paired."
     lost = f"points of {definition(facts.definitions[0])} attainment lost (right: the part helps)"
     names = [textwrap.fill(part, 24) for part in parts]
-    heads = [f"{bars['trace'].iloc[0].partition('+')[0]}\n{bars['offered_rps'].iloc[0]:.3g} req/s, "
-             f"{bars['whole'].iloc[0]:.1f} %" for _, bars in places]  # fmt: skip
+    heads = [
+        f"{bars['trace'].iloc[0].partition('+')[0]}\n{bars['offered_rps'].iloc[0]:.3g} req/s, "
+        f"{bars['whole'].iloc[0]:.1f} %"
+        for _, bars in places
+    ]
     figure, lines = page.panels(
-        page.grid(len(places), ACROSS, ROW_IN * len(parts)), left_in=page.names_in(names), above_in=0.28, columns=3,
-        handles=[Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
-                 Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),
-                 page.mark("the model that loses most", (MOST, "D"))], text=brief(table, facts, note, above),
-    )  # fmt: skip
+        page.grid(len(places), ACROSS, ROW_IN * len(parts)),
+        left_in=page.names_in(names),
+        above_in=0.28,
+        columns=3,
+        handles=[
+            Patch(facecolor=LOST, edgecolor=LOST, label="lost without this part, all models"),
+            Patch(facecolor="white", edgecolor=LOST, label="its interval covers 0"),
+            page.mark("the model that loses most", (MOST, "D")),
+        ],
+        text=brief(table, facts, note, above),
+    )
     ends = frame[["lost", "low", "high", "most"]].to_numpy(np.float64)
     for k, (axis, (_, bars)) in enumerate(zip((axis for line in lines for axis in line), places, strict=True)):
         page.rows(axis, names, labelled=k % ACROSS == 0)

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 ACROSS = 3  # panels in a line
 PALETTE = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY, style.GREY)
 Looks = Mapping[str, tuple[str, str]]  # colour and marker
-GPUS: Looks = dict(zip(("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000"),
-                       zip(PALETTE, "osD^vPX<", strict=True), strict=True))  # fmt: skip
+GPUS: Looks = dict(
+    zip(
+        ("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000"),
+        zip(PALETTE, "osD^vPX<", strict=True),
+        strict=True,
+    )
+)
 KERNELS = {"kernels": "Kernels of a layer (GEMM, attention)", "steps": "Whole steps, eager vLLM"}
 MOST = 250  # points drawn of one GPU, op and side; errors count all
 STEPS: Looks = {"first token of a prompt": (style.BLUE, "o"), "step of a batch": (style.ORANGE, "s")}
@@ -51,8 +56,15 @@ def _panels(
     """Lay out square panels, under a legend of looks, of what a fit used if that differs, and of the diagonal."""
     handles = [*(page.mark(label, look) for label, look in looks.items()), *more, *page.alike_key(band)]
     figure, lines = page.panels(
-        page.grid(count, ACROSS, 0.0), wide_in=style.COLUMN_IN if count == 1 else style.PAGE_IN, left_in=0.6,
-        beside_in=0.6, right_in=0.15, handles=handles, columns=columns, text=text)  # fmt: skip
+        page.grid(count, ACROSS, 0.0),
+        wide_in=style.COLUMN_IN if count == 1 else style.PAGE_IN,
+        left_in=0.6,
+        beside_in=0.6,
+        right_in=0.15,
+        handles=handles,
+        columns=columns,
+        text=text,
+    )
     return figure, [axis for line in lines for axis in line]
 
 
@@ -103,8 +115,9 @@ def steps(frame: pd.DataFrame, note: str) -> Figure:
         mine = frame[frame["model"] == model]
         page.alike(axis, 1e3 * mine[["measured_s", "fitted_s"]].to_numpy(np.float64), band)
         for (what, held), rows in mine.groupby(["what", "held"]):
-            page.scatter(axis, 1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], STEPS[OF_STEPS[str(what)]],
-                         hollow=bool(held))  # fmt: skip
+            page.scatter(
+                axis, 1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], STEPS[OF_STEPS[str(what)]], hollow=bool(held)
+            )
         page.named(axis, model, "measured (ms)", "fitted (ms)")
     return figure
 
@@ -128,8 +141,9 @@ def runs(frame: pd.DataFrame) -> Figure:
         mine = frame[frame["metric"] == metric]
         page.alike(axis, factor * mine[["measured", "ours"]].to_numpy(np.float64), band, 10**0.6)
         for (engine, fitted), rows in mine.groupby(["engine", "fitted"]):
-            page.scatter(axis, factor * rows["measured"], factor * rows["ours"], looks[str(engine)],
-                         hollow=not fitted, alpha=0.8)  # fmt: skip
+            page.scatter(
+                axis, factor * rows["measured"], factor * rows["ours"], looks[str(engine)], hollow=not fitted, alpha=0.8
+            )
         page.named(axis, title, f"measured ({unit})", f"simulated ({unit})")
     return figure
 
@@ -143,8 +157,15 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
     figure, (share, *others) = _panels(3, QUANTILES, 1.1, note, over, columns=6)
     rows = frame[frame["measure"] == attainment]
     share.plot([0, 100], [0, 100], color="#000000", linewidth=0.6)
-    share.errorbar(100 * rows["servers"], 100 * rows["simulator"], xerr=100 * rows["spread"].fillna(0), fmt="o",
-                   markersize=3, linewidth=0.8, color=style.GREEN)  # fmt: skip
+    share.errorbar(
+        100 * rows["servers"],
+        100 * rows["simulator"],
+        xerr=100 * rows["spread"].fillna(0),
+        fmt="o",
+        markersize=3,
+        linewidth=0.8,
+        color=style.GREEN,
+    )
     for axis in (share.xaxis, share.yaxis):
         page.ruler(axis, 0, 100)
     page.named(share, "Attainment", "servers (%)", "simulator (%)")

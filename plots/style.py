@@ -51,9 +51,14 @@ class Look(NamedTuple):
     def marks(self, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
         """Keywords that draw the markers, of a size in points; hollow for a bound."""
         face, edge = ("white", self.color) if hollow else (self.color, "white")
-        return {"marker": self.marker, "color": self.color, "markerfacecolor": face, "markeredgecolor": edge,
-                "markeredgewidth": 0.8 if hollow else 0.3,
-                "markersize": size * (1.4 if self.marker == "*" else 1.0)}  # fmt: skip
+        return {
+            "marker": self.marker,
+            "color": self.color,
+            "markerfacecolor": face,
+            "markeredgecolor": edge,
+            "markeredgewidth": 0.8 if hollow else 0.3,
+            "markersize": size * (1.4 if self.marker == "*" else 1.0),
+        }
 
 
 # seaborn's "colorblind" palette (after Okabe and Ito); its pink and yellow vanish in print and are left to the last
@@ -255,8 +260,16 @@ BESIDE_POINTS = 5.2
 def beside(axis: Axes, y: float, standing: Standing) -> None:
     """Say at the right of an axis who is ahead, on its colour, and by how much."""
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
-    axis.annotate(verdict(standing), (1.0, y), xycoords=axis.get_yaxis_transform(), xytext=(6, 0), va="center",
-                  textcoords="offset points", fontsize=BESIDE_POINTS, bbox=under)  # fmt: skip
+    axis.annotate(
+        verdict(standing),
+        (1.0, y),
+        xycoords=axis.get_yaxis_transform(),
+        xytext=(6, 0),
+        va="center",
+        textcoords="offset points",
+        fontsize=BESIDE_POINTS,
+        bbox=under,
+    )
 
 
 def verdict(standing: Standing) -> str:
@@ -267,8 +280,11 @@ def verdict(standing: Standing) -> str:
 
 def fills(shown: Collection[str], first: str) -> list[Patch]:
     """Return the legend of the verdicts in `shown` on the system `first`; a verdict without a sign needs none."""
-    return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=signed(says, first))
-            for says, fill in FILLS.items() if says in shown and STANDINGS[says][0]]  # fmt: skip
+    return [
+        Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=signed(says, first))
+        for says, fill in FILLS.items()
+        if says in shown and STANDINGS[says][0]
+    ]
 
 
 def signed(says: str, first: str) -> str:
@@ -282,8 +298,9 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
     for handle in handles:  # a letter takes about 0.05 inches
         handle.set_label(textwrap.fill(str(handle.get_label()), int(figure.get_figwidth() / 0.054) - 6))
     for count in range(min(columns, len(handles)), 0, -1):
-        made = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=count,
-                             borderaxespad=0.1)  # fmt: skip
+        made = figure.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=count, borderaxespad=0.1
+        )
         figure.draw_without_rendering()
         box = made.get_window_extent()
         if box.width <= figure.bbox.width or count == 1:
@@ -436,5 +453,8 @@ def _pgf(pages: Sequence[Figure]) -> bytes:
 
 
 DRAWN: Mapping[str, Callable[[Sequence[Figure]], bytes]] = {
-    "pdf": _pdf, "png": _png, "svg": lambda pages: hover.svg(pages[0]), "pgf": _pgf,
-}  # fmt: skip
+    "pdf": _pdf,
+    "png": _png,
+    "svg": lambda pages: hover.svg(pages[0]),
+    "pgf": _pgf,
+}

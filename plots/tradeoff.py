@@ -29,10 +29,13 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (condition, setting); attainment as a share, GPU-hours a day."""
     rows = [
         {"condition": panel["name"], "trace": panel["trace"], "gpus": setting.gpus, "setting": setting.name}
-        | _ends("met", setting.met) | {"worst": setting.worst.mean} | _ends("gpu_h", setting.gpu_h)
+        | _ends("met", setting.met)
+        | {"worst": setting.worst.mean}
+        | _ends("gpu_h", setting.gpu_h)
         | {"loads": setting.loads}
-        for panel, settings in held.panels(table, facts) for setting in settings
-    ]  # fmt: skip
+        for panel, settings in held.panels(table, facts)
+        for setting in settings
+    ]
     return pd.DataFrame(rows)
 
 
@@ -51,11 +54,16 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     turned = sum(room) + 0.06 * len(room) > 1.7
     by_name = dict(zip(dict.fromkeys(frame["condition"]), LOOKS, strict=False))
     figure, ((met, spent, both),) = page.panels(
-        [(3, 1.75)], left_in=0.45, beside_in=0.5, right_in=0.12, above_in=0.12, columns=2,
+        [(3, 1.75)],
+        left_in=0.45,
+        beside_in=0.5,
+        right_in=0.12,
+        above_in=0.12,
+        columns=2,
         below_in=0.28 + (max(room) if turned else 0.08),
         handles=[Line2D([], [], linestyle=look.line, label=name, **look.marks()) for name, look in by_name.items()],
         text=brief(table, facts, note, _told(facts)),
-    )  # fmt: skip
+    )
     for condition, look in by_name.items():
         mine = frame[frame["condition"] == condition].set_index("setting").reindex(names)
         (y, low, high), hours = (100 * mine[f"met_{end}"] for end in ENDS), [mine[f"gpu_h_{end}"] for end in ENDS]

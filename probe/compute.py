@@ -17,10 +17,18 @@ from probe import driver, kernels, llama, rig
 from probe.worker import Box, Sample, Value, sample
 
 ATTRIBUTES = (
-    "MULTIPROCESSOR_COUNT", "ASYNC_ENGINE_COUNT", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "L2_CACHE_SIZE",
-    "CAN_USE_64_BIT_STREAM_MEM_OPS", "CAN_USE_STREAM_WAIT_VALUE_NOR", "CLOCK_RATE", "MEMORY_CLOCK_RATE",
-    "GLOBAL_MEMORY_BUS_WIDTH", "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", "CONCURRENT_KERNELS",
-)  # fmt: skip
+    "MULTIPROCESSOR_COUNT",
+    "ASYNC_ENGINE_COUNT",
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+    "L2_CACHE_SIZE",
+    "CAN_USE_64_BIT_STREAM_MEM_OPS",
+    "CAN_USE_STREAM_WAIT_VALUE_NOR",
+    "CLOCK_RATE",
+    "MEMORY_CLOCK_RATE",
+    "GLOBAL_MEMORY_BUS_WIDTH",
+    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+    "CONCURRENT_KERNELS",
+)
 SHARES = (96, 64, 48, 32, 16)  # of the SMs, beside all
 NEAR = 0.02  # relative error that bf16 results may have
 
@@ -80,9 +88,14 @@ def splits(box: Box) -> Iterator[Sample]:
         on_a, on_b = seen(a), seen(b)
         used = free - driver.memory()[0]
         facts = {
-            "rest": b.sms, "seen": len(on_a), "seen_rest": len(on_b), "shared": len(on_a & on_b),
-            "union": len(on_a | on_b), "create_s": (ended - halfway) / 2, "bytes": used,
-        }  # fmt: skip
+            "rest": b.sms,
+            "seen": len(on_a),
+            "seen_rest": len(on_b),
+            "shared": len(on_a & on_b),
+            "union": len(on_a | on_b),
+            "create_s": (ended - halfway) / 2,
+            "bytes": used,
+        }
         yield sample("split", halfway - begun, "s", a.sms, facts, ask=n)
         for part in (a, b):
             driver.destroy_stream(part.stream.cuda_stream)
@@ -292,8 +305,10 @@ def masks(box: Box) -> Iterator[Sample]:
     for queries, keys in ((129, 129), (100, 333)):
         if not box.todo("mask_error", queries=queries, keys=keys):
             continue
-        q, k, v = (rig.random(n * h * m.d, 1.0, i).view(n, h, m.d)
-                   for i, (n, h) in enumerate(((queries, m.heads), (keys, m.kv), (keys, m.kv))))  # fmt: skip
+        q, k, v = (
+            rig.random(n * h * m.d, 1.0, i).view(n, h, m.d)
+            for i, (n, h) in enumerate(((queries, m.heads), (keys, m.kv), (keys, m.kv)))
+        )
         right = want(q, k, v)
         got = varlen(q, k, v)
         error = float((got.double() - right).abs().max() / right.abs().max())

@@ -123,27 +123,43 @@ DECODES: list[Cell] = [  # row 2
     *combinations_with_replacement([decode(of, size) for of in MODELS for size in (1, 64)], 2)
 ]
 TIMELINES: list[Cell] = [  # row 3
-    (decode("8B"), prefill("8B")), (decode("1B"), prefill("8B")), (decode("8B"), decode("8B", 64)),
-]  # fmt: skip
+    (decode("8B"), prefill("8B")),
+    (decode("1B"), prefill("8B")),
+    (decode("8B"), decode("8B", 64)),
+]
 D1, D3, D8, P8 = decode("1B"), decode("3B"), decode("8B"), prefill("8B")
 SEVERAL: list[Cell] = [  # row 4
-    (D8, D8, P8), (P8, P8, D8), (D1, D1, D3, D8), (D1, D1, D1), (D1,) * 4, (D1,) * 8, (D1, D3, P8),
+    (D8, D8, P8),
+    (P8, P8, D8),
+    (D1, D1, D3, D8),
+    (D1, D1, D1),
+    (D1,) * 4,
+    (D1,) * 8,
+    (D1, D3, P8),
     (D1, D1, D3, D3, D8, D8),
-]  # fmt: skip
+]
 MIXED: list[Cell] = [  # row 5
     (Work("mixed", "8B", size), other) for size, other in product((64, 128, 256, 512, 1024), (D8, D1))
 ]
 GAPS: list[Cell] = [  # row 6
     *((D8._replace(gap_ms=gap), other) for gap, other in product((0.2, 0.5, 1.0), (D8, P8))),
-    (D8._replace(gap_ms=0.5), D8._replace(gap_ms=0.5)), (D1._replace(gap_ms=0.5), P8),
-]  # fmt: skip
+    (D8._replace(gap_ms=0.5), D8._replace(gap_ms=0.5)),
+    (D1._replace(gap_ms=0.5), P8),
+]
 D64 = decode("8B", 64)
 SPLITS = ("64", "32", "96", "16")  # SMs of one part; the other is the rest
 P512 = prefill("8B", 512)
 HALF: list[Cell] = [
-    (D8, D8), (D64, D64), (D8, P512), (P512, D8), (P512, P512), (D64, P512), (P512, D64),
-    (D8, Work("spin")), (D8, Work("copy")),
-]  # fmt: skip
+    (D8, D8),
+    (D64, D64),
+    (D8, P512),
+    (P512, D8),
+    (P512, P512),
+    (D64, P512),
+    (P512, D64),
+    (D8, Work("spin")),
+    (D8, Work("copy")),
+]
 PARTS: list[Cell] = [  # row 7
     (a._replace(part=n), b._replace(part=f"{n}-"))
     for n, (a, b) in [
@@ -153,15 +169,24 @@ PARTS: list[Cell] = [  # row 7
 ]
 ON64, ON68 = decode("8B", part="64"), decode("8B", part="64-")
 SHARED: list[Cell] = [  # row 8
-    (ON64, ON64), (ON64, prefill("8B", 512, "64")), (ON64, ON68, decode("8B")), (ON64, prefill("8B", 512, "64-"), D8),
-    (ON64, ON64, ON68), (prefill("8B", 512, "64"), decode("8B", 64, "64-"), D8),
-]  # fmt: skip
+    (ON64, ON64),
+    (ON64, prefill("8B", 512, "64")),
+    (ON64, ON68, decode("8B")),
+    (ON64, prefill("8B", 512, "64-"), D8),
+    (ON64, ON64, ON68),
+    (prefill("8B", 512, "64"), decode("8B", 64, "64-"), D8),
+]
 PRIORITIES: list[Cell] = [  # row 9: three levels, 0 the last
     (a._replace(priority=level), b) for level, (a, b) in product((-1, -3, -5), ((D8, P8), (D8, D8)))
 ]
 PROCESSES: list[Cell] = [  # row 10
-    (D1, D1), (D8, D8), (D8, P8), (D1, P8), (D1, D1, D1), (D1, D8, P8),
-]  # fmt: skip
+    (D1, D1),
+    (D8, D8),
+    (D8, P8),
+    (D1, P8),
+    (D1, D1, D1),
+    (D1, D8, P8),
+]
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
@@ -254,10 +279,10 @@ def timelines(box: Box) -> Iterator[Sample]:
         kernels = list(dict.fromkeys(kernel for _, kernel, _, _ in events))
         rows = [[lane, kernels.index(k), round(1e6 * at, 1), round(1e6 * s, 1)] for lane, k, at, s in events]
         facts: dict[str, Value] = {
-            "kernels": json.dumps(kernels), "events": json.dumps(rows), **{
-                f"lane{k}": sum(lane == k for lane, *_ in events) for k in range(len(cell))
-            },
-        }  # fmt: skip
+            "kernels": json.dumps(kernels),
+            "events": json.dumps(rows),
+            **{f"lane{k}": sum(lane == k for lane, *_ in events) for k in range(len(cell))},
+        }
         yield sample("timeline", [s for *_, s in events], "s", None, facts, row="timelines", cell=name)
 
 
@@ -310,11 +335,15 @@ def processes(box: Box) -> Iterator[Sample]:
 def _processes(cell: Cell, way: str, env: Mapping[str, str]) -> Iterator[Sample]:
     children = [
         subprocess.Popen(
-            [sys.executable, "-m", __package__, "lane", json.dumps(work)], env={**os.environ, **env},
-            cwd=Path(__file__).resolve().parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", __package__, "lane", json.dumps(work)],
+            env={**os.environ, **env},
+            cwd=Path(__file__).resolve().parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for work in cell
-    ]  # fmt: skip
+    ]
     try:
         for child in children:  # one after the other: each builds while none runs
             assert child.stdout is not None
@@ -370,9 +399,13 @@ def daemon() -> Iterator[Mapping[str, str] | None]:
             answers = False
             while not answers and running.poll() is None and time.monotonic() < end_s:
                 asked = subprocess.run(
-                    [program], input="get_default_active_thread_percentage\n", env=ours, capture_output=True,
-                    text=True, check=False,
-                )  # fmt: skip
+                    [program],
+                    input="get_default_active_thread_percentage\n",
+                    env=ours,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
                 answers = asked.returncode == 0 and asked.stdout.strip().replace(".", "", 1).isdecimal()
             yield env if answers else None
         finally:

@@ -97,9 +97,20 @@ def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 
 @jit
 def rope_write(
-    qkv, cosine, sine, position, slot, q, k, v, layer, v_off,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    cosine,
+    sine,
+    position,
+    slot,
+    q,
+    k,
+    v,
+    layer,
+    v_off,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+):
     """Rotary embedding of a token's heads, K and V to their place in paged KV; grid (tokens, HQ + HKV).
 
     qkv (tokens, HQ + 2 HKV, D); tables (positions, D / 2) fp32; q (tokens, HQ, D); slot int64 (tokens,): where the

@@ -176,10 +176,17 @@ def attend(kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: in
     fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
     q = rig.noise(torch.empty(rows, m.heads, m.d, dtype=torch.bfloat16, device=device), 1.0, 1)
     return Attend(
-        kv, q, kv.table(rows, ctx, block), torch.full((rows,), ctx, dtype=torch.int32, device=device),
-        torch.empty(rows * m.kv * s * 16 * m.d, **fp32), torch.empty(rows * m.kv * s * 16 * 2, **fp32),
-        torch.empty_like(q), block, s, stages,
-    )  # fmt: skip
+        kv,
+        q,
+        kv.table(rows, ctx, block),
+        torch.full((rows,), ctx, dtype=torch.int32, device=device),
+        torch.empty(rows * m.kv * s * 16 * m.d, **fp32),
+        torch.empty(rows * m.kv * s * 16 * 2, **fp32),
+        torch.empty_like(q),
+        block,
+        s,
+        stages,
+    )
 
 
 def reference(a: Attend, layer: int) -> Tensor:

@@ -88,9 +88,11 @@ def card() -> str:
 def command(step: Step, out: Path, device: str) -> list[str]:
     """Return the words of a step's command on this machine."""
     here = {"python": sys.executable, "out": str(out), "gpu": "h100" if device == "cpu" else card()}
-    here |= {"engine": "sim", "sglang": "sim"} if device == "cpu" else {
-        "engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch"
-    }  # fmt: skip
+    here |= (
+        {"engine": "sim", "sglang": "sim"}
+        if device == "cpu"
+        else {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch"}
+    )
     return [word.format(**here) for word in step.command.split()]
 
 
@@ -134,12 +136,13 @@ def run(
 def page() -> str:
     """Return ORDER.md."""
     lines = [
-        "# What a card measures, in order", "",
+        "# What a card measures, in order",
+        "",
         "Time on a card is short, so each step has a limit and keeps what it measured; the same call again resumes it.",
         "A call takes 560 s at most (`--seconds`), and its steps stand in the order in which they are worth it.",
         "`python -m probe.order` prints the next step, `python -m probe.order --call 1` runs a call and says of each",
         "step how it ended. Rows are those of `python -m probe --list`. `--page` writes this page.",
-    ]  # fmt: skip
+    ]
     for call in sorted({step.call for step in STEPS}):
         mine = [step for step in STEPS if step.call == call]
         lines += ["", f"## Call {call}: {sum(step.limit_s for step in mine if step.needed)} s of steps that stay", ""]
@@ -149,11 +152,12 @@ def page() -> str:
             for step in mine
         ]
     lines += [
-        "", "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); this interpreter runs the steps.",
+        "",
+        "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); this interpreter runs the steps.",
         "Runs of servers are in `results/campaign`, and `bench validate results/campaign --table FILE` prints beside",
         "them what was predicted before (`results/predictions/`). With `DEVICE=cpu` all but what measures servers runs",
         "without a card, in another folder: `DEVICE=cpu python -m probe.order --call 1 --out /tmp/dry`.",
-    ]  # fmt: skip
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -169,8 +173,11 @@ def main(argv: Sequence[str]) -> int:
         (ROOT / "probe/ORDER.md").write_text(page(), encoding="utf-8")
     elif args.call is None:
         step = following(args.out)
-        print("all steps are done" if step is None else f"next: {step.name} ({step.limit_s} s): {step.result}; "
-              f"python -m probe.order --call {step.call}")  # fmt: skip
+        print(
+            "all steps are done"
+            if step is None
+            else f"next: {step.name} ({step.limit_s} s): {step.result}; python -m probe.order --call {step.call}"
+        )
     else:
         device, well = os.environ.get("DEVICE", "cuda"), True
         for line in run([s for s in STEPS if s.call == args.call], args.out.resolve(), args.seconds, device):

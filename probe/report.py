@@ -226,13 +226,25 @@ def _hole(book: Book) -> Found:
 
 
 SECTIONS: dict[str, Callable[[Book], Found]] = {
-    "device": _device, "splits": _splits, "vmm": _vmm, "gemm": _gemm, "attention": _attention, "prefill": _prefill,
-    "step": _step, "interfere": partial(_duels, "interfere"), "copies": _copies, "evict": _evict, "swap": _swap,
+    "device": _device,
+    "splits": _splits,
+    "vmm": _vmm,
+    "gemm": _gemm,
+    "attention": _attention,
+    "prefill": _prefill,
+    "step": _step,
+    "interfere": partial(_duels, "interfere"),
+    "copies": _copies,
+    "evict": _evict,
+    "swap": _swap,
     "host": _host,
-    "events": lambda book: _hand_over(book, ("graph", "host")), "memops": lambda book: _hand_over(book, ("memops",)),
-    "polling": lambda book: _hand_over(book, ("polling",)), "unmap": _unmap, "hole": _hole,
+    "events": lambda book: _hand_over(book, ("graph", "host")),
+    "memops": lambda book: _hand_over(book, ("memops",)),
+    "polling": lambda book: _hand_over(book, ("polling",)),
+    "unmap": _unmap,
+    "hole": _hole,
     **{row.name: partial(_duels, row.name) for row in ROWS},
-}  # fmt: skip
+}
 
 
 def rows(book: Book) -> list[Row]:

@@ -30,9 +30,13 @@ def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
 
 
 def ordered(
-    seconds: NDArray[np.float64], where: Where, column: str, way_out: str, after_s: float = -np.inf,
+    seconds: NDArray[np.float64],
+    where: Where,
+    column: str,
+    way_out: str,
+    after_s: float = -np.inf,
     shown: NDArray[Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise UserError for a time before the one above it, which of the first is `after_s`.
 
     `shown` has the stamps as the file has them, where those are no numbers of seconds.

@@ -36,9 +36,11 @@ class Chosen:
 
 
 def chosen(
-    rename: Mapping[str, str], drop: Iterable[str], served: Iterable[str] = (),
+    rename: Mapping[str, str],
+    drop: Iterable[str],
+    served: Iterable[str] = (),
     shift_s: Mapping[str, float] = MappingProxyType({}),
-) -> Chosen | None:  # fmt: skip
+) -> Chosen | None:
     """Return what is asked of a log's streams; None where nothing is. `served` are the streams of a set's models."""
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None

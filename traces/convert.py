@@ -190,8 +190,15 @@ def canonical(
     if block_tokens is not None:
         code = np.asarray(made["model"].combine_chunks().indices.to_numpy(), np.int32)
         hashes, prompt = made["prefix_hashes"], made["prompt_tokens"].to_numpy().astype(np.int32)
-        prefix.read(hashes, block_tokens, code, prompt, lambda row: source.where(int(order[row])),
-                    columns["prefix_hashes"], DROP)  # fmt: skip
+        prefix.read(
+            hashes,
+            block_tokens,
+            code,
+            prompt,
+            lambda row: source.where(int(order[row])),
+            columns["prefix_hashes"],
+            DROP,
+        )
     return made
 
 
@@ -379,8 +386,12 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
     if unit == "datetime":
         return ~_stamps(values).isna().to_numpy()
     if unit == "clock":
-        return np.asarray(pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False).to_numpy(
-            zero_copy_only=False), bool)  # fmt: skip
+        return np.asarray(
+            pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False).to_numpy(
+                zero_copy_only=False
+            ),
+            bool,
+        )
     numbers = _floats(values)
     return np.isfinite(numbers) & (numbers >= 0)
 

@@ -384,10 +384,19 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
 
 
 KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
-    "span_s": (int, float), "streams": (list,), "maker": (str, NoneType), "fit": (str, NoneType), "ordered": (bool,),
-    "timestamp_resolution_s": (int, float, NoneType), "name": (str,), "tier": (str,), "licence": (str,), "note": (str,),
-    "length_origin": (str,), "kept_share": (int, float),
-}  # fmt: skip
+    "span_s": (int, float),
+    "streams": (list,),
+    "maker": (str, NoneType),
+    "fit": (str, NoneType),
+    "ordered": (bool,),
+    "timestamp_resolution_s": (int, float, NoneType),
+    "name": (str,),
+    "tier": (str,),
+    "licence": (str,),
+    "note": (str,),
+    "length_origin": (str,),
+    "kept_share": (int, float),
+}
 
 
 def _facts(rows: pa.Table, source: str) -> dict[str, Any]:

@@ -111,8 +111,9 @@ def read(
         "output_tokens": _counts([got.output_tokens for got in read_]),
     }
     if any(not blank(got.session) for got in read_):
-        columns["session_id"] = pa.array([hashed.of("session", got.session, row) for row, got in enumerate(read_)],
-                                         pa.uint64())  # fmt: skip
+        columns["session_id"] = pa.array(
+            [hashed.of("session", got.session, row) for row, got in enumerate(read_)], pa.uint64()
+        )
     if block_tokens and any(got.blocks for got in read_):
         chains = [hashed.chain(_whole(got, block_tokens)) for got in read_]
         unblocked = sum(not chain for chain in chains)
@@ -122,15 +123,22 @@ def read(
     named = {key: names.get(key, key) for key in columns}
     place = np.asarray(lines, np.int64)
     source = Source(
-        {named[key]: values for key, values in columns.items()}, lambda row: f"{path}:{place[row]}",
+        {named[key]: values for key, values in columns.items()},
+        lambda row: f"{path}:{place[row]}",
         lambda rows: place[rows],
-    )  # fmt: skip
+    )
     extra = {"without_blocks": unblocked} if unblocked else {}
     how: dict[str, Any] = {"time_unit": "s", "sort": True} | known
     return convert.canonical(
-        path, source, named, **how, drop_bad=drop_bad, dropped=dropped,
-        block_tokens=block_tokens if "prefix_hashes" in columns else None, extra=extra,
-    )  # fmt: skip
+        path,
+        source,
+        named,
+        **how,
+        drop_bad=drop_bad,
+        dropped=dropped,
+        block_tokens=block_tokens if "prefix_hashes" in columns else None,
+        extra=extra,
+    )
 
 
 def seconds(value: Any, unit: float = 1.0) -> float | None:

@@ -90,9 +90,12 @@ def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: floa
     `lengths` has the tokens of prompt and output: (requests, 2).
     """
     columns = {
-        "request_id": np.arange(len(arrival_s)), "arrival_s": arrival_s, "model": models,
-        "prompt_tokens": lengths[:, 0], "output_tokens": lengths[:, 1],
-    }  # fmt: skip
+        "request_id": np.arange(len(arrival_s)),
+        "arrival_s": arrival_s,
+        "model": models,
+        "prompt_tokens": lengths[:, 0],
+        "output_tokens": lengths[:, 1],
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     write(table(columns, {"name": path.stem, "tier": "synthetic", "span_s": span_s, "note": note}), path)
     return path

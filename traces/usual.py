@@ -117,8 +117,9 @@ def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
     first_, last = float(numbers.min()), float(numbers.max())
     units: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
     if last > LAST_EPOCH_S:
-        dated: tuple[TimeUnit, ...] = tuple(u for u in units if first_ / PER_SECOND[u] >= EPOCH_S * 5 and
-                                            last / PER_SECOND[u] <= LAST_EPOCH_S)  # fmt: skip
+        dated: tuple[TimeUnit, ...] = tuple(
+            u for u in units if first_ / PER_SECOND[u] >= EPOCH_S * 5 and last / PER_SECOND[u] <= LAST_EPOCH_S
+        )
         if dated:
             return dated[0]
     gap = (last - first_) / max(1, len(numbers) - 1)

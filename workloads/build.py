@@ -194,8 +194,9 @@ def window_span_s(trace: Rows, origin: str) -> float:
     return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
 
 
-def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float,
-          assign: Assign) -> Jobs:  # fmt: skip
+def _loop(
+    trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
+) -> Jobs:
     """Each model has its own clients: they all begin `warmup_s` before 0, and send the model's rows in turn.
 
     A client's next request comes `think_s` after it has the end of its last one.
@@ -211,9 +212,16 @@ def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scalin
     never = np.full(len(after), np.inf)
     think_s = np.full(len(after), loop.think_s)
     return Jobs(
-        models.names, arrival_s, rows.model, rows.prompt_tokens, rows.output_tokens, never, never,
-        after=after, think_s=think_s,
-    )  # fmt: skip
+        models.names,
+        arrival_s,
+        rows.model,
+        rows.prompt_tokens,
+        rows.output_tokens,
+        never,
+        never,
+        after=after,
+        think_s=think_s,
+    )
 
 
 def plan(

@@ -193,10 +193,22 @@ class _Config:
         experts = self.experts(layers)
         ffn = self.count("ffn") or (experts.ffn if experts and experts.layers == layers else 4 * hidden)
         shape = Shape(
-            self.label, layers, hidden, heads, kv, dim, ffn, self.need("vocab"), self.gated(), self.tied(),
-            self.count("context") or self.rope_context(), experts=experts, latent=latent, sliding=self.sliding(layers),
+            self.label,
+            layers,
+            hidden,
+            heads,
+            kv,
+            dim,
+            ffn,
+            self.need("vocab"),
+            self.gated(),
+            self.tied(),
+            self.count("context") or self.rope_context(),
+            experts=experts,
+            latent=latent,
+            sliding=self.sliding(layers),
             other_bytes=2 * self.vision(hidden),
-        )  # fmt: skip
+        )
         shape = bounds.sound(self.unlike(shape), self.where)
         draft = 2 * self.draft(shape)
         full = quantised.of_checkpoint(shape, {**self.raw, **self.keys}, beside, self.where)
@@ -368,9 +380,11 @@ class _Config:
         if same and "num_global_key_value_heads" in self.keys:
             kv = self.whole("num_global_key_value_heads", "kv_heads")
         return shape._replace(
-            kv_heads=kv, head_dim=dim, keys_as_values=same,
+            kv_heads=kv,
+            head_dim=dim,
+            keys_as_values=same,
             sliding=near and near._replace(kv_heads=shape.kv_heads, head_dim=shape.head_dim),
-        )  # fmt: skip
+        )
 
     def window(self, key: str) -> int | None:
         """Return the tokens of a window; None where there is none, or it is 0."""

@@ -29,9 +29,14 @@ TYPES: Mapping[int, tuple[int, int]] = {
     34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
 GROUPS = {  # a part of a tensor's name, and its group of `Formats`
-    "_exps": "experts", "_shexp": "shared", "attn_": "attention", "ffn_gate_inp": "", "ffn_": "ffn",
-    "token_embd": "embedding", "output.": "head",
-}  # fmt: skip
+    "_exps": "experts",
+    "_shexp": "shared",
+    "attn_": "attention",
+    "ffn_gate_inp": "",
+    "ffn_": "ffn",
+    "token_embd": "embedding",
+    "output.": "head",
+}
 REFUSED = ("attention.kv_lora_rank", "ssm.state_size", "wkv.head_size", "full_attention_interval")
 
 
@@ -66,8 +71,11 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
 
     if (refused := next((key for key in REFUSED if f"{family}.{key}" in keys), None)) is not None:
         raise UserError(f"{where}: {family}.{refused}: no model of it")
-    layers, hidden, heads = (of("block_count", "layers"), of("embedding_length", "hidden"),
-                             of("attention.head_count", "q_heads"))  # fmt: skip
+    layers, hidden, heads = (
+        of("block_count", "layers"),
+        of("embedding_length", "hidden"),
+        of("attention.head_count", "q_heads"),
+    )
     count = of("expert_count", "experts", 0)
     ffn = of("feed_forward_length", "shared_ffn", 0)
     width = of("expert_feed_forward_length", "shared_ffn", ffn)
@@ -88,14 +96,20 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
         groups[group][0] += numbers
         groups[group][1] += size
     return Shape(
-        label, layers, hidden, heads, of("attention.head_count_kv", "kv_heads", heads),
-        of("attention.key_length", "head_dim", hidden // heads), ffn or width,
+        label,
+        layers,
+        hidden,
+        heads,
+        of("attention.head_count_kv", "kv_heads", heads),
+        of("attention.key_length", "head_dim", hidden // heads),
+        ffn or width,
         bounds.count(vocab, "vocab", "tokenizer.ggml.tokens", where),
         any("ffn_gate" in name and "inp" not in name for name in tensors),
-        "output.weight" not in tensors, of("context_length", "context"),
+        "output.weight" not in tensors,
+        of("context_length", "context"),
         experts=Experts(sparse, count, of("expert_used_count", "top"), width, shared) if count and sparse else None,
         formats=Formats(*(Format("gguf", b / n if n else 2.0) for n, b in (groups[g] for g in Formats._fields))),
-    )  # fmt: skip
+    )
 
 
 class Header:

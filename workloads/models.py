@@ -49,9 +49,19 @@ class Checkpoint:
     def shape(self, name: str) -> Shape:
         """Return the shape by which steps and memory are priced."""
         return Shape(
-            name, self.layers, self.hidden, self.q_heads, self.kv_heads, self.head_dim, self.ffn, self.vocab,
-            self.gated, self.tied, self.context, self.sampled,
-        )  # fmt: skip
+            name,
+            self.layers,
+            self.hidden,
+            self.q_heads,
+            self.kv_heads,
+            self.head_dim,
+            self.ffn,
+            self.vocab,
+            self.gated,
+            self.tied,
+            self.context,
+            self.sampled,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,9 +282,16 @@ def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> 
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
     span_s = trace.span_s
     rows = Picked(
-        when, model, turn, prompt, output, None if tenant is None else tenant[cut][row], prefix and picked(prefix, row),
-        lap, span_s,
-    )  # fmt: skip
+        when,
+        model,
+        turn,
+        prompt,
+        output,
+        None if tenant is None else tenant[cut][row],
+        prefix and picked(prefix, row),
+        lap,
+        span_s,
+    )
     if fold is None:
         return rows
     part = np.minimum(when * FOLDS // span_s, FOLDS - 1)

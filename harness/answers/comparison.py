@@ -75,9 +75,13 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
     facts = (
         f"{trace.name.partition('+')[0]} ({trace.tier}{fit})",
         f"{served} of {len(trace.models)} models" if served != len(trace.models) else "",
-        known, clients(loop) if loop else "", _fidelity(measured), _prefix_cache(measured),
-        f"SLO {measured.target.rule}", _seeds(measured),
-    )  # fmt: skip
+        known,
+        clients(loop) if loop else "",
+        _fidelity(measured),
+        _prefix_cache(measured),
+        f"SLO {measured.target.rule}",
+        _seeds(measured),
+    )
     more = " · --all says more"
     yield textwrap.shorten(" · ".join(filter(None, facts)), SETTING - len(more), placeholder=" ...") + more
     if part := replayed(spec):
@@ -422,9 +426,13 @@ def narrow(shown: Summary) -> Table:
 
 
 def _table(
-    shown: Summary, systems: Sequence[SystemSummary], columns: Sequence[Column], best: Callable[[Column], set[str]],
-    *, spread: Collection[str] | None = None,
-) -> Table:  # fmt: skip
+    shown: Summary,
+    systems: Sequence[SystemSummary],
+    columns: Sequence[Column],
+    best: Callable[[Column], set[str]],
+    *,
+    spread: Collection[str] | None = None,
+) -> Table:
     rows = [
         [shown.name(row), *(cell(row, c, spread=spread is None or c.key in spread) for c in columns)] for row in systems
     ]

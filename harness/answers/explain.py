@@ -233,7 +233,7 @@ def _details(part: Part) -> Iterator[str]:
             f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s"
             for cause in ("compute", "time_slice", "contention")
             if cause == "compute" or ns.get(cause)
-        )  # fmt: skip
+        )
     if part.doing in {*COUNTED, "queue"}:
         waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["queue"].phrase: ns.get("queue", 0)}
         waits["its lane closed"] = ns.get("closed", 0)

@@ -96,8 +96,9 @@ def _why(statement: Statement) -> str:
 
 def _wrapped(text: str, bullet: str) -> list[str]:
     indent = " " * len(bullet)
-    return wrap(text, WIDTH, initial_indent=bullet, subsequent_indent=indent, break_long_words=False,
-                break_on_hyphens=False)  # fmt: skip
+    return wrap(
+        text, WIDTH, initial_indent=bullet, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def escaped(text: str) -> str:

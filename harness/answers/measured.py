@@ -54,8 +54,10 @@ def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
     groups = crossings.by_condition(about.panels)
     yield ["system", *(str(group[0]["name"]) for group in groups)]
     for system in about.systems:
-        each = [measured.column(about, table, group if name == measured.HELD_RPS else group[-1:], system, name)
-                for group in groups]  # fmt: skip
+        each = [
+            measured.column(about, table, group if name == measured.HELD_RPS else group[-1:], system, name)
+            for group in groups
+        ]
         yield [system, *(f"{fmean(seeds.values()):.3g}" if seeds else "-" for seeds in each)]
 
 

@@ -42,25 +42,25 @@ if TYPE_CHECKING:
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 MADE = {  # how columns of a comparison come about, beside definitions
     "req/s at": "The rate at which attainment of all requests together (pooled), or of the model that misses most "
-                "(worst), falls below the level. It lies between two rates that ran; > and < say that none reached "
-                "it. Its interval counts windows.",
+    "(worst), falls below the level. It lies between two rates that ran; > and < say that none reached "
+    "it. Its interval counts windows.",
     "slope": "The power of the rate with which misses grow at the crossing.",
     "worst": "The model with the lowest attainment.",
     "[low, high]": "A 95 % interval; none is shown where there are too few windows for one.",
     "TTFT, TPOT": "Percentiles over all requests of a window, then the mean over windows; a request that never ended "
-                  "counts as infinitely late.",
-}  # fmt: skip
+    "counts as infinitely late.",
+}
 SIZED = {
     "GPUs": "The fewest on which each model meets the target in every view, as on every larger count that was tried. "
-            "Counts are doubled until one holds, then halved between the last that fails and the first that holds.",
+    "Counts are doubled until one holds, then halved between the last that fails and the first that holds.",
     "pooled": "The same, for all requests together in place of each model.",
     "all %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
-             "over blocks of the windows.",
+    "over blocks of the windows.",
     "worst %, worst model %": "The least attainment of a model in any view.",
     "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
-                     "output tokens of the whole log.",
+    "output tokens of the whole log.",
     "what fails below": "What fails on the largest count below that was tried: memory (room) or speed (load).",
-}  # fmt: skip
+}
 
 
 class Picture(NamedTuple):
@@ -164,8 +164,11 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield attainment by rate, a row a rate, if there are several."""
     frame = tidy.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
-    by = {system.label: crossings.attained(table, "rate_scale", system.label, rule)
-          for system in shown.systems if not system.infeasible}  # fmt: skip
+    by = {
+        system.label: crossings.attained(table, "rate_scale", system.label, rule)
+        for system in shown.systems
+        if not system.infeasible
+    }
     if len(offered) > 1 and by:
         rows = []
         for x, rps in offered.items():
@@ -249,8 +252,10 @@ def _fidelity(table: pa.Table) -> str:
 
 
 def _simulated(pairs: Iterable[tuple[str, str]]) -> str:
-    told = [f"{gpu} with {host}: {note(gpu, host) or 'compared with measured end-to-end runs (bench validate)'}"
-            for gpu, host in pairs]  # fmt: skip
+    told = [
+        f"{gpu} with {host}: {note(gpu, host) or 'compared with measured end-to-end runs (bench validate)'}"
+        for gpu, host in pairs
+    ]
     return f"Simulated. {'; '.join(told)}. {TAILS}"
 
 
@@ -297,10 +302,17 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
     head, *rows = kept.words.cells
     tried = [
-        [row.gpu, row.label, str(row.gpus), *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
-         row.worst_model or NONE, NONE if row.usd_day is None else f"{row.usd_day:,.0f}", row.unfit or NONE]
+        [
+            row.gpu,
+            row.label,
+            str(row.gpus),
+            *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
+            row.worst_model or NONE,
+            NONE if row.usd_day is None else f"{row.usd_day:,.0f}",
+            row.unfit or NONE,
+        ]
         for row in kept.tried
-    ]  # fmt: skip
+    ]
     heads = ["GPU", "system", "GPUs", "all %", "worst model %", "worst model", "$/day", "no room"]
     host = str(asked.setting.get("host") or "vllm-0.15")
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
@@ -309,13 +321,20 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         f"{streams.stem(str(asked.setting['models']))} on {trace}?",
         f"{kept.words.sentence}{sure}.",
         pictures,
-        [Table(head, rows, title="Strategies, the cheapest first").filled(),
-         Table(heads, tried, title="All that was tried").filled()],
+        [
+            Table(head, rows, title="Strategies, the cheapest first").filled(),
+            Table(heads, tried, title="All that was tried").filled(),
+        ],
         [f"{name}: {words}" for name, words in kept.words.facts],
         [
-            ("Traffic", trace), ("Views", ", ".join(kept.views.values())), ("Models", str(asked.setting["models"])),
-            ("SLO", asked.rule), ("Judged by", asked.definition), ("GPUs tried", f"{asked.least} to {asked.most}"),
-            ("Spare GPUs", str(asked.spare)), ("GPUs a node", str(asked.node)),
+            ("Traffic", trace),
+            ("Views", ", ".join(kept.views.values())),
+            ("Models", str(asked.setting["models"])),
+            ("SLO", asked.rule),
+            ("Judged by", asked.definition),
+            ("GPUs tried", f"{asked.least} to {asked.most}"),
+            ("Spare GPUs", str(asked.spare)),
+            ("GPUs a node", str(asked.node)),
             ("Prices", "; ".join(f"{name}: {asked.prices[name].told}" for name in prices)),
             *((key, str(value)) for key, value in asked.setting.items() if key not in {"trace", "models"}),
         ],
@@ -323,7 +342,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         [*_definitions(asked.definition), *SIZED.items()],
         command,
         f"{source} · {sum(len(row.runs) for row in kept.tried)} runs",
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------ as HTML

@@ -73,8 +73,11 @@ def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
     """
     shares, apart = [], 0
     for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
-        logs = [log for log in panels if log["tier"] != "synthetic"
-                and all(log[key] == panel[key] for key in ("models", "gpus", "own"))]  # fmt: skip
+        logs = [
+            log
+            for log in panels
+            if log["tier"] != "synthetic" and all(log[key] == panel[key] for key in ("models", "gpus", "own"))
+        ]
         for (key, *pair), standing in standings.items():
             if key != panel["condition"] or not standing.says.startswith(("ahead", "behind", "equal")):
                 continue
@@ -118,8 +121,11 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
     Where a paper states a ratio, say under how many conditions it holds and is not excluded.
     """
     panels = {panel["condition"]: panel for panel in about.panels}
-    papers = {(claim.system, claim.over): claim.paper for claim in claims.claims_of(about)
-              if claim.what == "ratio" and isinstance(claim.paper, float | int)}  # fmt: skip
+    papers = {
+        (claim.system, claim.over): claim.paper
+        for claim in claims.claims_of(about)
+        if claim.what == "ratio" and isinstance(claim.paper, float | int)
+    }
     conditions = crossings.by_condition(about.panels)
     several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):

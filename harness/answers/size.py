@@ -99,9 +99,13 @@ def _next(sized: Sized) -> str:
     """Name the next best strategy on the same kind of GPU."""
     assert sized.best is not None
     kind, name, gpus = sized.best
-    held = [(n, curve.system) for curve in sized.curves.values()
-            if curve.kind == kind and curve.system not in (name, *BOUNDS)
-            and (n := curve.fewest(sized.asked.target)) is not None]  # fmt: skip
+    held = [
+        (n, curve.system)
+        for curve in sized.curves.values()
+        if curve.kind == kind
+        and curve.system not in (name, *BOUNDS)
+        and (n := curve.fewest(sized.asked.target)) is not None
+    ]
     if not held:
         return "no other strategy holds it there" if len(sized.curves) > 1 else ""
     least = min(held)[0]
@@ -110,8 +114,11 @@ def _next(sized: Sized) -> str:
 
 
 def _nearest(sized: Sized, kind: str) -> str:
-    tried = [(row.worst or 0.0, row.label, row.gpus) for row in sized.tried
-             if row.gpu == kind and not row.unfit and row.label not in BOUNDS]  # fmt: skip
+    tried = [
+        (row.worst or 0.0, row.label, row.gpus)
+        for row in sized.tried
+        if row.gpu == kind and not row.unfit and row.label not in BOUNDS
+    ]
     if not tried:
         return f"none has room on {kind}"
     met, name, gpus = max(tried)
@@ -121,8 +128,11 @@ def _nearest(sized: Sized, kind: str) -> str:
 def table(sized: Sized) -> Table:
     """Return the table: a row a kind and system, the cheapest first; one for a kind on which none could be tried."""
     refused = sized.refused
-    curves = {curve.kind if curve.kind in refused else key: curve for key, curve in sized.curves.items()
-              if curve.tried or curve.stopped in {ONE_KIND, *refused.values()}}  # fmt: skip
+    curves = {
+        curve.kind if curve.kind in refused else key: curve
+        for key, curve in sized.curves.items()
+        if curve.tried or curve.stopped in {ONE_KIND, *refused.values()}
+    }
 
     def rank(curve: Curve) -> tuple[Any, ...]:
         gpus = curve.fewest(sized.asked.target)
@@ -236,8 +246,10 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
     else:
         prices = [asked.prices[name].told for name in kinds]
         told = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
-        yield "rented", (f"{held} and ${usd * DAY_H:,.0f} a day, "
-                       f"${usd / sized.million_tokens_hour:.3g} a million tokens; {told}")  # fmt: skip
+        yield (
+            "rented",
+            (f"{held} and ${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {told}"),
+        )
     if sized.lacks:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
     if sized.cold_s:
@@ -270,8 +282,11 @@ def _placement(shares: shared.Shares) -> str:
 def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str:
     """List the models of a GPU with the share of their requests there, those at home first."""
     order = sorted(shares, key=lambda model: (home[model] != gpu, -shares[model]))
-    listed = [f"{model}{' at home' * (home[model] == gpu)} {100 * shares[model]:.0f} %" for model in order
-              if home[model] == gpu or shares[model] >= shared.SHARE]  # fmt: skip
+    listed = [
+        f"{model}{' at home' * (home[model] == gpu)} {100 * shares[model]:.0f} %"
+        for model in order
+        if home[model] == gpu or shares[model] >= shared.SHARE
+    ]
     less = len(shares) - len(listed)
     return ", ".join(
         [*listed, *([f"{less} other{'s' * (less > 1)} with less than {100 * shared.SHARE:.0f} %"] if less else [])]
@@ -308,31 +323,55 @@ def facts(sized: Sized) -> dict[str, Any]:
     for curve in sized.curves.values():
         each, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
         usd = None if each is None else asked.usd_hour(curve.kind, each)
-        curves.append({
-            "gpu": curve.kind, "system": curve.system, "gpus": each, "gpus_pooled": pooled, "usd_hour": usd,
-            "stopped": curve.stopped, "binds": sized.short.get((curve.kind, curve.system)),
-            "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
-        })  # fmt: skip
+        curves.append(
+            {
+                "gpu": curve.kind,
+                "system": curve.system,
+                "gpus": each,
+                "gpus_pooled": pooled,
+                "usd_hour": usd,
+                "stopped": curve.stopped,
+                "binds": sized.short.get((curve.kind, curve.system)),
+                "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
+            }
+        )
     priced = [name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices]
     return {
-        "sentence": sentence(sized), "kept_share": sized.kept_share, "best": sized.best and sized.best._asdict(),
-        "target": asked.target, "slo": asked.rule, "slo_by_gpu": sized.rules, "servers": sized.servers,
-        "definition": asked.definition, "own_gpus": sized.dedicated, "systems": curves, "more_traffic": sized.grown,
-        "p95": {name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
-                for name, pair in sized.tails.items()},
-        "cold_start_s": sized.cold_s, "homes": shared.homes(sized.placed), "placed": sized.placed,
-        "degrees": sized.degrees, "prices": {name: asked.prices[name]._asdict() for name in priced},
-    }  # fmt: skip
+        "sentence": sentence(sized),
+        "kept_share": sized.kept_share,
+        "best": sized.best and sized.best._asdict(),
+        "target": asked.target,
+        "slo": asked.rule,
+        "slo_by_gpu": sized.rules,
+        "servers": sized.servers,
+        "definition": asked.definition,
+        "own_gpus": sized.dedicated,
+        "systems": curves,
+        "more_traffic": sized.grown,
+        "p95": {
+            name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
+            for name, pair in sized.tails.items()
+        },
+        "cold_start_s": sized.cold_s,
+        "homes": shared.homes(sized.placed),
+        "placed": sized.placed,
+        "degrees": sized.degrees,
+        "prices": {name: asked.prices[name]._asdict() for name in priced},
+    }
 
 
 def _tried(verdict: Verdict, target: float) -> dict[str, Any]:
     shares = {view: met.share for view, met in verdict.views.items()}
     return {
-        "gpus": verdict.gpus, "unfit": verdict.unfit, "attainment": {view: e.mean for view, e in shares.items()},
+        "gpus": verdict.gpus,
+        "unfit": verdict.unfit,
+        "attainment": {view: e.mean for view, e in shares.items()},
         "interval": {view: None if e.low is None else (e.low, e.high) for view, e in shares.items()},
-        "worst_model": verdict.worst[0], "worst": verdict.worst[1], "failing": list(verdict.failing(target)),
+        "worst_model": verdict.worst[0],
+        "worst": verdict.worst[1],
+        "failing": list(verdict.failing(target)),
         "models": {view: {name: of.met for name, of in met.models.items()} for view, met in verdict.views.items()},
-    }  # fmt: skip
+    }
 
 
 # ------------------------------------------------------------------ why fewer do not hold
@@ -398,8 +437,14 @@ def _models(reason: Why) -> Iterator[tuple[str, ...]]:
         hours = reason.models[name]
         at, worst = min(hours.items(), key=lambda pair: pair[1].met)
         below = sum(hour.met < reason.kept.asked.target for hour in hours.values())
-        yield (name, f"{100 * least[name]:.1f}", f"{every[name].offered:,}", _binding(every[name]),
-               f"{below} of {len(hours)}", f"hour {at}: {100 * worst.met:.1f} %, {_binding(worst)}")  # fmt: skip
+        yield (
+            name,
+            f"{100 * least[name]:.1f}",
+            f"{every[name].offered:,}",
+            _binding(every[name]),
+            f"{below} of {len(hours)}",
+            f"hour {at}: {100 * worst.met:.1f} %, {_binding(worst)}",
+        )
     if others:
         yield (f"{len(others)} more", f">= {100 * least[others[0]]:.1f}", *(NONE,) * 4)
 

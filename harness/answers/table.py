@@ -21,8 +21,17 @@ NARROWEST = 20  # of a last column that is folded
 LONG = 24  # characters of a cell that is read as text
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
-LATEX = (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#"), ("<", "$<$"),
-         (">", "$>$"), ("≤", r"$\le$"), ("~", r"$\sim$"))  # fmt: skip
+LATEX = (
+    ("\\", r"\textbackslash{}"),
+    ("%", r"\%"),
+    ("_", r"\_"),
+    ("&", r"\&"),
+    ("#", r"\#"),
+    ("<", "$<$"),
+    (">", "$>$"),
+    ("≤", r"$\le$"),
+    ("~", r"$\sim$"),
+)
 
 Rows: TypeAlias = Sequence[Sequence[str]]  # of cells, the head first
 
@@ -131,8 +140,10 @@ class Table:
         heads = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in self.head)
         lines = "".join(f"<tr>{''.join(map(_html, row, range(len(row))))}</tr>" for row in self.rows)
         title = f"<h2>{escape(self.title.rstrip(':'))}</h2>" if self.title else ""
-        return (f'<section>{title}<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
-                f"<tbody>{lines}</tbody></table></div></section>")  # fmt: skip
+        return (
+            f'<section>{title}<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
+            f"<tbody>{lines}</tbody></table></div></section>"
+        )
 
 
 def value(cell: str) -> float | None:

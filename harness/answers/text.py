@@ -200,8 +200,14 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
-    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
-            NONE if standing is None else verdict_text(standing)]  # fmt: skip
+    return [
+        at(first, spread=True),
+        *slope,
+        at(first, "mean"),
+        at(first, "worst"),
+        *rest,
+        NONE if standing is None else verdict_text(standing),
+    ]
 
 
 def _standings(shown: Shown) -> Standings:

@@ -60,8 +60,11 @@ def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     else:
         told = list(_along_rates(table, shown, ours, others, definition))
     gone = [system for system in shown.systems if system.label == shown.subject and not system.judged]
-    lacks = [f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
-             for system in gone if not system.control]  # fmt: skip
+    lacks = [
+        f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
+        for system in gone
+        if not system.control
+    ]
     return "; ".join((*lacks, *told))
 
 
@@ -100,7 +103,8 @@ def _up_to(e: Estimate | None) -> str:
     assert e is not None
     rate = f"{estimate.number(e.mean)} req/s"
     return {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}.get(
-        e.sign, f"up to {rate}")  # fmt: skip
+        e.sign, f"up to {rate}"
+    )
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
@@ -147,9 +151,14 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 
 
 def _turns(
-    table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, others: Sequence[SystemSummary],
-    definition: str, standings: Mapping[str, Standing],
-) -> Iterator[str]:  # fmt: skip
+    table: pa.Table,
+    panel: Panel,
+    shown: Summary,
+    ours: SystemSummary,
+    others: Sequence[SystemSummary],
+    definition: str,
+    standings: Mapping[str, Standing],
+) -> Iterator[str]:
     """Yield a clause for each usual level at which a system that is ahead or behind here is not; the farthest one."""
     sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
     for level in levels(shown.level)[1:]:
@@ -194,8 +203,11 @@ def _at_one_rate(
     at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
     told = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
     best = max(others, key=lambda system: system.mean(definition), default=None)
-    pair = None if best is None else difference(table, "rate_scale", (ours.label, best.label), definition,
-                                                shown.rate_scale)  # fmt: skip
+    pair = (
+        None
+        if best is None
+        else difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
+    )
     if best is None or pair is None:
         return told
     if not pair.mean:

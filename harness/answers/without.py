@@ -38,8 +38,10 @@ def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[s
         for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
     each = ({model: sum(of.values()) / len(of) for model, of in shares.items()} for shares in whole.values())
-    rows = [[place, *(f"{100 * share:.1f}" for share in (means[""], min(means.values())))]
-            for place, means in zip(_places(about, table, whole), each, strict=True)]  # fmt: skip
+    rows = [
+        [place, *(f"{100 * share:.1f}" for share in (means[""], min(means.values())))]
+        for place, means in zip(_places(about, table, whole), each, strict=True)
+    ]
     head, legend = ["", "all", "worst"], list[str]()
     for name, part in zip(NAMES, switched, strict=False):
         head.append(name)

@@ -72,12 +72,27 @@ def table(folder: Path, kind: str | None = None) -> Table:
         now = quantities.error({"fit": before}).removeprefix("fit ")
         notes.append(f"{op}: {quantities.error(new)}; the committed table on these rows: {now}")
 
-    add("gemm", whole_rows(rows, spec, "gemm"), ("launch_s", "fill_s", "hbm_frac", "tiles"),
-        lambda q, r: kernels.gemm_s(q, spec, **r.at), ("m", "n", "k"))  # fmt: skip
-    add("prefill", whole_rows(rows, spec, "prefill_attention"), ("floor_s", "tile_s", "flops_frac", "longest"),
-        lambda q, r: kernels.prefill_s(q, spec, **r.at), ("tokens", "n x heads", "heads a KV head"))  # fmt: skip
-    add("decode", whole_rows(rows, spec, "attention"), ("floor_s", "kv_head_s", "hbm_frac", "tail_s"),
-        lambda q, r: kernels.decode_s({"gqa": q, "mha": q}, spec, **r.at), ("ctx", "B x kv"))  # fmt: skip
+    add(
+        "gemm",
+        whole_rows(rows, spec, "gemm"),
+        ("launch_s", "fill_s", "hbm_frac", "tiles"),
+        lambda q, r: kernels.gemm_s(q, spec, **r.at),
+        ("m", "n", "k"),
+    )
+    add(
+        "prefill",
+        whole_rows(rows, spec, "prefill_attention"),
+        ("floor_s", "tile_s", "flops_frac", "longest"),
+        lambda q, r: kernels.prefill_s(q, spec, **r.at),
+        ("tokens", "n x heads", "heads a KV head"),
+    )
+    add(
+        "decode",
+        whole_rows(rows, spec, "attention"),
+        ("floor_s", "kv_head_s", "hbm_frac", "tail_s"),
+        lambda q, r: kernels.decode_s({"gqa": q, "mha": q}, spec, **r.at),
+        ("ctx", "B x kv"),
+    )
     add("small", small_rows(rows), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
     if "gemm" in out:
         rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))

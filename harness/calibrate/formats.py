@@ -86,8 +86,11 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
     axes = [(of, knots, rows.at[of]) for of, knots in zip("mnk", plain["axes"], strict=True)]
     q = grid.finish(quantity(x), axes, rows, lambda q: kernels.gemm_s(q, spec, **rows.at))
     whose = ("TensorRT-LLM", "1.0.0") if form.name.endswith("_wo") else ("vLLM", VERSION_FORMATS[kind])
-    return {"source": AIC_NEW.format(f"gemm, {form.name}", *whose),
-            "formula": "as gemm, by the bytes and arithmetic of the format", **q}  # fmt: skip
+    return {
+        "source": AIC_NEW.format(f"gemm, {form.name}", *whose),
+        "formula": "as gemm, by the bytes and arithmetic of the format",
+        **q,
+    }
 
 
 def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:

@@ -29,9 +29,12 @@ Axis = tuple[str, Sequence[float], F8]  # what it counts, its knots, and its val
 
 
 def minimise(
-    seconds: Callable[[F8], F8], y: F8, starts: Sequence[Sequence[float]], steps: Sequence[float] = (1e-4,),
+    seconds: Callable[[F8], F8],
+    y: F8,
+    starts: Sequence[Sequence[float]],
+    steps: Sequence[float] = (1e-4,),
     most: int = 80,
-) -> F8:  # fmt: skip
+) -> F8:
     """Return the positive parameters with the least robust error of ln(seconds / y), the best from several starts.
 
     `steps` of the derivative are tried one after the other, each with at most `most` evaluations.
@@ -45,9 +48,14 @@ def minimise(
         at = np.log(np.array(start))
         for step in steps:
             got = least_squares(
-                residuals, at, loss="soft_l1", f_scale=0.1, diff_step=np.full(len(at), step),
-                bounds=(np.log(1e-9), np.log(1e4)), max_nfev=most,
-            )  # fmt: skip
+                residuals,
+                at,
+                loss="soft_l1",
+                f_scale=0.1,
+                diff_step=np.full(len(at), step),
+                bounds=(np.log(1e-9), np.log(1e4)),
+                max_nfev=most,
+            )
             at = got.x
             best = got if best is None or got.cost < best.cost else best
     return cast("F8", np.exp(best.x))

@@ -13,9 +13,14 @@ from harness.engines.costs.quantities import HostProfile
 
 
 def fit(
-    base: HostProfile, start: Mapping[str, float], log_error: Callable[[HostProfile], F8], *, step: float, most: int,
+    base: HostProfile,
+    start: Mapping[str, float],
+    log_error: Callable[[HostProfile], F8],
+    *,
+    step: float,
+    most: int,
     robust: float | None = None,
-) -> HostProfile:  # fmt: skip
+) -> HostProfile:
     """Return a profile whose named constants have the least squared `log_error`, from `start` on.
 
     `step` of the derivative is relative, and wide, for whole steps end whole requests; `most` are its evaluations; from
@@ -31,9 +36,13 @@ def fit(
         return log_error(with_(x))
 
     got = least_squares(
-        residuals, np.ones(len(names)), loss="linear" if robust is None else "soft_l1", f_scale=robust or 1.0,
-        diff_step=np.full(len(names), step), max_nfev=most,
-    )  # fmt: skip
+        residuals,
+        np.ones(len(names)),
+        loss="linear" if robust is None else "soft_l1",
+        f_scale=robust or 1.0,
+        diff_step=np.full(len(names), step),
+        max_nfev=most,
+    )
     return with_(got.x)
 
 

@@ -22,15 +22,23 @@ from harness.policy.types import Shape, UserError
 
 OLD, NEW = "aiconfigurator", "aiconfigurator-2026"
 FOLDERS = {
-    "a100-80g": f"{OLD}/a100_sxm", "h100": f"{OLD}/h100_sxm", "h200": f"{OLD}/h200_sxm", "l40s": f"{OLD}/l40s",
-    "b200": f"{NEW}/b200_sxm", "rtx-pro-6000": f"{NEW}/rtx_pro_6000_server",
-}  # fmt: skip
+    "a100-80g": f"{OLD}/a100_sxm",
+    "h100": f"{OLD}/h100_sxm",
+    "h200": f"{OLD}/h200_sxm",
+    "l40s": f"{OLD}/l40s",
+    "b200": f"{NEW}/b200_sxm",
+    "rtx-pro-6000": f"{NEW}/rtx_pro_6000_server",
+}
 AIC = "AIConfigurator 095f58a ({}), {} {}, Apache-2.0"
 AIC_NEW = "AIConfigurator, PyPI aisimulate 0.13.0.dev202610270000000085 ({}), {} {}, Apache-2.0"
 VERSION = {
-    "a100-80g": "0.14.0", "h100": "0.24.0", "h200": "0.24.0", "l40s": "0.24.0", "b200": "0.25.0",
+    "a100-80g": "0.14.0",
+    "h100": "0.24.0",
+    "h200": "0.24.0",
+    "l40s": "0.24.0",
+    "b200": "0.25.0",
     "rtx-pro-6000": "0.24.0",
-}  # fmt: skip
+}
 VERSION_FORMATS = VERSION | {"h100": "0.25.0", "h200": "0.25.0"}
 ATTENTION = {"b200": "flashinfer"}  # in the names of attention's kernels; others: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))

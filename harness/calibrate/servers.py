@@ -32,9 +32,14 @@ class Gap(NamedTuple):
 
 
 def table(
-    engine: str, make: Callable[..., Any], models: Mapping[str, Shape], folder: Path, say: Callable[[str], None],
-    rounds: int, given: Mapping[str, Any],
-) -> tuple[Table, steps.Fitted]:  # fmt: skip
+    engine: str,
+    make: Callable[..., Any],
+    models: Mapping[str, Shape],
+    folder: Path,
+    say: Callable[[str], None],
+    rounds: int,
+    given: Mapping[str, Any],
+) -> tuple[Table, steps.Fitted]:
     """Measure the servers that an engine makes for models, as far as the folder has not; return their table and fit.
 
     `given`: further fields of the engine's configuration. UserError where they cannot be measured.

@@ -105,9 +105,12 @@ def fit(rows: Sequence[Row], source: str) -> Fitted:
         seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
         numbers = {name: sig(x, DIGITS) for name, x in zip(LINE, line.tolist(), strict=True)}
         sections[model] = {
-            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **origin,
+            "tokens": grid,
+            "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)],
+            **numbers,
+            **origin,
             **errors(pairs),
-        }  # fmt: skip
+        }
     off = np.array([abs(math.log(row.seconds / max(LEAST_S, ours))) for row, ours in points])
     host = {
         "api_in_s": sig(float(solution[0]), DIGITS),

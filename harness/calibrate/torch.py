@@ -76,9 +76,10 @@ def link_gbps(rows: Iterable[Row], models: Shapes, wide: int) -> dict[str, float
     h2d = sig(sizes[largest] / (gpu_ratio(models[largest]) * step.seconds) / 1e9, 3)
     spec = quantities.gpu(GPU)
     return {
-        "pcie_gbps": h2d, "nvlink_gbps": sig(h2d * spec.nvlink / spec.h2d, 3),
+        "pcie_gbps": h2d,
+        "nvlink_gbps": sig(h2d * spec.nvlink / spec.h2d, 3),
         "disk_gbps": sig(h2d * spec.disk / spec.h2d, 3),
-    }  # fmt: skip
+    }
 
 
 def gpu_ratio(shape: Shape) -> float:
@@ -201,13 +202,18 @@ def _cores(rows: Sequence[Row], models: Shapes, wide: int) -> dict[str, tuple[fl
     gbps = rates(Config((), **links), CPU)
     limited = "to which the engine holds its copies"
     return {
-        "h2d": (1e9 * gbps["h2d"], limited), "d2h": (1e9 * gbps["d2h"], limited),
-        "nvlink": (1e9 * gbps["peer"], limited), "net": (1e9 * gbps["peer"], limited),
-        "disk": (1e9 * gbps["disk"], limited), "flops": (NEVER, steps.NOTHING), "hbm": (NEVER, steps.NOTHING),
+        "h2d": (1e9 * gbps["h2d"], limited),
+        "d2h": (1e9 * gbps["d2h"], limited),
+        "nvlink": (1e9 * gbps["peer"], limited),
+        "net": (1e9 * gbps["peer"], limited),
+        "disk": (1e9 * gbps["disk"], limited),
+        "flops": (NEVER, steps.NOTHING),
+        "hbm": (NEVER, steps.NOTHING),
         "mem_bytes": (64 * GIB, "a bound: `pool_bytes` is what a run gives a device"),
         "host_bytes": (CPU.host_bytes, "KV in the host's memory"),
-        "sms": (CPU.sms, "parts of a core, as many as an H100 has"), "sm_step": (CPU.sm_choices[0], "as on an H100"),
-    }  # fmt: skip
+        "sms": (CPU.sms, "parts of a core, as many as an H100 has"),
+        "sm_step": (CPU.sm_choices[0], "as on an H100"),
+    }
 
 
 def ladder(rows: Sequence[Row], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
@@ -222,9 +228,11 @@ def ladder(rows: Sequence[Row], bytes_s: Mapping[str, float], source: str) -> di
         if not beyond:
             continue  # a card's process has no start of its own
         rungs[name] = {
-            "fixed_s": quantities.sig(max(0.0, float(np.median(beyond))), 4), "link": link,
-            **({"bytes_s": rate} if way.part < 1 else {}), "source": f"{source}: from the order to its end",
-        }  # fmt: skip
+            "fixed_s": quantities.sig(max(0.0, float(np.median(beyond))), 4),
+            "link": link,
+            **({"bytes_s": rate} if way.part < 1 else {}),
+            "source": f"{source}: from the order to its end",
+        }
     return rungs
 
 
@@ -274,11 +282,13 @@ def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
     known = machine.profile(config, machine.machine(config))
     return {
         name: (
-            shapes.weight_bytes(shape), shapes.kv_token_bytes(shape), known.step_s(Inst(name, (0,)), 1, CTX),
+            shapes.weight_bytes(shape),
+            shapes.kv_token_bytes(shape),
+            known.step_s(Inst(name, (0,)), 1, CTX),
             known.load_s(Inst(name, (0,)), "host"),
         )
         for name, shape in each.items()
-    }  # fmt: skip
+    }
 
 
 def relative(models: Shapes, path: Path) -> Iterator[str]:

@@ -126,6 +126,8 @@ def _hot(case: Case) -> Case:
 def _to(case: Case, model: NDArray[Any]) -> Case:
     """Return a case with other models of its requests, and the plan that follows."""
     span_s = float(case.jobs.arrival_s[-1])
-    plan = {m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)
-            for k, m in enumerate(case.jobs.models)}  # fmt: skip
+    plan = {
+        m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)
+        for k, m in enumerate(case.jobs.models)
+    }
     return case._replace(jobs=replace(case.jobs, model=model.astype(np.int32)), config=replace(case.config, plan=plan))

@@ -54,16 +54,24 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
     """Return settings that between them try each value of each tuned choice beside its default."""
-    left = {name: [x for x in domain.choices if x not in (domain.default, *domain.undrawn)]
-            for name, domain in domains(make).items() if domain.tuned and domain.choices}  # fmt: skip
+    left = {
+        name: [x for x in domain.choices if x not in (domain.default, *domain.undrawn)]
+        for name, domain in domains(make).items()
+        if domain.tuned and domain.choices
+    }
     most = max(map(len, left.values()), default=0)
     return [tuple((name, values[k]) for name, values in left.items() if k < len(values)) for k in range(most)]
 
 
 def check(
-    name: str, *, quick: bool = True, only: str | None = None, case: str | None = None, twice: bool = True,
+    name: str,
+    *,
+    quick: bool = True,
+    only: str | None = None,
+    case: str | None = None,
+    twice: bool = True,
     reached: Reached | None = None,
-) -> list[Failure]:  # fmt: skip
+) -> list[Failure]:
     """Return a system's broken laws, by its name or path: the first breach of each, shrunk; none if it conforms.
 
     `only` one law, only one case; without `twice` no second process, which takes most of the time of a short check, and

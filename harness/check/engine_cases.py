@@ -138,11 +138,22 @@ def beyond(engine: Engine) -> list[Action]:
     """Return an action for each field of the vocabulary that an engine does not say it can carry out."""
     inst, lane = batch("a").inst, batch("a")
     every: tuple[Action, ...] = (
-        Load(inst, "no-such-way"), Evict(inst, drain=False), Run(lane, "prefill"), Run(lane, "decode"),
-        Run(lane, for_s=1.0), Run(lane, steps=1), Run(lane, seqs=1), Run(lane, chunk_tokens=16),
-        Run(lane, slice_layers=1), Run(lane, op_s=1e-3), Run(lane, sms=1), Move(lane, None), Move(lane, Host(0)),
-        Move(lane, (0,)), Move(lane, (0,), attend=True),
-    )  # fmt: skip
+        Load(inst, "no-such-way"),
+        Evict(inst, drain=False),
+        Run(lane, "prefill"),
+        Run(lane, "decode"),
+        Run(lane, for_s=1.0),
+        Run(lane, steps=1),
+        Run(lane, seqs=1),
+        Run(lane, chunk_tokens=16),
+        Run(lane, slice_layers=1),
+        Run(lane, op_s=1e-3),
+        Run(lane, sms=1),
+        Move(lane, None),
+        Move(lane, Host(0)),
+        Move(lane, (0,)),
+        Move(lane, (0,), attend=True),
+    )
     return [action for action in every if not set(needs(action)) <= engine.can]
 
 

@@ -61,8 +61,10 @@ def starts(name: str) -> Iterator[Breach]:
             rf"\b{re.escape(field)}\b.*#", source
         )
         if not explained and not takes[field].stated:
-            yield Breach(f"field {field} is explained nowhere: say in the file's docstring what users set by it, or "
-                         "declare it as the policy's state by field(init=False)")  # fmt: skip
+            yield Breach(
+                f"field {field} is explained nowhere: say in the file's docstring what users set by it, or "
+                "declare it as the policy's state by field(init=False)"
+            )
     for preset in (None, *presets):
         try:
             policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]
@@ -95,8 +97,11 @@ def named(name: str) -> Iterator[Breach]:
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     declared = {re.split("[.:]", text)[0] for text in texts} | {Wake.__name__}
     kinds = {kind.__name__ for kind in ACTIONS} - declared
-    lines = {call.func.id: call.lineno for call in ast.walk(tree)
-             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds}  # fmt: skip
+    lines = {
+        call.func.id: call.lineno
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in kinds
+    }
     yield from (Breach(f'line {line} builds {kind}, but "{kind}" is not in uses') for kind, line in lines.items())
 
 

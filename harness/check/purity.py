@@ -328,8 +328,11 @@ def members(module: str) -> frozenset[str]:
     """Return the names that may be used of a module; none of one that is not listed."""
     if _within(module):
         tree = ast.parse((HARNESS / "policy" / f"{module.rpartition('.')[2]}.py").read_bytes())
-        parts = (part for node in tree.body for part in (ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign)
-                                                         else (node,)))  # fmt: skip
+        parts = (
+            part
+            for node in tree.body
+            for part in (ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign) else (node,))
+        )
         return frozenset(name for part in parts for name in bound(part) if not name.startswith("_"))
     listed = MEMBERS.get(module, "")
     if listed != PUBLIC:

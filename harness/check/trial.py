@@ -273,8 +273,15 @@ def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
 class Stand:
     """An engine that lacks something for LACK_S now and then; where `watched`, its memory is read after every event."""
 
-    def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False,
-                 watched: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        engine: Engine,
+        refuse: int,
+        note: Note,
+        config: Config = IDLE,
+        limitless: bool = False,
+        watched: bool = True,
+    ) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
         self.fidelity, self.cluster = engine.fidelity, engine.cluster
         self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
@@ -401,9 +408,13 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def run(
-    subject: Subject, jobs: Jobs | None = None, end_s: float | None = None, *, watched: bool = True,
+    subject: Subject,
+    jobs: Jobs | None = None,
+    end_s: float | None = None,
+    *,
+    watched: bool = True,
     reach: Reach = nullcontext,
-) -> Trial:  # fmt: skip
+) -> Trial:
     """Try a subject, on its case's workload or another one, to its end or to an earlier time.
 
     Where only decisions and rows matter, memory need not be `watched`: half of a trial's time. The policy's own code

@@ -204,10 +204,15 @@ def _surrogate(word: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in word)
 
 
-@click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
-             epilog=examples("bench compare --systems dedicated,static,chunked,unshared",
-                         "bench list",
-                         'eval "$(_BENCH_COMPLETE=bash_source bench)"  # or zsh_source, fish_source'))  # fmt: skip
+@click.group(
+    cls=Bench,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+    epilog=examples(
+        "bench compare --systems dedicated,static,chunked,unshared",
+        "bench list",
+        'eval "$(_BENCH_COMPLETE=bash_source bench)"  # or zsh_source, fish_source',
+    ),
+)
 @click.version_option(package_name="llm-sharing-bench", prog_name="bench")
 def main() -> None:
     """One bench for every way of sharing GPUs among LLMs."""

@@ -35,28 +35,48 @@ def _sources() -> list[str]:
     return [*PUBLISHED, *engine.names()]
 
 
-@click.command(epilog=examples(
-    "bench calibrate llamacpp --models llama-small -o results/cpu",
-    "bench calibrate attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
-    "bench calibrate results/h200", "bench calibrate results/h200/stages",
-    "bench compare --systems static,unshared --gpu h200 --table results/h200/h200-measured.toml",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench calibrate llamacpp --models llama-small -o results/cpu",
+        "bench calibrate attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
+        "bench calibrate results/h200",
+        "bench calibrate results/h200/stages",
+        "bench compare --systems static,unshared --gpu h200 --table results/h200/h200-measured.toml",
+    )
+)
 @click.argument("source", metavar="SOURCE", shell_complete=complete(_sources))
-@click.option("--models", metavar="SHAPES",
-              help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]")  # fmt: skip
+@click.option(
+    "--models", metavar="SHAPES", help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]"
+)
 @MOVED
 @click.option("--engine", hidden=True, expose_value=False, callback=_former)
 @click.option("--from", hidden=True, expose_value=False, callback=_former)
-@click.option("--slots", type=click.IntRange(1), metavar="N",
-              help="Of an engine: largest batch of a server.  [default: the engine's]")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1), metavar="N",
-              help="Of an engine: how often servers are measured, for hosts whose speed varies.  [default: 3]",
-              )  # fmt: skip
-@click.option("--gpu", shell_complete=complete(gpu_names), metavar="KIND",
-              help="Of an engine or a folder: table to start from.  [default: by the card's name]")  # fmt: skip
-@click.option("-o", "--out", type=PATH, metavar="PATH",
-              help="A file for a folder's table, else a folder.  [default: FOLDER/NAME.toml; results/ENGINE; where the "
-              "committed tables lie]")  # fmt: skip
+@click.option(
+    "--slots",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of an engine: largest batch of a server.  [default: the engine's]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Of an engine: how often servers are measured, for hosts whose speed varies.  [default: 3]",
+)
+@click.option(
+    "--gpu",
+    shell_complete=complete(gpu_names),
+    metavar="KIND",
+    help="Of an engine or a folder: table to start from.  [default: by the card's name]",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    metavar="PATH",
+    help="A file for a folder's table, else a folder.  [default: FOLDER/NAME.toml; results/ENGINE; where the "
+    "committed tables lie]",
+)
 def calibrate(
     *, source: str, models: str | None, slots: int | None, rounds: int | None, gpu: str | None, out: Path | None
 ) -> None:

@@ -29,12 +29,21 @@ DRAFT = ROOT / ".make" / FILE
 @RUNNING
 @click.option("-o", "--out", type=TARGET, metavar="FILE", help="File for the page.  [default: .make/claims.md]")
 @click.option("--publish", is_flag=True, help="Write results/claims.md, the page of the documentation.")
-@click.option("--check", is_flag=True,
-              help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows."
+)
 def claims(
-    *, only: str | None, every: bool, shard: Shard | None, collect: bool, workers: int | None, machine: bool,
-    out: Path | None, publish: bool, check: bool,
-) -> None:  # fmt: skip
+    *,
+    only: str | None,
+    every: bool,
+    shard: Shard | None,
+    collect: bool,
+    workers: int | None,
+    machine: bool,
+    out: Path | None,
+    publish: bool,
+    check: bool,
+) -> None:
     """Test every paper's claims against runs made here.
 
     One page has each statement once, with its class and its evidence.

@@ -29,20 +29,22 @@ MEANS: Mapping[Code, str] = {
 
 def page() -> str:
     """Return the exit codes as the Markdown document docs/exit-codes.md."""
-    return "\n".join([
-        "# Exit codes",
-        "",
-        "Of every `bench` command. `make docs` writes this page from `harness/cli/codes.py`.",
-        "",
-        "| code | when |",
-        "| --- | --- |",
-        *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
-        "",
-        "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
-        "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as `head`",
-        "does, the command stores its answer all the same and ends as it would have.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Exit codes",
+            "",
+            "Of every `bench` command. `make docs` writes this page from `harness/cli/codes.py`.",
+            "",
+            "| code | when |",
+            "| --- | --- |",
+            *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
+            "",
+            "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
+            "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as",
+            "`head` does, the command stores its answer all the same and ends as it would have.",
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

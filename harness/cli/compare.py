@@ -39,7 +39,7 @@ from harness.cli.options import (
     read_rates,
     slo_rule,
     system_names,
-)  # fmt: skip
+)
 from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
 from harness.cli.terminal import prose, room, teller
@@ -53,24 +53,45 @@ if TYPE_CHECKING:
 FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 
 
-@click.command(cls=Grouped, epilog=examples(
-    "bench compare --systems dedicated,static,chunked,unshared",
-    "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
-    "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",
-    "bench compare --systems static,chunked --dry-run",
-))  # fmt: skip
-@click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="NAME[:PRESET][+FIELD=VALUE...] (bench list) with commas; a .py file; all.")  # fmt: skip
+@click.command(
+    cls=Grouped,
+    epilog=examples(
+        "bench compare --systems dedicated,static,chunked,unshared",
+        "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
+        "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",
+        "bench compare --systems static,chunked --dry-run",
+    ),
+)
+@click.option(
+    "--systems",
+    required=True,
+    metavar="LIST",
+    shell_complete=complete(system_names, many=True),
+    help="NAME[:PRESET][+FIELD=VALUE...] (bench list) with commas; a .py file; all.",
+)
 @SETTING
-@click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
-              help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
+@click.option(
+    "--rate-scale",
+    "rates",
+    callback=read_rates,
+    metavar="LIST",
+    help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]",
+)
 @SCALING
 @SLO
-@click.option("--definition", type=DEFINITION,
-              help="Attainment in the headline (bench list definitions).  "
-              "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
-@click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
-              metavar="PERCENT", help="Attainment at which rates are compared.")  # fmt: skip
+@click.option(
+    "--definition",
+    type=DEFINITION,
+    help="Attainment in the headline (bench list definitions).  [default: both; e2e for an SLO by solo latency]",
+)
+@click.option(
+    "--target",
+    type=Number(50, 100, min_open=True, max_open=True),
+    default=99.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Attainment at which rates are compared.",
+)
 @SEEDS
 @ENOUGH
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and unshared.")
@@ -155,9 +176,14 @@ def compare(
 
 
 def compared(
-    systems: str, setting: Mapping[str, Any], rates: tuple[float, ...] | None, seeds: int | None, rule: str,
-    definition: str | None, controls: bool,
-) -> Study:  # fmt: skip
+    systems: str,
+    setting: Mapping[str, Any],
+    rates: tuple[float, ...] | None,
+    seeds: int | None,
+    rule: str,
+    definition: str | None,
+    controls: bool,
+) -> Study:
     """Build the study that options ask for; `all` stands for every system that is not listed.
 
     Without a number of seeds it begins with a few, and has a budget for more.
@@ -177,8 +203,16 @@ def compared(
         del given["plan"]
     budget = MORE if seeds is None and given.get("engine") == "sim" and not once else 0
     number = seeds or (ONCE if once else FIRST_SEEDS)
-    asked = comparison(every_of(listed), given, rates=rates, seeds=number, rule=rule, definition=definition,
-                       controls=controls, budget=budget)  # fmt: skip
+    asked = comparison(
+        every_of(listed),
+        given,
+        rates=rates,
+        seeds=number,
+        rule=rule,
+        definition=definition,
+        controls=controls,
+        budget=budget,
+    )
     return asked.only(seeds=1) if once and seeds is None and repeats(asked.spec) else asked
 
 

@@ -87,9 +87,12 @@ def _systems() -> Iterator[str]:
     )
     yield from table(
         "system,best form here,departs from its source,regret,where it wins",
-        ((f"`{name}`", card["best"], card["departs"], regret(name, tuned.get(name)), card["wins"])
-         for name in system.names() for card in [cards[name]]),
-    )  # fmt: skip
+        (
+            (f"`{name}`", card["best"], card["departs"], regret(name, tuned.get(name)), card["wins"])
+            for name in system.names()
+            for card in [cards[name]]
+        ),
+    )
 
 
 def regret(name: str, record: Mapping[str, Any] | None) -> str:

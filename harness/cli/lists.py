@@ -171,8 +171,13 @@ def engines() -> None:
     screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
 
 
-@list_.command(epilog=examples("bench list models", "bench compare --systems static --models Qwen/Qwen3-14B,phi-4",
-                               "bench size --models ./config.json --slo absolute:ttft=1,tpot=0.1"))  # fmt: skip
+@list_.command(
+    epilog=examples(
+        "bench list models",
+        "bench compare --systems static --models Qwen/Qwen3-14B,phi-4",
+        "bench size --models ./config.json --slo absolute:ttft=1,tpot=0.1",
+    )
+)
 def models() -> None:
     """List sets of models and shapes, with their bytes.
 
@@ -228,8 +233,19 @@ def gpu_rows() -> Rows:
     rows = [("kind", "card", "memory GiB", "SMs", "bf16 TFLOP/s", "HBM TB/s", "PCIe GB/s", "NVLink GB/s", "checked")]
     for gpu in map(quantities.gpu, quantities.gpu_kinds()):
         on = ", ".join(host for host, kinds in checked.pairs().items() if gpu.kind in kinds) or "no"
-        rows.append((gpu.kind, gpu.name, f"{gpu.mem_bytes / GIB:.1f}", str(gpu.sms), f"{gpu.flops / 1e12:g}",
-                     f"{gpu.hbm / 1e12:g}", f"{gpu.h2d / 1e9:g}", f"{gpu.nvlink / 1e9:g}", on))  # fmt: skip
+        rows.append(
+            (
+                gpu.kind,
+                gpu.name,
+                f"{gpu.mem_bytes / GIB:.1f}",
+                str(gpu.sms),
+                f"{gpu.flops / 1e12:g}",
+                f"{gpu.hbm / 1e12:g}",
+                f"{gpu.h2d / 1e9:g}",
+                f"{gpu.nvlink / 1e9:g}",
+                on,
+            )
+        )
     return rows
 
 
@@ -249,8 +265,15 @@ def host_rows() -> Rows:
     for name in quantities.hosts():
         host = quantities.host(name, "h100")
         api_ms = 1e3 * (host.api_in_s + host.api_out_s)
-        rows.append((name, f"{1e3 * host.host0:.3g}", f"{1e6 * host.host1:.3g}", f"{api_ms:.3g}",
-                     "added" if host.serial else "hidden behind the GPU"))  # fmt: skip
+        rows.append(
+            (
+                name,
+                f"{1e3 * host.host0:.3g}",
+                f"{1e6 * host.host1:.3g}",
+                f"{api_ms:.3g}",
+                "added" if host.serial else "hidden behind the GPU",
+            )
+        )
     return rows
 
 

@@ -79,8 +79,11 @@ class Grouped(click.Command):
         records = {param: param.get_help_record(ctx) for param in self.get_params(ctx)}
         of = {name: group for group, names in GROUPS.items() for name in names}
         for group in (*GROUPS, "Output"):
-            rows = [row for param, row in records.items()
-                    if row and of.get(max(param.opts, key=len).lstrip("-"), "Output") == group]  # fmt: skip
+            rows = [
+                row
+                for param, row in records.items()
+                if row and of.get(max(param.opts, key=len).lstrip("-"), "Output") == group
+            ]
             if rows:
                 with formatter.section(group):
                     formatter.write_dl(rows)
@@ -329,8 +332,14 @@ PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
 ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: one screen]")
-OUT = click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
-                   help="Folder for runs, and for logs that are converted.  [default: results/]")  # fmt: skip
+OUT = click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    is_eager=True,
+    metavar="DIR",
+    help="Folder for runs, and for logs that are converted.  [default: results/]",
+)
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -342,12 +351,19 @@ def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> flo
     return seconds
 
 
-LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), default=60.0, show_default=True,
-                     metavar="S", callback=_limited, expose_value=False,
-                     help="Wall-clock seconds a policy may take for an answer; a slower system is left "
-                     "out.")  # fmt: skip
-JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
-                             help="Progress on stderr as JSON, an object a line.")  # fmt: skip
+LIMIT = click.option(
+    "--policy-limit-s",
+    type=Number(SHORTEST_S, LONGEST_S),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    callback=_limited,
+    expose_value=False,
+    help="Wall-clock seconds a policy may take for an answer; a slower system is left out.",
+)
+JSON_PROGRESS = click.option(
+    "--json-progress", "machine", is_flag=True, help="Progress on stderr as JSON, an object a line."
+)
 
 
 def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -359,8 +375,13 @@ def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return text
 
 
-EXECUTOR = click.option("--executor", metavar="KIND[:ADDRESS]", callback=_executed, expose_value=False,
-                        help="Run on a cluster: ray or ray:ADDRESS (make cluster).")  # fmt: skip
+EXECUTOR = click.option(
+    "--executor",
+    metavar="KIND[:ADDRESS]",
+    callback=_executed,
+    expose_value=False,
+    help="Run on a cluster: ray or ray:ADDRESS (make cluster).",
+)
 
 
 RUNNING = grouped(
@@ -385,11 +406,16 @@ def _collected(ctx: click.Context, _param: click.Parameter, on: bool) -> bool:
 
 
 PARTS = grouped(
-    click.option("--shard", metavar="I/N", callback=read_shard,
-                 help="Run only this part of the work, the I-th of N; --collect shows the results of all."),
-    click.option("--collect", is_flag=True, callback=_collected,
-                 help="Run nothing: show results, or which runs are missing."),
-)  # fmt: skip
+    click.option(
+        "--shard",
+        metavar="I/N",
+        callback=read_shard,
+        help="Run only this part of the work, the I-th of N; --collect shows the results of all.",
+    ),
+    click.option(
+        "--collect", is_flag=True, callback=_collected, help="Run nothing: show results, or which runs are missing."
+    ),
+)
 
 
 def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
@@ -417,8 +443,13 @@ def _trusted(_ctx: click.Context, _param: click.Parameter, on: bool) -> None:
         strangers.trust()
 
 
-TRUST = click.option("--trust", is_flag=True, expose_value=False, callback=_trusted,
-                     help="Run the system's file that stored results name. It is code: know who wrote it.")  # fmt: skip
+TRUST = click.option(
+    "--trust",
+    is_flag=True,
+    expose_value=False,
+    callback=_trusted,
+    help="Run the system's file that stored results name. It is code: know who wrote it.",
+)
 
 
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
@@ -498,27 +529,46 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
 
 
 SPREAD = "bench.spread"  # key of the context's meta
-SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
-                       default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
+SCALING = click.option(
+    "--scaling",
+    type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
+    default="rotate",
+    show_default=True,
+    help="How the rate is scaled.",
+)
 ONCE = 2  # of --scaling none: a run of either half
 FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
-SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
-                     help=f"Seeds of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
+SEEDS = click.option(
+    "--seeds",
+    type=SOME_SEEDS,
+    metavar="N",
+    help=f"Seeds of each point.  [default: {FIRST_SEEDS}, then as --budget allows]",
+)
 ENOUGH = grouped(
-    click.option("--precision", type=Number(0, 1, min_open=True), metavar="SHARE",
-                 help="Add no more seeds once a ratio's interval is within this share.  [default: 0.1]"),
-    click.option("--budget", type=Whole(0, MOST_INT), metavar="N",
-                 help="Simulated requests to spend on more seeds of undecided systems."),
-)  # fmt: skip
+    click.option(
+        "--precision",
+        type=Number(0, 1, min_open=True),
+        metavar="SHARE",
+        help="Add no more seeds once a ratio's interval is within this share.  [default: 0.1]",
+    ),
+    click.option(
+        "--budget",
+        type=Whole(0, MOST_INT),
+        metavar="N",
+        help="Simulated requests to spend on more seeds of undecided systems.",
+    ),
+)
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
-    click.option("--slo", metavar="RULE",
-                 help="Base of the SLO: P95 (measured on dedicated; P95@h100: on that kind), solo, released, "
-                 "absolute:ttft=S,tpot=S, classes:FILE.toml.  [default: released where the set has it (light8), "
-                 "else P95]"),
-    click.option("--slo-scale", type=Number(), metavar="X",
-                 help="Multiple of the base.  [default: 5; 1 for seconds]"),
-)  # fmt: skip
+    click.option(
+        "--slo",
+        metavar="RULE",
+        help="Base of the SLO: P95 (measured on dedicated; P95@h100: on that kind), solo, released, "
+        "absolute:ttft=S,tpot=S, classes:FILE.toml.  [default: released where the set has it (light8), "
+        "else P95]",
+    ),
+    click.option("--slo-scale", type=Number(), metavar="X", help="Multiple of the base.  [default: 5; 1 for seconds]"),
+)
 STREAMS = grouped(
     click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
                  help="Give a stream of the log the name of its model; several by commas."),
@@ -541,18 +591,36 @@ TRACED = grouped(
                  "llama-3.1-8b*2,Qwen/Qwen3-14B,m/config.json:tp=2:dtype=fp8."),
 )  # fmt: skip
 SERVED = grouped(
-    click.option("--served", type=click.IntRange(2), metavar="N",
-                 help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]"),
-    click.option("--prefix-cache/--no-prefix-cache", default=None,
-                 help="Reuse the KV cache of shared prefixes.  [default: if the trace has prefixes]"),
-)  # fmt: skip
+    click.option(
+        "--served",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]",
+    ),
+    click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=None,
+        help="Reuse the KV cache of shared prefixes.  [default: if the trace has prefixes]",
+    ),
+)
 HOSTED = grouped(
-    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE",
-                 help="CPU cost profile of a serving engine (bench list hosts)."),
+    click.option(
+        "--host",
+        default="vllm-0.15",
+        show_default=True,
+        metavar="PROFILE",
+        help="CPU cost profile of a serving engine (bench list hosts).",
+    ),
     click.option("--table", type=str, metavar="FILE", help="Cost table (bench calibrate writes one)."),
-)  # fmt: skip
-SET = click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
-                   help="Any other field of a spec, as chunk_tokens=512 (repeat).")  # fmt: skip
+)
+SET = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=read_settings,
+    metavar="KEY=VALUE",
+    help="Any other field of a spec, as chunk_tokens=512 (repeat).",
+)
 SERVING = grouped(SERVED, HOSTED, SET)
 SETTING = grouped(
     TRACED,

@@ -10,19 +10,45 @@ from harness.answers.table import printed
 from harness.cli.options import SET, Number, examples, read_pairs
 
 
-@click.command(epilog=examples(
-    "bench price", "bench price llama-3.1-8b@h100 llama-3.1-8b@l40s --price l40s=0.9",
-    "bench price gpt-oss-120b@h200 gpt-oss-120b@2xh100 --prompt 4096 --output 512 --tpot 30",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench price",
+        "bench price llama-3.1-8b@h100 llama-3.1-8b@l40s --price l40s=0.9",
+        "bench price gpt-oss-120b@h200 gpt-oss-120b@2xh100 --prompt 4096 --output 512 --tpot 30",
+    )
+)
 @click.argument("offers", nargs=-1, metavar="[MODEL@[Nx]KIND]...")
-@click.option("--prompt", type=click.IntRange(1, 1_000_000), default=1024, show_default=True, metavar="TOKENS",
-              help="Prompt of a request.")  # fmt: skip
-@click.option("--output", type=click.IntRange(1, 1_000_000), default=256, show_default=True, metavar="TOKENS",
-              help="Output of a request.")  # fmt: skip
-@click.option("--tpot", type=Number(0, 60_000, min_open=True), default=50.0, show_default=True, metavar="MS",
-              help="Longest time per output token.")  # fmt: skip
-@click.option("--price", multiple=True, callback=read_pairs, metavar="KIND=USD",
-              help="Price of a GPU an hour, instead of the listed one.")  # fmt: skip
+@click.option(
+    "--prompt",
+    type=click.IntRange(1, 1_000_000),
+    default=1024,
+    show_default=True,
+    metavar="TOKENS",
+    help="Prompt of a request.",
+)
+@click.option(
+    "--output",
+    type=click.IntRange(1, 1_000_000),
+    default=256,
+    show_default=True,
+    metavar="TOKENS",
+    help="Output of a request.",
+)
+@click.option(
+    "--tpot",
+    type=Number(0, 60_000, min_open=True),
+    default=50.0,
+    show_default=True,
+    metavar="MS",
+    help="Longest time per output token.",
+)
+@click.option(
+    "--price",
+    multiple=True,
+    callback=read_pairs,
+    metavar="KIND=USD",
+    help="Price of a GPU an hour, instead of the listed one.",
+)
 @SET
 def price(
     *, offers: tuple[str, ...], prompt: int, output: int, tpot: float, price: dict[str, str], settings: dict[str, Any]

@@ -42,12 +42,16 @@ class Comparison:
         frame = frame[frame["definition"] == self.measured.study.definitions[0]]
         key = ["run", "label", "x", "gpus", "seed", "infeasible", "skipped"]
         pooled = frame["over"] == "pooled"
-        values = {"attainment": frame["value"].where(pooled), "mean_model": frame["value"].where(~pooled),
-                  "worst_model": frame["value"].where(~pooled)}  # fmt: skip
+        values = {
+            "attainment": frame["value"].where(pooled),
+            "mean_model": frame["value"].where(~pooled),
+            "worst_model": frame["value"].where(~pooled),
+        }
         frame = frame.assign(**values)
         each = frame.groupby(key, sort=False, dropna=False, observed=True)
-        out: pd.DataFrame = each.agg(attainment=("attainment", "first"), mean_model=("mean_model", "mean"),
-                                     worst_model=("worst_model", "min")).reset_index()  # fmt: skip
+        out: pd.DataFrame = each.agg(
+            attainment=("attainment", "first"), mean_model=("mean_model", "mean"), worst_model=("worst_model", "min")
+        ).reset_index()
         return out
 
     @cached_property
@@ -59,12 +63,23 @@ class Comparison:
 
 
 def compare(
-    systems: str | Sequence[str], *, trace: str | None = None, spread: str | None = None,
-    rename: Mapping[str, str] | None = None, drop_streams: Sequence[str] = (),
-    shift_s: Mapping[str, float] | None = None, slo: str | None = None, slo_scale: float | None = None,
-    rate_scale: Sequence[float] | None = None, seeds: int = 5, definition: str | None = None, controls: bool = False,
-    out: str | Path = "results", workers: int | None = None, **setting: Any,
-) -> Comparison:  # fmt: skip
+    systems: str | Sequence[str],
+    *,
+    trace: str | None = None,
+    spread: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
+    slo: str | None = None,
+    slo_scale: float | None = None,
+    rate_scale: Sequence[float] | None = None,
+    seeds: int = 5,
+    definition: str | None = None,
+    controls: bool = False,
+    out: str | Path = "results",
+    workers: int | None = None,
+    **setting: Any,
+) -> Comparison:
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
     Its defaults are those of the command. A log is converted, and stderr says how. Stored runs are used again.
@@ -77,8 +92,15 @@ def compare(
         setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
     setting = filled(setting)
     rule = rules.asked(slo, slo_scale, model_set(setting["models"]))
-    asked = comparison([name.strip() for name in names], setting, rates=rate_scale, seeds=seeds,
-                       rule=rule, definition=definition, controls=controls)  # fmt: skip
+    asked = comparison(
+        [name.strip() for name in names],
+        setting,
+        rates=rate_scale,
+        seeds=seeds,
+        rule=rule,
+        definition=definition,
+        controls=controls,
+    )
     return Comparison(measure(asked, folder, stem=stem_of(asked), workers=workers))
 
 
@@ -135,8 +157,18 @@ def size(
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
     asked = Asked.of(
-        {**setting, "trace": _trace(trace, spread, folder, streams), "models": models}, kinds, names,
-        {kind: str(usd) for kind, usd in (price or {}).items()}, rules.asked(slo, slo_scale, model_set(models)),
-        definition, grow, target=target / 100, least=gpus[0], most=gpus[1], spare=spare, node=node, windows=windows,
-    )  # fmt: skip
+        {**setting, "trace": _trace(trace, spread, folder, streams), "models": models},
+        kinds,
+        names,
+        {kind: str(usd) for kind, usd in (price or {}).items()},
+        rules.asked(slo, slo_scale, model_set(models)),
+        definition,
+        grow,
+        target=target / 100,
+        least=gpus[0],
+        most=gpus[1],
+        spare=spare,
+        node=node,
+        windows=windows,
+    )
     return Answer(sizes.size(asked, folder, workers=workers))

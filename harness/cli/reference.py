@@ -28,9 +28,11 @@ from harness.cli import lists
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
-    "ge": {0: "0 or more", None: "at least {:g}"}, "gt": {None: "above {:g}"}, "le": {None: "at most {:g}"},
+    "ge": {0: "0 or more", None: "at least {:g}"},
+    "gt": {None: "above {:g}"},
+    "le": {None: "at most {:g}"},
     "min_length": {1: "not empty", None: "at least {} of them"},
-}  # fmt: skip
+}
 QUOTE = '"'
 OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
 # Keys whose class has no comment on them, by class: what they are.
@@ -91,9 +93,15 @@ KINDS = {str: "string", int: "whole number", float: "number", bool: "true or fal
 def pages() -> dict[str, str]:
     """Return every generated page by its file name."""
     made = {
-        "commands": _commands(), "systems": _systems(), "files": _files(), "definitions": _definitions(),
-        "traces": _traces(), "models": _models(), "gpus": _gpus(), "studies": _studies(),
-    }  # fmt: skip
+        "commands": _commands(),
+        "systems": _systems(),
+        "files": _files(),
+        "definitions": _definitions(),
+        "traces": _traces(),
+        "models": _models(),
+        "gpus": _gpus(),
+        "studies": _studies(),
+    }
     return {f"{name}.md": GENERATED + "".join(f"{line}\n" for line in lines) for name, lines in made.items()}
 
 
@@ -298,8 +306,11 @@ def _default(value: Any) -> str:
 def comments(kind: type) -> Mapping[str, str]:
     """Return the comments of a class's fields, at the end of the line or in lines of their own above it."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
-    notes = {at.start[0]: at.string.lstrip("# ") for at in tokenize.generate_tokens(io.StringIO(source).readline)
-            if at.type == tokenize.COMMENT}  # fmt: skip
+    notes = {
+        at.start[0]: at.string.lstrip("# ")
+        for at in tokenize.generate_tokens(io.StringIO(source).readline)
+        if at.type == tokenize.COMMENT
+    }
     lines, by_field = source.splitlines(), {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
         if not isinstance(node, ast.AnnAssign):
@@ -368,8 +379,18 @@ def _traces() -> Iterator[str]:
     for name, entry in manifest().items():
         asked = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
-        rows.append((f"`{asked}`", entry["tier"], str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}",
-                     entry["licence"], _plain(entry["note"]), _plain(how)))  # fmt: skip
+        rows.append(
+            (
+                f"`{asked}`",
+                entry["tier"],
+                str(entry["models"]),
+                str(entry["requests"]),
+                f"{entry['span_s']:g}",
+                entry["licence"],
+                _plain(entry["note"]),
+                _plain(how),
+            )
+        )
     yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
     yield "## Readers\n"
     yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
@@ -448,8 +469,10 @@ def _studies() -> Iterator[str]:
     yield "# Studies\n"
     yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
     each = ((name, load.study(name)) for name in load.names())
-    rows = ((_code(name), study.paper or "none", str(len(study.condition)),
-             ", ".join(map(_code, study.systems.values()))) for name, study in each)  # fmt: skip
+    rows = (
+        (_code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(_code, study.systems.values())))
+        for name, study in each
+    )
     yield from table("study,after,conditions,systems", rows)
 
 

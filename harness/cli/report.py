@@ -17,11 +17,13 @@ FILE = "report.html"
 MOST_BYTES = 1_000_000
 
 
-@click.command(epilog=examples(
-    "bench report",
-    "bench report results/arena-chat-3f9c01ab",
-    "bench report fig7 -o fig7.html",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench report",
+        "bench report results/arena-chat-3f9c01ab",
+        "bench report fig7 -o fig7.html",
+    )
+)
 @click.argument("folder", required=False, metavar="[DIR|STUDY]")
 @click.option("-o", "--out", type=Target(), metavar="FILE.html", help="The page.  [default: DIR/report.html]")
 def report(*, folder: str | None, out: Path | None) -> None:
@@ -43,8 +45,10 @@ def report(*, folder: str | None, out: Path | None) -> None:
     words = paged(made, (), version("llm-sharing-bench"))  # first: damaged results are one line
     data = page(replace(words, pictures=_pictures(made))).encode()
     if len(data) > MOST_BYTES:
-        raise UserError(f"{short_path(made)}: its page has {len(data) / 1e6:.1f} MB, more than a page may have: report "
-                        "fewer conditions (bench study --only)")  # fmt: skip
+        raise UserError(
+            f"{short_path(made)}: its page has {len(data) / 1e6:.1f} MB, more than a page may have: report "
+            "fewer conditions (bench study --only)"
+        )
     record.write_bytes(path, data)
     click.echo(f"{short_path(path)}: {len(data) / 1000:.0f} kB, opens without network")
 

@@ -108,25 +108,48 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
 
 
-@click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf",
-                           "bench plot results/aegaeon-3f9c01ab --figure turns  # of a run that was recorded",
-                           "bench plot results/arena-chat-3f9c01ab --width 3.33 --only prism,static --rename "
-                           "static=S-Partition --panel a --no-caption --format pdf,svg",
-                           "bench list figures"))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench plot",
+        "bench plot results/arena-chat-3f9c01ab -o fig.pdf",
+        "bench plot results/aegaeon-3f9c01ab --figure turns  # of a run that was recorded",
+        "bench plot results/arena-chat-3f9c01ab --width 3.33 --only prism,static --rename "
+        "static=S-Partition --panel a --no-caption --format pdf,svg",
+        "bench list figures",
+    )
+)
 @click.argument("folder", type=PATH, required=False)
-@click.option("--figure", "name", type=click.Choice(plots.names()),
-              help="Only this figure (bench list figures).  [default: all that fit the folder]",
-              )  # fmt: skip
-@click.option("-o", "--out", type=PATH, metavar="STEM",
-              help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
-@click.option("--width", type=Number(0, 40, min_open=True), metavar="INCHES",
-              help="Width of the figure.  [default: a column, 3.4, or a page, 7]")  # fmt: skip
+@click.option(
+    "--figure",
+    "name",
+    type=click.Choice(plots.names()),
+    help="Only this figure (bench list figures).  [default: all that fit the folder]",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    metavar="STEM",
+    help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]",
+)
+@click.option(
+    "--width",
+    type=Number(0, 40, min_open=True),
+    metavar="INCHES",
+    help="Width of the figure.  [default: a column, 3.4, or a page, 7]",
+)
 @click.option("--only", metavar="LIST", help="Only these systems, as the table names them.")
 @click.option("--rename", metavar="OLD=NEW[,...]", help="Names of systems in the figure.")
 @click.option("--panel", metavar="LETTER", help="Only this panel, larger.")
 @click.option("--caption/--no-caption", default=True, help="Write the setting below the figure.  [default: caption]")
-@click.option("--format", "formats", default="pdf,png", show_default=True, metavar="LIST",
-              help="Formats: pdf, png, svg, pgf (needs LaTeX). The CSV of the points always comes.")  # fmt: skip
+@click.option(
+    "--format",
+    "formats",
+    default="pdf,png",
+    show_default=True,
+    metavar="LIST",
+    help="Formats: pdf, png, svg, pgf (needs LaTeX). The CSV of the points always comes.",
+)
 @click.option("--style", "style_file", type=PATH, metavar="FILE.mplstyle", help="Settings of matplotlib, above ours.")
 def plot(
     *,
@@ -150,8 +173,15 @@ def plot(
     from harness.study import sensitivity
     from plots import form
 
-    asked = form.Form(width, tuple(listed("--only", only) or ()), _renamed(rename), panel or "", caption,
-                      _formats(formats), style_file)  # fmt: skip
+    asked = form.Form(
+        width,
+        tuple(listed("--only", only) or ()),
+        _renamed(rename),
+        panel or "",
+        caption,
+        _formats(formats),
+        style_file,
+    )
 
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
@@ -284,21 +314,24 @@ def _stale(made: Path) -> str:
     return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in labelled.items() if labels)
 
 
-@click.command(epilog=examples(
-    "bench explain results/static-3f9c01ab --request 217",
-    "bench explain results/static-3f9c01ab --misses",
-    "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
-    "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
-    "bench explain results/mine-size-3f9c01ab  # of bench size: what binds on fewer GPUs, and what helps",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench explain results/static-3f9c01ab --request 217",
+        "bench explain results/static-3f9c01ab --misses",
+        "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
+        "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
+        "bench explain results/mine-size-3f9c01ab  # of bench size: what binds on fewer GPUs, and what helps",
+    )
+)
 @click.argument("run", type=PATH)
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
 @click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
 @click.option(
     "--system", metavar="LABEL", help="For a comparison: one system at each rate. For a size: not the best one."
 )
-@click.option("-o", "--out", type=PATH, metavar="STEM",
-              help="For a comparison: also draw a figure, as PDF, PNG and CSV.")  # fmt: skip
+@click.option(
+    "-o", "--out", type=PATH, metavar="STEM", help="For a comparison: also draw a figure, as PDF, PNG and CSV."
+)
 @click.option("--slo", metavar="RULE", help="SLO, instead of the one that the comparison used.")
 @click.option("--slo-scale", type=Number(), metavar="X", help="Multiple of the base.  [default: 5; 1 for seconds]")
 @click.option(
@@ -396,13 +429,16 @@ def _size_why(folder: Path, system: str | None) -> None:
     click.echo(f"next: bench report {short_path(folder)}")
 
 
-@click.command(epilog=examples(
-    "bench timeline results/aegaeon-3f9c01ab -o t.json",
-    "bench timeline prism-3f9c01ab -o t.json.gz  # then open it at https://ui.perfetto.dev",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench timeline results/aegaeon-3f9c01ab -o t.json",
+        "bench timeline prism-3f9c01ab -o t.json.gz  # then open it at https://ui.perfetto.dev",
+    )
+)
 @click.argument("run", type=PATH)
-@click.option("-o", "--out", type=TARGET, metavar="FILE",
-              help="A .json or .json.gz file.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+@click.option(
+    "-o", "--out", type=TARGET, metavar="FILE", help="A .json or .json.gz file.  [default: plots/out/timeline-RUN.json]"
+)
 @TRUST
 def timeline(run: Path, out: Path | None) -> None:
     """Write a stored run as a trace for Perfetto.
@@ -423,8 +459,12 @@ def timeline(run: Path, out: Path | None) -> None:
     with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
     events = trace_event.events(trace, table)
-    facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":
-             round(-trace.start_s * 1e6, 3)}  # fmt: skip
+    facts = {
+        "run": run.name,
+        "spec": about["spec"],
+        "fidelity": about["fidelity"],
+        "window_starts_us": round(-trace.start_s * 1e6, 3),
+    }
     record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")
@@ -452,8 +492,9 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
 
     again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
     stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
-    for path in fig_causes.render(fig_causes.frame(causes.rows), causes.scored, causes.definition, real(stem),
-                                  shlex.join(again)):  # fmt: skip
+    for path in fig_causes.render(
+        fig_causes.frame(causes.rows), causes.scored, causes.definition, real(stem), shlex.join(again)
+    ):
         click.echo(short_path(path))
 
 

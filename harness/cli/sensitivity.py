@@ -29,7 +29,7 @@ from harness.cli.options import (
     read_rates,
     slo_rule,
     system_names,
-)  # fmt: skip
+)
 from harness.cli.study import dry
 from harness.cli.terminal import teller
 
@@ -38,26 +38,44 @@ if TYPE_CHECKING:
     from harness.study.study import Study
 
 
-@click.command(cls=Grouped, epilog=examples(
-    "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
-    "bench sensitivity --systems prism,static --constants swap,pcie --knee",
-    "bench sensitivity --systems prism,static --dry-run",
-))  # fmt: skip
-@click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="As in bench compare; of more than two, the first two by its table.")  # fmt: skip
+@click.command(
+    cls=Grouped,
+    epilog=examples(
+        "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
+        "bench sensitivity --systems prism,static --constants swap,pcie --knee",
+        "bench sensitivity --systems prism,static --dry-run",
+    ),
+)
+@click.option(
+    "--systems",
+    required=True,
+    metavar="LIST",
+    shell_complete=complete(system_names, many=True),
+    help="As in bench compare; of more than two, the first two by its table.",
+)
 @SETTING
-@click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
-              help="Rates of the comparison; constants vary at the one where the two systems differ most.  "
-              "[default: around the knee]")  # fmt: skip
+@click.option(
+    "--rate-scale",
+    "rates",
+    callback=read_rates,
+    metavar="LIST",
+    help="Rates of the comparison; constants vary at the one where the two systems differ most.  "
+    "[default: around the knee]",
+)
 @SCALING
 @SLO
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: as bench compare]")
 @SEEDS
 @click.option("--controls", is_flag=True, help="Add controls, as bench compare does; they are not ranked.")
-@click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, "
-              "passes, decode_fill, prompt_tokens, prompts, step, process, reserve, sharing.")  # fmt: skip
-@click.option("--knee", is_flag=True,
-              help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one.")  # fmt: skip
+@click.option(
+    "--constants",
+    metavar="LIST",
+    help="Only these: pcie, nvlink, net, disk, swap, co_run, "
+    "passes, decode_fill, prompt_tokens, prompts, step, process, reserve, sharing.",
+)
+@click.option(
+    "--knee", is_flag=True, help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one."
+)
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
 @RUNNING
@@ -93,8 +111,7 @@ def sensitivity(
     with teller(machine=machine) as told:
         changes_of(specs, only)  # a mistake shows before anything is run
         base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told)
-        varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
-                                          workers=workers, teller=told)  # fmt: skip
+        varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee, workers=workers, teller=told)
     click.echo("\n".join(printed(lines(varied))))
     sys.stdout.flush()
     shown = [base.folder]

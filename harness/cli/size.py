@@ -48,46 +48,108 @@ RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 MOST_GPUS = 4096
 
 
-@click.command(cls=Grouped, epilog=examples(
-    "bench size --trace log.csv --models mine.toml --slo absolute:ttft=1,tpot=0.05",
-    "bench size --trace mine.parquet --models mine.toml --gpu h100,l40s --gpus 1-32 --target 99 "
-    "--price h100=2.5,l40s=0.9 --slo absolute:ttft=2,tpot=0.1",
-    "bench size --trace azure-conv --spread 12:zipf=1.2 --models 'llama-3.1-8b*12' --spare 1 --node 8",
-))  # fmt: skip
+@click.command(
+    cls=Grouped,
+    epilog=examples(
+        "bench size --trace log.csv --models mine.toml --slo absolute:ttft=1,tpot=0.05",
+        "bench size --trace mine.parquet --models mine.toml --gpu h100,l40s --gpus 1-32 --target 99 "
+        "--price h100=2.5,l40s=0.9 --slo absolute:ttft=2,tpot=0.1",
+        "bench size --trace azure-conv --spread 12:zipf=1.2 --models 'llama-3.1-8b*12' --spare 1 --node 8",
+    ),
+)
 @TRACED
-@click.option("--gpu", "kinds", default="h100", show_default=True, metavar="KIND[,KIND]",
-              shell_complete=complete(gpu_names, many=True),
-              help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.")  # fmt: skip
-@click.option("--gpus", "span", default="1-64", show_default=True, metavar="LEAST-MOST",
-              help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several "
-              "kinds in one cluster, whole copies of it.")  # fmt: skip
-@click.option("--target", type=Number(50, 100, min_open=True, max_open=True), default=99.0, show_default=True,
-              metavar="PERCENT", help="Share of requests that meet their SLO, for every model.")  # fmt: skip
-@click.option("--systems", default=",".join(SIZED), show_default=True, metavar="LIST",
-              shell_complete=complete(system_names, many=True), help="Strategies; all: every one.")  # fmt: skip
-@click.option("--price", multiple=True, callback=read_joined, metavar="KIND=USD",
-              help="Price of a GPU an hour, instead of the listed one; several by commas.")  # fmt: skip
-@click.option("--spare", type=click.IntRange(0, MOST_GPUS), default=0, show_default=True, metavar="N",
-              help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.")  # fmt: skip
-@click.option("--node", type=click.IntRange(1, MOST_GPUS), default=1, show_default=True, metavar="N",
-              help="GPUs of a node: whole ones are bought.")  # fmt: skip
-@click.option("--grow", default="1.25,1.5,2", show_default=True, metavar="LIST",
-              help="Times the traffic, of the answer.")  # fmt: skip
-@click.option("--deploy", type=click.Choice(["vllm", "llama-swap", "helm"]), metavar="WAY",
-              help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).")  # fmt: skip
+@click.option(
+    "--gpu",
+    "kinds",
+    default="h100",
+    show_default=True,
+    metavar="KIND[,KIND]",
+    shell_complete=complete(gpu_names, many=True),
+    help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.",
+)
+@click.option(
+    "--gpus",
+    "span",
+    default="1-64",
+    show_default=True,
+    metavar="LEAST-MOST",
+    help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several "
+    "kinds in one cluster, whole copies of it.",
+)
+@click.option(
+    "--target",
+    type=Number(50, 100, min_open=True, max_open=True),
+    default=99.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Share of requests that meet their SLO, for every model.",
+)
+@click.option(
+    "--systems",
+    default=",".join(SIZED),
+    show_default=True,
+    metavar="LIST",
+    shell_complete=complete(system_names, many=True),
+    help="Strategies; all: every one.",
+)
+@click.option(
+    "--price",
+    multiple=True,
+    callback=read_joined,
+    metavar="KIND=USD",
+    help="Price of a GPU an hour, instead of the listed one; several by commas.",
+)
+@click.option(
+    "--spare",
+    type=click.IntRange(0, MOST_GPUS),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.",
+)
+@click.option(
+    "--node",
+    type=click.IntRange(1, MOST_GPUS),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="GPUs of a node: whole ones are bought.",
+)
+@click.option(
+    "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
+)
+@click.option(
+    "--deploy",
+    type=click.Choice(["vllm", "llama-swap", "helm"]),
+    metavar="WAY",
+    help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).",
+)
 @SERVING
 @SLO
 @click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
-@click.option("--windows", type=click.IntRange(1, 50), default=3, show_default=True, metavar="N",
-              help="Windows that a generator draws.")  # fmt: skip
+@click.option(
+    "--windows",
+    type=click.IntRange(1, 50),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Windows that a generator draws.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
-@click.option("--dry-run", is_flag=True,
-              help="Show the streams, the counts that may be tried and the time; run nothing.")  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
+)
 @PARTS
 @RUNNING
-@click.option("-o", "--out", type=PATH, is_eager=True, metavar="DIR",
-              help="Folder for runs, the figure, and logs that are converted.  [default: results/]")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    is_eager=True,
+    metavar="DIR",
+    help="Folder for runs, the figure, and logs that are converted.  [default: results/]",
+)
 def size(
     *, kinds: str, span: str, target: float, systems: str, price: dict[str, str], spare: int, node: int, grow: str,
     deploy: Way | None, settings: dict[str, Any], slo: str | None, slo_scale: float | None, definition: str | None,
@@ -110,11 +172,20 @@ def size(
         raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
     least, most = _span(span)
     asked = Asked.of(
-        {**setting, **settings}, listed("--gpu", kinds) or [],
-        every_of(listed("--systems", systems) or [], but=("unshared",)), price,
-        slo_rule(slo, slo_scale, setting["models"]), definition, _growth(grow), target=target / 100, least=least,
-        most=most, spare=spare, node=node, windows=windows,
-    )  # fmt: skip
+        {**setting, **settings},
+        listed("--gpu", kinds) or [],
+        every_of(listed("--systems", systems) or [], but=("unshared",)),
+        price,
+        slo_rule(slo, slo_scale, setting["models"]),
+        definition,
+        _growth(grow),
+        target=target / 100,
+        least=least,
+        most=most,
+        spare=spare,
+        node=node,
+        windows=windows,
+    )
     if deploy is not None:
         deployed.deployable(asked)
     folder = real(out or RESULTS)
@@ -152,8 +223,16 @@ def size(
 def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
     """Show the streams of the log, then each search with its cost."""
     rows = [("GPU", "system", "GPUs", "runs", "minutes")]
-    rows += [(search.kind, search.system, f"{search.least}-{search.most}", f"<= {search.runs}",
-              f"<= {search.seconds / 60:.2g}") for search in searches]  # fmt: skip
+    rows += [
+        (
+            search.kind,
+            search.system,
+            f"{search.least}-{search.most}",
+            f"<= {search.runs}",
+            f"<= {search.seconds / 60:.2g}",
+        )
+        for search in searches
+    ]
     total = sum(search.seconds for search in searches) / 60
     for line in (*streams, *aligned(rows)):
         click.echo(line)

@@ -42,44 +42,68 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
-@click.command(cls=Grouped, epilog=examples(
-    "bench study",
-    "bench study fig7",
-    "bench study fig7 --systems prism,static --traces arena-chat --models heavy8",
-    'bench study prism-bridge --only "assignment; equal pools" --seeds 2',
-    "bench study ./mine.toml --dry-run",
-    "bench study fig7 --shard 3/16",
-    "bench study fig7 --status results/fig7",
-))  # fmt: skip
-@click.argument("name", required=False, metavar="[NAME|FILE.toml]",
-                shell_complete=complete(study_names))  # fmt: skip
+@click.command(
+    cls=Grouped,
+    epilog=examples(
+        "bench study",
+        "bench study fig7",
+        "bench study fig7 --systems prism,static --traces arena-chat --models heavy8",
+        'bench study prism-bridge --only "assignment; equal pools" --seeds 2',
+        "bench study ./mine.toml --dry-run",
+        "bench study fig7 --shard 3/16",
+        "bench study fig7 --status results/fig7",
+    ),
+)
+@click.argument("name", required=False, metavar="[NAME|FILE.toml]", shell_complete=complete(study_names))
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
 @ENOUGH
-@click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="Systems, instead of the study's; the first is the one under study.")  # fmt: skip
+@click.option(
+    "--systems",
+    metavar="LIST",
+    shell_complete=complete(system_names, many=True),
+    help="Systems, instead of the study's; the first is the one under study.",
+)
 @click.option(
     "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Traces, instead of the study's."
 )
 @click.option("--models", metavar="LIST", help="Only these of the study's model sets, or another set for its only one.")
-@click.option("--engine", default="sim", show_default=True, metavar="NAME",
-              help="Simulator or real servers (bench list engines); reports the runs it lacks.")  # fmt: skip
-@click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
-              help="Number of GPUs of --engine or --table.  [default: 1 of an engine]")  # fmt: skip
-@click.option("--table", metavar="FILE", help="Cost table of --engine, or of another machine to simulate (bench "
-              "calibrate writes one).")  # fmt: skip
+@click.option(
+    "--engine",
+    default="sim",
+    show_default=True,
+    metavar="NAME",
+    help="Simulator or real servers (bench list engines); reports the runs it lacks.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Number of GPUs of --engine or --table.  [default: 1 of an engine]",
+)
+@click.option(
+    "--table",
+    metavar="FILE",
+    help="Cost table of --engine, or of another machine to simulate (bench calibrate writes one).",
+)
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @PARTS
-@click.option("--status", "looked_at", type=PATH, metavar="FOLDER",
-              help="Run nothing: show how far the study is whose runs are in this folder.")  # fmt: skip
+@click.option(
+    "--status",
+    "looked_at",
+    type=PATH,
+    metavar="FOLDER",
+    help="Run nothing: show how far the study is whose runs are in this folder.",
+)
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @click.option("--publish", is_flag=True, help="Write all tables into results/studies, with the code that made them.")
 @RUNNING
-@click.option("-o", "--out", type=PATH, metavar="DIR",
-              help="Folder for runs, and for the figure.  [default: results/NAME]")  # fmt: skip
+@click.option(
+    "-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/NAME]"
+)
 def study(
     *, name: str | None, only: str | None, full: bool, seeds: int | None, precision: float | None,
     budget: int | None, systems: str | None, traces: str | None, models: str | None, engine: str, gpus: int | None,
@@ -101,9 +125,14 @@ def study(
         click.get_current_context().invoke(lists.studies)
         return
     narrowed = (
-        listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
-        listed("--models", models), seeds, precision, budget,
-    )  # fmt: skip
+        listed("--only", only, ";"),
+        listed("--systems", systems),
+        listed("--traces", traces),
+        listed("--models", models),
+        seeds,
+        precision,
+        budget,
+    )
     asked = studies.study(name).only(*narrowed)
     if publish and (name not in studies.names() or engine != "sim" or any(x is not None for x in (*narrowed, table))):
         raise UserError("--publish writes the whole table of a study that comes with the bench: name it alone")
@@ -273,9 +302,14 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
     spans = [] if realtime.span(ready) is None else [span for run in scaled if (span := realtime.span(run, drain_s))]
     return _Cost(
-        ready.gpus, text if panel.xs else "knee", points, searched, sum(each) * points / len(xs),
-        list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else "",
-    )  # fmt: skip
+        ready.gpus,
+        text if panel.xs else "knee",
+        points,
+        searched,
+        sum(each) * points / len(xs),
+        list(islice(cycle(spans), points if spans else 0)),
+        realtime.lacking(ready) if spans else "",
+    )
 
 
 def _rate_scale(panel: Panel, spec: Spec, x: float) -> float:

@@ -154,9 +154,18 @@ class Terminal:
             from tqdm import tqdm
 
             name = what if len(what) <= (most := max(columns - COUNTS, COUNTS // 3)) else what[: most - 1] + "…"
-            self._bar = tqdm(total=total, initial=done, desc=name, unit=self._unit, mininterval=1 / PROGRESS_HZ,
-                             leave=False, file=sys.stderr, ncols=columns, nrows=2,
-                             bar_format=None if self._ahead[0] is None else LEFT_BAR)  # fmt: skip
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                desc=name,
+                unit=self._unit,
+                mininterval=1 / PROGRESS_HZ,
+                leave=False,
+                file=sys.stderr,
+                ncols=columns,
+                nrows=2,
+                bar_format=None if self._ahead[0] is None else LEFT_BAR,
+            )
         self._bar.ncols = columns
         self._hint(now)
         self._bar.update(done - self._bar.n)

@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     from harness.check.reached import Reached
 
 
-@click.command(epilog=examples(
-    "bench check static", "bench check ./mine.py --full", "bench check --all --store", "bench check --engine sim",
-))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench check static",
+        "bench check ./mine.py --full",
+        "bench check --all --store",
+        "bench check --engine sim",
+    )
+)
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
 @click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
 @click.option("--full", is_flag=True, help="Run every workload, also the long ones.")
@@ -116,8 +121,14 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
         sys.exit(Code.FAILED)
 
 
-@click.command(epilog=examples("bench new mine.py && bench check ./mine.py", "bench new classes.toml",
-                               "bench new my-set.toml", "bench new my-study.toml"))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench new mine.py && bench check ./mine.py",
+        "bench new classes.toml",
+        "bench new my-set.toml",
+        "bench new my-study.toml",
+    )
+)
 @click.argument("file", type=PATH, metavar="FILE.py|FILE.toml")
 def new(file: Path) -> None:
     """Write a small annotated system, or a TOML to begin with.
@@ -130,8 +141,10 @@ def new(file: Path) -> None:
     write(file)
     here = shlex.quote(f"./{file}" if file.parent == Path() else str(file))
     click.echo(short_path(file))
-    uses = {"classes.toml": f"bench compare --systems static,prism --slo classes:{here}",
-            "set.toml": f"bench size --models {here} --slo absolute:ttft=1,tpot=0.1",
-            "study.toml": f"bench study {here} --dry-run"}  # fmt: skip
+    uses = {
+        "classes.toml": f"bench compare --systems static,prism --slo classes:{here}",
+        "set.toml": f"bench size --models {here} --slo absolute:ttft=1,tpot=0.1",
+        "study.toml": f"bench study {here} --dry-run",
+    }
     use = next((command for name, command in uses.items() if file.name.endswith(name)), None)
     click.echo(f"next: {use or f'bench check {here}; bench compare --systems static,{here}'}")

@@ -121,24 +121,41 @@ def _unpacked(ctx: click.Context, _param: click.Parameter, most_gb: float | None
         ctx.call_on_close(lambda: MOST_GB.reset(token))
 
 
-@trace.command(epilog=examples(
-    "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
-    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name "
-    "--column prompt_tokens=in --column output_tokens=out --time-unit ms",
-    "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
-))  # fmt: skip
+@trace.command(
+    epilog=examples(
+        "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
+        "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name "
+        "--column prompt_tokens=in --column output_tokens=out --time-unit ms",
+        "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
+    )
+)
 @click.argument("source", type=PATH, metavar="FILE")
 @click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="File to write.")
-@click.option("--from", "reader", type=click.Choice(readers.names()), metavar="FORMAT",
-              help="A known format (bench list traces).  [default: as its columns tell]")  # fmt: skip
-@click.option("--column", "columns", multiple=True, callback=read_pairs, metavar="CANONICAL=OWN",
-              help="A column by its name in the file, with dots inside of objects; usual names need none.")  # fmt: skip
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
-              help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: guessed, and said]")  # fmt: skip
+@click.option(
+    "--from",
+    "reader",
+    type=click.Choice(readers.names()),
+    metavar="FORMAT",
+    help="A known format (bench list traces).  [default: as its columns tell]",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    callback=read_pairs,
+    metavar="CANONICAL=OWN",
+    help="A column by its name in the file, with dots inside of objects; usual names need none.",
+)
+@click.option(
+    "--time-unit",
+    type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
+    help="Unit of arrival_s; clock: HH:MM:SS.mmm.  [default: guessed, and said]",
+)
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Name of the trace.  [default: the file's]")
-@click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
-              help="Tier of the trace.  [default: replayed]")  # fmt: skip
+@click.option(
+    "--tier", type=click.Choice(["replayed", "composed", "synthetic"]), help="Tier of the trace.  [default: replayed]"
+)
 @click.option("--licence", metavar="TEXT", help="Licence of the data.  [default: not stated]")
 @click.option(
     "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
@@ -146,17 +163,31 @@ def _unpacked(ctx: click.Context, _param: click.Parameter, most_gb: float | None
 @click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
 @click.option("--empty", type=click.Choice(["error", "drop"]), hidden=True)  # deprecated
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
-@click.option("--spread", metavar="N[:FIELD=V,...]",
-              help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs.")  # fmt: skip
+@click.option(
+    "--spread", metavar="N[:FIELD=V,...]", help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."
+)
 @STREAMS
 @click.option("--rate-rps", type=POSITIVE, metavar="R", help="Rate that --from servegen draws.  [default: 10]")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Block size of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Sort the rows by time.")
 @click.option("--trust-times", is_flag=True, help="Accept times that look like another unit.")
-@click.option("--unpack-gb", type=POSITIVE, callback=_unpacked, expose_value=False, metavar="GB",
-              help="Most that a packed file may unpack to.  [default: 8]")  # fmt: skip
-def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], spread: str | None,
-            empty: str | None, **options: Any) -> None:  # fmt: skip
+@click.option(
+    "--unpack-gb",
+    type=POSITIVE,
+    callback=_unpacked,
+    expose_value=False,
+    metavar="GB",
+    help="Most that a packed file may unpack to.  [default: 8]",
+)
+def convert(
+    source: Path,
+    out: Path,
+    reader: str | None,
+    columns: dict[str, str],
+    spread: str | None,
+    empty: str | None,
+    **options: Any,
+) -> None:
     """Make a canonical trace of a log or a released format.
 
     Files: CSV, JSON in any arrangement, Parquet, text also under gzip; of prometheus and servegen folders. A format is
@@ -208,9 +239,13 @@ def _makers() -> list[str]:
     return list(PRESETS)
 
 
-@trace.command(epilog=examples("bench trace make hyperbolic-like --models 18 --span 7200",
-                           "bench trace make arena-like --models 8 --seed 7 -o mine.parquet",
-                           "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet"))  # fmt: skip
+@trace.command(
+    epilog=examples(
+        "bench trace make hyperbolic-like --models 18 --span 7200",
+        "bench trace make arena-like --models 8 --seed 7 -o mine.parquet",
+        "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet",
+    )
+)
 @click.argument("name", shell_complete=complete(_makers), metavar="NAME[+FIELD=VALUE...]")
 @click.option("--models", type=click.IntRange(1), metavar="N", help="Number of streams.  [default: the preset's]")
 @click.option("--span", "span_s", type=POSITIVE, metavar="S", help="Length of the trace.  [default: the preset's]")

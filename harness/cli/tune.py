@@ -35,22 +35,52 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 
 
 @click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
-@click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
-              shell_complete=complete(system_names, many=True), help="Systems by name.")  # fmt: skip
-@click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
-              help="Settings that each system tries, the first its defaults.")  # fmt: skip
-@click.option("--gpus", type=click.IntRange(1), metavar="N",
-              help="GPUs for the eight models, where a system does not fit on two.  [default: 2]")  # fmt: skip
-@click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
-              help="File for the draws and the choice.  [default: systems/tuned.toml]")  # fmt: skip
+@click.option(
+    "--systems",
+    default=SYSTEMS,
+    show_default=True,
+    metavar="LIST",
+    shell_complete=complete(system_names, many=True),
+    help="Systems by name.",
+)
+@click.option(
+    "--draws",
+    default=16,
+    show_default=True,
+    type=click.IntRange(2),
+    metavar="N",
+    help="Settings that each system tries, the first its defaults.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    metavar="N",
+    help="GPUs for the eight models, where a system does not fit on two.  [default: 2]",
+)
+@click.option(
+    "--to",
+    type=TARGET,
+    default=TUNED,
+    metavar="FILE",
+    help="File for the draws and the choice.  [default: systems/tuned.toml]",
+)
 @ALL
 @PARTS
 @RUNNING
 @OUT
 def tune(
-    *, systems: str, draws: int, gpus: int | None, to: Path, every: bool, shard: Shard | None, collect: bool,
-    workers: int | None, machine: bool, out: Path | None,
-) -> None:  # fmt: skip
+    *,
+    systems: str,
+    draws: int,
+    gpus: int | None,
+    to: Path,
+    every: bool,
+    shard: Shard | None,
+    collect: bool,
+    workers: int | None,
+    machine: bool,
+    out: Path | None,
+) -> None:
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn

@@ -44,34 +44,62 @@ TAKEN = {  # an option that some kinds lack, and those that take it
 INVALID = "Runs that did not measure their servers are left out."
 
 
-@click.command(epilog=examples(
-    "bench validate", "bench validate mine.csv -o /tmp/validate", "bench validate results/h200/stages",
-    "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
-    "bench validate results/h200", "bench validate results/h200/torch --table results/h200/h200-measured.toml",
-    "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
-    "bench validate --log vllm.log --gpu h100",
-))  # fmt: skip
-@click.argument("folders", type=PATH, nargs=-1, envvar="MEASURED_DIR",
-                metavar="[FOLDER|FILE.csv]...")  # fmt: skip
-@click.option("--log", type=PATH, metavar="FILE",
-              help="Start-up log of a vLLM server: its weights and KV memory beside the simulator's.")  # fmt: skip
+@click.command(
+    epilog=examples(
+        "bench validate",
+        "bench validate mine.csv -o /tmp/validate",
+        "bench validate results/h200/stages",
+        "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
+        "bench validate results/h200",
+        "bench validate results/h200/torch --table results/h200/h200-measured.toml",
+        "bench validate --engine torch --table results/cpu/torch/torch-cpu.toml -o results/cpu/torch/validate",
+        "bench validate --log vllm.log --gpu h100",
+    )
+)
+@click.argument("folders", type=PATH, nargs=-1, envvar="MEASURED_DIR", metavar="[FOLDER|FILE.csv]...")
+@click.option(
+    "--log",
+    type=PATH,
+    metavar="FILE",
+    help="Start-up log of a vLLM server: its weights and KV memory beside the simulator's.",
+)
 @click.option("--gpu", metavar="KIND", help="With --log: the server's kind of GPU, which its log does not name.")
-@click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the "
-              "simulator.")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Run the same specs on an engine's servers and on the simulator.")
 @click.option("--table", metavar="FILE", help="Cost table of the measured machine, by bench calibrate.")
-@click.option("--full", is_flag=True, help="With --engine torch: every system, 4 and 8 models, windows of 60 s; "
-              "the aims are judged.")  # fmt: skip
-@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="With --engine: the shape of "
-              "every model; of torch, the table's first. With --log: the model, instead of the log's.")  # fmt: skip
+@click.option(
+    "--full",
+    is_flag=True,
+    help="With --engine torch: every system, 4 and 8 models, windows of 60 s; the aims are judged.",
+)
+@click.option(
+    "--models",
+    metavar="SHAPE",
+    default="llama-small",
+    show_default=True,
+    help="With --engine: the shape of "
+    "every model; of torch, the table's first. With --log: the model, instead of the log's.",
+)
 @click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="With --engine: numbers of models.")
 @click.option("--systems", metavar="LIST", help="With --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
-@click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
-              help="With --engine: per cent of the saturated rate.")  # fmt: skip
+@click.option(
+    "--loads",
+    metavar="LIST",
+    default="30,70,100",
+    show_default=True,
+    help="With --engine: per cent of the saturated rate.",
+)
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="With --engine: repeats.")
-@click.option("--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True,
-              help="With --engine: seconds of a run.")  # fmt: skip
-@click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
-              help="With --engine: retries of an invalid run.")  # fmt: skip
+@click.option(
+    "--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True, help="With --engine: seconds of a run."
+)
+@click.option(
+    "--again",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="With --engine: retries of an invalid run.",
+)
 @click.option(
     "--slo",
     metavar="RULE",
@@ -79,19 +107,37 @@ INVALID = "Runs that did not measure their servers are left out."
     "0.5 s, TPOT 50 ms]",
 )
 @MOVED
-@click.option("-o", "--out", type=PATH, metavar="STEM",
-              help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
-@click.option("--runs", type=PATH, metavar="FOLDER",
-              help="With --engine: folder for runs.  [default: results]")  # fmt: skip
-@click.option("--shape", type=PATH, metavar="FILE.toml",
-              help="Shapes of models that bench list models lacks, as workloads/shapes.toml.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    metavar="STEM",
+    help="Path of figure and CSV without their endings.  [default: plots/out/validate]",
+)
+@click.option("--runs", type=PATH, metavar="FOLDER", help="With --engine: folder for runs.  [default: results]")
+@click.option(
+    "--shape",
+    type=PATH,
+    metavar="FILE.toml",
+    help="Shapes of models that bench list models lacks, as workloads/shapes.toml.",
+)
 @click.option("--page", type=TARGET, metavar="FILE.md", help="Write the result as a page.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure and write no CSV.")
 @ALL
 def validate(
-    *, folders: tuple[Path, ...], engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
-    page: Path | None, no_plot: bool, every: bool, log: Path | None, gpu: str | None, **asked: Any,
-) -> None:  # fmt: skip
+    *,
+    folders: tuple[Path, ...],
+    engine: str | None,
+    out: Path | None,
+    runs: Path | None,
+    shape: Path | None,
+    page: Path | None,
+    no_plot: bool,
+    every: bool,
+    log: Path | None,
+    gpu: str | None,
+    **asked: Any,
+) -> None:
     """Compare the simulator with measured end-to-end runs.
 
     Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may also hold
@@ -302,15 +348,20 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     devices = engine_name(engine) == TORCH
     if asked["full"] and not devices:
         raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
-    base = tiers.plan(engine, asked["table"], full=asked["full"]) if devices else predicted.Plan(
-        engine, asked["table"], named(asked["models"])
-    )  # fmt: skip
+    base = (
+        tiers.plan(engine, asked["table"], full=asked["full"])
+        if devices
+        else predicted.Plan(engine, asked["table"], named(asked["models"]))
+    )
     given: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "models": ("model", named), "systems": ("systems", lambda text: tuple(text.split(","))),
-        "counts": ("counts", _counts), "seeds": ("repeats", int), "window_s": ("window_s", float),
+        "models": ("model", named),
+        "systems": ("systems", lambda text: tuple(text.split(","))),
+        "counts": ("counts", _counts),
+        "seeds": ("repeats", int),
+        "window_s": ("window_s", float),
         "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
         "again": ("again", int),
-    }  # fmt: skip
+    }
     changed: dict[str, Any] = {
         field: read(asked[option])
         for option, (field, read) in given.items()

@@ -32,9 +32,13 @@ READS: Mapping[str, str] = {  # other names of `uses`
     "view.oracle_tokens": "true output lengths are read: a bound",
 }
 TRIED: Mapping[str, Sequence[Any]] = {  # values of an action's field whose names in `uses` are shown; else 1
-    "way": ("WAY",), "drain": (False,), "phase": ("PHASE",), "steps": (1, 0), "attend": (True,),
+    "way": ("WAY",),
+    "drain": (False,),
+    "phase": ("PHASE",),
+    "steps": (1, 0),
+    "attend": (True,),
     "to": ((0,), types.Host(), None),
-}  # fmt: skip
+}
 
 HEAD = '''\
 # The vocabulary of a policy
@@ -233,8 +237,10 @@ def _said(kind: type, level: str = "###", uses: Callable[[Any, Row], str] | None
     head, shown = ["field", "type", "meaning"], rows(kind)
     if any(row.default for row in shown):
         head.insert(2, "default")
-    cells = [[_code(row.name), _code(row.type), *([_code(row.default)] if "default" in head else []), row.note]
-             for row in shown]  # fmt: skip
+    cells = [
+        [_code(row.name), _code(row.type), *([_code(row.default)] if "default" in head else []), row.note]
+        for row in shown
+    ]
     if uses:
         head.append("in `uses`")
         given = eval_example(line)

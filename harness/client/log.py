@@ -156,7 +156,15 @@ def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     order = kept[np.argsort(rid[kept], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)
     return Log(
-        **requests, error=[columns.errors.get(i, "") for i in range(n)], offsets=offsets, chunk_ns=ns[order],
-        chunk_tokens=tokens[order], chunk_shared=shared[order].astype(bool), precise=columns.precise,
-        cpu_s=columns.cpu_s, wall_s=columns.wall_s, peak_bytes=columns.peak_bytes, illegal=columns.illegal,
-    )  # fmt: skip
+        **requests,
+        error=[columns.errors.get(i, "") for i in range(n)],
+        offsets=offsets,
+        chunk_ns=ns[order],
+        chunk_tokens=tokens[order],
+        chunk_shared=shared[order].astype(bool),
+        precise=columns.precise,
+        cpu_s=columns.cpu_s,
+        wall_s=columns.wall_s,
+        peak_bytes=columns.peak_bytes,
+        illegal=columns.illegal,
+    )

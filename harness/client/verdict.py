@@ -95,10 +95,21 @@ def verdict(log: Log, other_cores: float, behind: str = "") -> Verdict:
     elif other_cores > OTHER_CORES:
         reasons.append(f"other processes took {other_cores:.2f} cores, the limit {OTHER_CORES:g}")
     return Verdict(
-        not reasons, tuple(reasons), log.precise and bool(p99_s < FINE_LAG_P99_S), float(p50_s), float(p99_s),
-        float(max_s), ttft_s, offered, achieved, per_read, other_cores, log.precise,
-        int(log.by_event.sum()), cached,
-    )  # fmt: skip
+        not reasons,
+        tuple(reasons),
+        log.precise and bool(p99_s < FINE_LAG_P99_S),
+        float(p50_s),
+        float(p99_s),
+        float(max_s),
+        ttft_s,
+        offered,
+        achieved,
+        per_read,
+        other_cores,
+        log.precise,
+        int(log.by_event.sum()),
+        cached,
+    )
 
 
 def _rates(log: Log) -> tuple[float, float]:

@@ -146,8 +146,19 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
 
 def vllm_serve(serve: Serve, on: Gpu) -> Command:
     """Return the command of a vLLM server as an operator types it: with what was sized, all else as vLLM has it."""
-    argv = ("vllm", "serve", str(serve.weights), "--served-model-name", serve.model, "--port", str(serve.port),
-            *_steps(serve), *_share(on), "--tensor-parallel-size", str(1 + len(on.others)))  # fmt: skip
+    argv = (
+        "vllm",
+        "serve",
+        str(serve.weights),
+        "--served-model-name",
+        serve.model,
+        "--port",
+        str(serve.port),
+        *_steps(serve),
+        *_share(on),
+        "--tensor-parallel-size",
+        str(1 + len(on.others)),
+    )
     return Command(argv, _vllm_gpu(on), f"http://{HOST}:{serve.port}/health")
 
 
@@ -171,9 +182,15 @@ def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
 
 
 def sglang(
-    python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None, attention: str = "",
+    python: Path,
+    serve: Serve,
+    on: Gpu,
+    *,
+    saver: bool = False,
+    pdmux: PdMux | None = None,
+    attention: str = "",
     sampling: str = "",
-) -> Command:  # fmt: skip
+) -> Command:
     """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
     PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
@@ -228,8 +245,14 @@ def _drawn(serve: Serve) -> tuple[str, ...]:
 
 
 def _steps(serve: Serve) -> tuple[str, ...]:
-    return ("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap),
-            "--max-num-batched-tokens", str(serve.chunk_tokens))  # fmt: skip
+    return (
+        "--max-model-len",
+        str(serve.max_tokens),
+        "--max-num-seqs",
+        str(serve.batch_cap),
+        "--max-num-batched-tokens",
+        str(serve.chunk_tokens),
+    )
 
 
 def _share(on: Gpu) -> tuple[str, ...]:

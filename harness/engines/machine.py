@@ -147,8 +147,10 @@ class Machine(NamedTuple):
         if not self.others:
             return self.tables
         each = [machine.tables for machine in self.all]
-        by_row = {name: np.concatenate([getattr(t, name) for t in each])
-                  for name in ("cost", "gemm", "head", "dec_rate", "pre_rate", "kernels")}  # fmt: skip
+        by_row = {
+            name: np.concatenate([getattr(t, name) for t in each])
+            for name in ("cost", "gemm", "head", "dec_rate", "pre_rate", "kernels")
+        }
         return self.tables._replace(**by_row)
 
 

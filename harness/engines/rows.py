@@ -105,9 +105,17 @@ def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterato
         ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
         tokens = pa.array(ns, SCHEMA.field("token_ns").type)
     yield from batches(
-        of.R, of.ends.__getitem__, jobs, of.places, arrivals_s=arrivals_s, fidelity=fidelity, end_s=of.end_s,
-        api_in_s=of.late_s, api_out_s=0.0, tokens=tokens,
-    )  # fmt: skip
+        of.R,
+        of.ends.__getitem__,
+        jobs,
+        of.places,
+        arrivals_s=arrivals_s,
+        fidelity=fidelity,
+        end_s=of.end_s,
+        api_in_s=of.late_s,
+        api_out_s=0.0,
+        tokens=tokens,
+    )
 
 
 def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -383,9 +383,16 @@ class WallView:
         prompts = [request.ctx_tokens for request in members if not request.kv_tokens]
         decodes = [request.ctx_tokens for request in members if request.kv_tokens]
         return BatchState(
-            len(prompts), len(decodes), 0, sum(prompts), sum(decodes), counts.steps, counts.decoded_tokens,
-            counts.prefilled_tokens, counts.busy_s,
-        )  # fmt: skip
+            len(prompts),
+            len(decodes),
+            0,
+            sum(prompts),
+            sum(decodes),
+            counts.steps,
+            counts.decoded_tokens,
+            counts.prefilled_tokens,
+            counts.busy_s,
+        )
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""

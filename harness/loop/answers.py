@@ -46,9 +46,16 @@ def _time(x: Any) -> bool:
 
 def _run(a: Run) -> bool:
     return (
-        _batch(a.batch) and a.phase in PHASES and _time(a.for_s) and _count(a.steps)
-        and _count(a.seqs) and _count(a.chunk_tokens) and _count(a.slice_layers) and _time(a.op_s) and _count(a.sms)
-    )  # fmt: skip
+        _batch(a.batch)
+        and a.phase in PHASES
+        and _time(a.for_s)
+        and _count(a.steps)
+        and _count(a.seqs)
+        and _count(a.chunk_tokens)
+        and _count(a.slice_layers)
+        and _time(a.op_s)
+        and _count(a.sms)
+    )
 
 
 RIGHT: Mapping[type, Callable[[Any], bool]] = {

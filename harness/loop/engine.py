@@ -152,8 +152,13 @@ MEMBERS = (*Engine.__annotations__, *(name for name in vars(Engine) if name[0] !
 
 
 KINDS: Mapping[str, type] = {
-    "can": frozenset, "tells": frozenset, "offers": Mapping, "cluster": Cluster, "measured_on": Mapping, "lacks": str,
-}  # fmt: skip
+    "can": frozenset,
+    "tells": frozenset,
+    "offers": Mapping,
+    "cluster": Cluster,
+    "measured_on": Mapping,
+    "lacks": str,
+}
 
 
 @cache

@@ -23,8 +23,13 @@ from harness.loop.system import user_cache
 from harness.policy.types import UserError
 
 SILENT = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
-NAMED = ((ast.alias, "asname"), (ast.ExceptHandler, "name"), (ast.MatchAs, "name"), (ast.MatchStar, "name"),
-         (ast.MatchMapping, "rest"))  # fmt: skip
+NAMED = (
+    (ast.alias, "asname"),
+    (ast.ExceptHandler, "name"),
+    (ast.MatchAs, "name"),
+    (ast.MatchStar, "name"),
+    (ast.MatchMapping, "rest"),
+)
 MOST_KEPT = 4000  # sources of which the meaning is kept on this machine
 
 

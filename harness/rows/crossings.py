@@ -95,8 +95,10 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
     sides = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
     if axis not in EASES:
         return list(sides.values())
-    return [{seed: {turned(x): counted for x, counted in curve.items()} for seed, curve in side.items()} for side in
-            sides.values()]  # fmt: skip
+    return [
+        {seed: {turned(x): counted for x, counted in curve.items()} for seed, curve in side.items()}
+        for side in sides.values()
+    ]
 
 
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
@@ -107,8 +109,7 @@ def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | No
     if over == "pooled":
         return tidy.together(sides[0], seeds) if sides else None
     every = [{seed: curve for seed, curve in side.items() if seed in seeds} for side in _filled(sides)]
-    asked = [side for side in every if all(sum(curve[x].offered for curve in side.values())
-                                           for x in _shared(side))]  # fmt: skip
+    asked = [side for side in every if all(sum(curve[x].offered for curve in side.values()) for x in _shared(side))]
     each = [c for side in asked if (c := tidy.together(side, seeds)) is not None]
     return (pooled.mean if over == "mean" else pooled.worst)(each) if each else None
 
@@ -373,8 +374,10 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
     probability is multiplied by the number of rates (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
-    ahead, behind = (sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
-                     for side in ("ahead", "behind"))  # fmt: skip
+    ahead, behind = (
+        sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
+        for side in ("ahead", "behind")
+    )
     if ahead and behind:
         return "turns", max(ahead[0], behind[0])
     if len(told) - told.count("") < 2:
@@ -393,8 +396,10 @@ def corrected(standings: Sequence[Standing]) -> list[Standing]:
     ps = {(s.p, s.ratio, s.differences): s.p for s in (standings[i] for i in sided)}
     of = dict(zip(ps, pooled.holm([*ps.values()]), strict=True))
     adjusted = {i: of[standings[i].p, standings[i].ratio, standings[i].differences] for i in sided}
-    return [s._replace(p=adjusted[i], says=s.says if adjusted[i] <= FALSE else _without_side(s))
-            if i in adjusted else s for i, s in enumerate(standings)]  # fmt: skip
+    return [
+        s._replace(p=adjusted[i], says=s.says if adjusted[i] <= FALSE else _without_side(s)) if i in adjusted else s
+        for i, s in enumerate(standings)
+    ]
 
 
 def _without_side(standing: Standing) -> str:
@@ -454,8 +459,15 @@ def claimed(table: pa.Table, facts: About) -> list[Claimed]:
             if not {*pair} <= {*rows["label"].unique().to_pylist()}:
                 continue
             wrong = [name for name in pair if name in tidy.invalid(rows)]
-            each.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
-                                 side_by_side(rows, panel, pair, definition, facts.level)))  # fmt: skip
+            each.append(
+                Claimed(
+                    claim,
+                    panel,
+                    Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid")
+                    if wrong
+                    else side_by_side(rows, panel, pair, definition, facts.level),
+                )
+            )
     standings = corrected([c.standing for c in each])
     return [c._replace(standing=standing) for c, standing in zip(each, standings, strict=True)]
 

@@ -47,22 +47,48 @@ SCORED: Mapping[str, Any] = {  # attainment.parquet
     "bound": ({"definition": str, "rate_scale": float, "gpus": int}, None),
 }  # fmt: skip
 LEADS: Mapping[str, Any] = {  # sensitivity.parquet
-    "schema": int, "first": str, "second": str, "definition": str, "rates": [float], "sweep": str, "asked": [str],
-}  # fmt: skip
+    "schema": int,
+    "first": str,
+    "second": str,
+    "definition": str,
+    "rates": [float],
+    "sweep": str,
+    "asked": [str],
+}
 TURNS: Mapping[str, Any] = {  # turns.parquet
-    "schema": int, "spec": SPEC, "load_s": {str: [float, float]}, "sms": int,
-    "partitions": [[float, str, str, (int, None)]], "orders": [[float, str, str, str]],
-}  # fmt: skip
+    "schema": int,
+    "spec": SPEC,
+    "load_s": {str: [float, float]},
+    "sms": int,
+    "partitions": [[float, str, str, (int, None)]],
+    "orders": [[float, str, str, str]],
+}
 
 ASKED = {
-    "setting": SPEC, "kinds": [str], "least": int, "most": int, "systems": [str], "rule": str, "definition": str,
-    "target": float, "prices": {str: {"usd_hour": float, "date": str, "source": str}}, "spare": int, "node": int,
-    "growth": [float], "windows": int,
-}  # fmt: skip
+    "setting": SPEC,
+    "kinds": [str],
+    "least": int,
+    "most": int,
+    "systems": [str],
+    "rule": str,
+    "definition": str,
+    "target": float,
+    "prices": {str: {"usd_hour": float, "date": str, "source": str}},
+    "spare": int,
+    "node": int,
+    "growth": [float],
+    "windows": int,
+}
 SIZED: Mapping[str, Any] = {  # size.parquet
-    "schema": int, "asked": ASKED, "best": ({"gpu": str, "system": str, "gpus": int}, None), "sentence": str,
-    "setting": str, "cells": [[str]], "facts": [[str, str]], "views": [[str, str]],
-}  # fmt: skip
+    "schema": int,
+    "asked": ASKED,
+    "best": ({"gpu": str, "system": str, "gpus": int}, None),
+    "sentence": str,
+    "setting": str,
+    "cells": [[str]],
+    "facts": [[str, str]],
+    "views": [[str, str]],
+}
 
 SIZE_COLUMNS = pa.schema(
     [

@@ -99,9 +99,12 @@ class Requests:
         packed = {parts.find(folder) for name, folder in self._folders.items() if name not in alone}
         form = dataset.ParquetFileFormat()
         each = dataset.FileSystemDataset.from_paths(
-            [str(folder / record.ROWS) for folder in alone.values()], schema=schema, format=form,
-            filesystem=fs.LocalFileSystem(), partitions=[_is(name) for name in alone],
-        )  # fmt: skip
+            [str(folder / record.ROWS) for folder in alone.values()],
+            schema=schema,
+            format=form,
+            filesystem=fs.LocalFileSystem(),
+            partitions=[_is(name) for name in alone],
+        )
         if not packed:
             return each
         beside = dataset.dataset([str(path) for path in packed if path], schema=schema, format=form)

@@ -73,8 +73,10 @@ def mean(models: Sequence[Counts]) -> Counts:
     offered = np.sum([c.offered for c in models], axis=0)
     total = offered.sum(axis=1, keepdims=True)
     each = [c.missed.sum(axis=1, keepdims=True) / c.offered.sum(axis=1, keepdims=True) for c in models]
-    beyond = [(c.missed - share * c.offered) / c.offered.sum(axis=1, keepdims=True)
-              for c, share in zip(models, each, strict=True)]  # fmt: skip
+    beyond = [
+        (c.missed - share * c.offered) / c.offered.sum(axis=1, keepdims=True)
+        for c, share in zip(models, each, strict=True)
+    ]
     missed = (np.sum(each, axis=0) * offered + np.sum(beyond, axis=0) * total) / len(models)
     return Counts(models[0].rates_rps, missed, offered)
 

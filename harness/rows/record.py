@@ -43,8 +43,13 @@ SENSITIVITY = "sensitivity.parquet"
 TURNS = "turns.parquet"
 SIZE = "size.parquet"
 COMMAND = "command.txt"  # beside a table: the command that made it
-FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS,
-         SIZE: forms.SIZED}  # of facts, by file  # fmt: skip
+FORMS = {
+    ROWS: forms.RUN,
+    SWEEP: forms.SCORED,
+    SENSITIVITY: forms.LEADS,
+    TURNS: forms.TURNS,
+    SIZE: forms.SIZED,
+}  # of facts, by file
 
 STATES = ("done", "dropped", "failed", "unfinished")
 VERSION = 2  # `schema` of the files that are written and read; nullable columns come without another
@@ -183,8 +188,11 @@ def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[s
             cut = list(_groups(table.cast(SCHEMA).to_batches(), Counter()))
             groups[name] = [first, len(cut)]
             for group in cut:
-                yield group.add_column(0, parts.NAME, pa.DictionaryArray.from_arrays(
-                    pa.array(np.zeros(len(group), np.int32)), pa.array([name])))  # fmt: skip
+                yield group.add_column(
+                    0,
+                    parts.NAME,
+                    pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(group), np.int32)), pa.array([name])),
+                )
 
     known = parts.sides(part) | {name: told for name, run in new.items() if (told := side(run))}
     write_bytes(parts.beside(part), (dumps({name: known[name] for name in every if name in known}) + "\n").encode())

@@ -40,8 +40,11 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
     """Name the requests left out of logs, which no model serves, a log once; empty where there are none."""
-    texts = {str(panel["trace"]).partition("+")[0]: text for panel in panels
-             if (text := panel.get("left_out")) and not text.startswith("0 of ")}  # fmt: skip
+    texts = {
+        str(panel["trace"]).partition("+")[0]: text
+        for panel in panels
+        if (text := panel.get("left_out")) and not text.startswith("0 of ")
+    }
     return "Left out: " + "; ".join(f"{text} of {log}" for log, text in texts.items()) + "." if texts else ""
 
 

@@ -98,9 +98,11 @@ TABLE_SCHEMA = pa.schema(
 _TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
          "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
 STORED = pa.schema(  # of a table on disk: panels first
-    [field.with_nullable(field.name not in _TOLD)
-     for field in (pa.field("condition", _WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)]
-)  # fmt: skip
+    [
+        field.with_nullable(field.name not in _TOLD)
+        for field in (pa.field("condition", _WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)
+    ]
+)
 LATER = frozenset(  # not in tables of every release
     {"condition", "x", "machine", "fit", "departs", "degrees", "invalid", "missed", "offered"}
 )
@@ -268,8 +270,12 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
-    shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), HELD: ("gpu_held_s", gpu_s),
-              "hbm_busy": ("gpu_hbm_s", gpu_s)}  # fmt: skip
+    shares = {
+        "kv_used": ("kv_byte_s", kv_byte_s),
+        "gpu_busy": ("gpu_busy_s", gpu_s),
+        HELD: ("gpu_held_s", gpu_s),
+        "hbm_busy": ("gpu_hbm_s", gpu_s),
+    }
     used = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
     return used | {
         name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS, HITS, WAKES) if name in stats
@@ -350,8 +356,11 @@ def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]
     `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
     """
     several = len(set().union(*took.values())) > 1
-    return {label for label, counts in took.items()
-            if (several and len(counts) == 1 if asked is None else set(counts) != {asked})}  # fmt: skip
+    return {
+        label
+        for label, counts in took.items()
+        if (several and len(counts) == 1 if asked is None else set(counts) != {asked})
+    }
 
 
 def with_gpus(label: str, counts: Collection[int]) -> str:

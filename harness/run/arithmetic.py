@@ -35,8 +35,12 @@ def results() -> list[np.ndarray]:
     scalars = [[f(v) for v in x.tolist()] for f in (math.exp, math.log, math.log2, math.gamma)]
     power = [v**0.37 for v in x.tolist()]
     rng = np.random.default_rng(31)
-    draws = [rng.standard_normal(SIZE), rng.standard_exponential(SIZE), rng.gamma(0.3, 2.0, SIZE),
-             rng.lognormal(1.0, 2.0, SIZE)]  # fmt: skip
+    draws = [
+        rng.standard_normal(SIZE),
+        rng.standard_exponential(SIZE),
+        rng.gamma(0.3, 2.0, SIZE),
+        rng.lognormal(1.0, 2.0, SIZE),
+    ]
     columns = np.stack([np.ones(SIZE), x, u, x * u], axis=1)
     fit = np.linalg.lstsq(columns, x**0.5, rcond=None)[0]
     return [*vectors, *map(np.asarray, scalars), np.asarray(power), *draws, fit, columns @ fit]

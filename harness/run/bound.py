@@ -167,10 +167,16 @@ def _models(prices: Prices) -> list[_Model]:
             return np.min([getattr(row, name) for row in some], axis=0)  # type: ignore[no-any-return]
 
         return _Model(
-            float(low("token_s")), low("member_s"), float(low("head_s")), low("decode_s"), low("piece_s"),
-            low("flop_s"), low("hbm_s"), low("wall_s"),
+            float(low("token_s")),
+            low("member_s"),
+            float(low("head_s")),
+            low("decode_s"),
+            low("piece_s"),
+            low("flop_s"),
+            low("hbm_s"),
+            low("wall_s"),
             np.min([[size * row.wall_s[0], size * row.wall_s[1]] for row, size in each], axis=0),
-        )  # fmt: skip
+        )
 
     return [of(prices.rows[m.name]) for m in prices.config.models]
 
@@ -310,9 +316,12 @@ def _most(need: _Need, capacity: F8) -> float:
     inside = [(groups[:, 0] >= intervals[:, :1]) & (ends <= intervals[:, 1:]) for ends in groups[:, 1:3].T]
     rows = np.concatenate([inside[0] * early + inside[1] * late for early, late in zip(*means, strict=True)])
     solved = linprog(
-        -np.ones(len(groups)), A_ub=rows, b_ub=np.tile(lasts, len(limited)),
-        bounds=[(0.0, float(size)) for size in sizes], method="highs",
-    )  # fmt: skip
+        -np.ones(len(groups)),
+        A_ub=rows,
+        b_ub=np.tile(lasts, len(limited)),
+        bounds=[(0.0, float(size)) for size in sizes],
+        method="highs",
+    )
     dual = np.zeros((len(intervals), len(limited)))
     if solved.status == 0:
         dual = np.maximum(0.0, -solved.ineqlin.marginals).reshape(len(limited), -1).T

@@ -128,8 +128,11 @@ class Cluster:
             self.shutdown()
         self._temporary = Path(tempfile.mkdtemp(prefix="bench-driver-"))
         _stage(self._staged, files)
-        variables = {key: os.environ[key] for key in (*DATA, *target.variables(target.name(), target.flags()))
-                     if key in os.environ}  # fmt: skip
+        variables = {
+            key: os.environ[key]
+            for key in (*DATA, *target.variables(target.name(), target.flags()))
+            if key in os.environ
+        }
         place = driver.Place(self.address, str(self._staged), variables)
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -109,9 +109,14 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
                 if OWN_DEGREES in policy.uses:
                     about["degrees"] = "own"
                 outcome = replay(
-                    policy, engine, jobs.pop(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
-                    control_s=spec.control_s or 0.0, log=log,
-                )  # fmt: skip
+                    policy,
+                    engine,
+                    jobs.pop(),
+                    end_s=setup.end_s,
+                    decision_s=spec.decision_s or 0.0,
+                    control_s=spec.control_s or 0.0,
+                    log=log,
+                )
             about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
             rows = _rows(engine, about, side, spent)
             files |= engine.files() if isinstance(engine, engines.Observed) else {}

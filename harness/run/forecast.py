@@ -54,8 +54,20 @@ def reads_plan(spec: Spec) -> bool:
     Raises Failed where the system's file fails.
     """
     trace = sized(spec.trace, len(load_models(spec.models).members))
-    same = replace(spec, engine="sim", trace=trace, plan="trace", scaling="rotate", rate_scale=1.0, seed=0,
-                   window_s=None, slo="", slo_s=(), placement="", homes=())  # fmt: skip
+    same = replace(
+        spec,
+        engine="sim",
+        trace=trace,
+        plan="trace",
+        scaling="rotate",
+        rate_scale=1.0,
+        seed=0,
+        window_s=None,
+        slo="",
+        slo_s=(),
+        placement="",
+        homes=(),
+    )
     with blamed(spec):
         return _reads(same)
 

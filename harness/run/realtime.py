@@ -47,9 +47,10 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
     drain_s = spec.drain_s if spec.drain_s is not None else drain_s
     closed = spec.window_s is None
     return Span(
-        spec.warmup_s or 0.0, math.inf if closed else spec.window_s or 0.0,
+        spec.warmup_s or 0.0,
+        math.inf if closed else spec.window_s or 0.0,
         math.inf if drain_s is None or closed else drain_s,
-    )  # fmt: skip
+    )
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:

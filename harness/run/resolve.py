@@ -214,8 +214,7 @@ def _measured(spec: Spec) -> Spec:
         return spec if spec.gpu == kind else replace(spec, gpu=kind)
     given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
     plain = servers.bench()._asdict()  # which give way too: the machine was measured under its own
-    open_ = {f.name for f in dataclasses.fields(Spec)
-             if getattr(spec, f.name) in (f.default, plain.get(f.name), None)}  # fmt: skip
+    open_ = {f.name for f in dataclasses.fields(Spec) if getattr(spec, f.name) in (f.default, plain.get(f.name), None)}
     for name in ("gpu", "host"):
         if name not in open_ and getattr(spec, name) != kind:
             raise UserError(f'{name} is "{getattr(spec, name)}", and cost table {spec.table} is of {kind}')

@@ -50,8 +50,14 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
     with blamed(spec), _again(run):
         assert isinstance(setup.engine, Sim)  # no other engine simulates
         traced = Traced.of(setup.engine, look_at, lambda done, total: teller.progress("replay", done, total))
-        replay(setup.policy, traced, setup.jobs(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
-               control_s=spec.control_s or 0.0)  # fmt: skip
+        replay(
+            setup.policy,
+            traced,
+            setup.jobs(),
+            end_s=setup.end_s,
+            decision_s=spec.decision_s or 0.0,
+            control_s=spec.control_s or 0.0,
+        )
     trace = traced.recorder.trace()
     made = pa.Table.from_batches(list(traced.rows()), record.SCHEMA)
     if not _equal(made, stored):

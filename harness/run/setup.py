@@ -209,9 +209,13 @@ class Setup:
         """Return the bytes that a model alone takes on each of `tp` cards, and those that engines may use there."""
         spec = self.spec
         config = machines.Config(
-            models=(machines.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, pool_bytes=spec.pool_bytes,
-            scaled=dict(spec.scaled), **self.settings._asdict(),
-        )  # fmt: skip
+            models=(machines.Served(m.name, m.shape, tp),),
+            gpus=tp,
+            host=spec.host,
+            pool_bytes=spec.pool_bytes,
+            scaled=dict(spec.scaled),
+            **self.settings._asdict(),
+        )
         held = machines.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 

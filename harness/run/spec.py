@@ -42,14 +42,29 @@ MOST_GPUS = 4096
 MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
-    "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "host_bytes": None, "profile": "", "sampling": "checkpoint", "admission": "prompt",
-}  # fmt: skip
+    "served": None,
+    "prefix_cache": None,
+    "sharing": "own",
+    "assign": "released",
+    "placement": "",
+    "homes": (),
+    "pool_bytes": None,
+    "host_bytes": None,
+    "profile": "",
+    "sampling": "checkpoint",
+    "admission": "prompt",
+}
 # Fields that may name a file, and how its name ends (`slo`: classes:FILE).
 FILES: Mapping[str, str] = {
-    "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
-    "trace": ".parquet", "profile": ".json",
-}  # fmt: skip
+    "system": ".py",
+    "engine": ".py",
+    "models": ".toml",
+    "table": ".toml",
+    "placement": ".toml",
+    "slo": ".toml",
+    "trace": ".parquet",
+    "profile": ".json",
+}
 # Keys of an earlier release, and the present fields of engines.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
 # Ending of an engine's field that names an environment variable: it locates a key and changes no run.

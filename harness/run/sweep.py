@@ -82,9 +82,15 @@ def tasks(specs: Iterable[Spec]) -> list[Task]:
 
 
 def sweep(
-    specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs",
-    later: float = 0.0, into: Partition | None = None,
-) -> list[Path]:  # fmt: skip
+    specs: Iterable[Spec],
+    out: Path,
+    *,
+    workers: int | None = None,
+    teller: Teller | None = None,
+    what: str = "runs",
+    later: float = 0.0,
+    into: Partition | None = None,
+) -> list[Path]:
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
     `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps

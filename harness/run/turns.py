@@ -48,15 +48,17 @@ class Turns:
                 sms = 0 if action.steps == 0 else action.sms
                 self.partitions.append((now_s, action.batch.inst.model, action.phase, sms))
         if isinstance(event, TurnEnded) and event.steps and not isinstance(place := event.batch.inst.place, Host):
-            self.rows.append({
-                "gpus": "+".join(map(str, place)),
-                "model": event.batch.inst.model,
-                "phase": event.phase,
-                "why": event.why,
-                "steps": event.steps,
-                "start_s": now_s - event.ran_s,
-                "end_s": now_s,
-            })  # fmt: skip
+            self.rows.append(
+                {
+                    "gpus": "+".join(map(str, place)),
+                    "model": event.batch.inst.model,
+                    "phase": event.phase,
+                    "why": event.why,
+                    "steps": event.steps,
+                    "start_s": now_s - event.ran_s,
+                    "end_s": now_s,
+                }
+            )
 
     def stood(self, note: Note) -> None:
         """See `recorder.Log`."""

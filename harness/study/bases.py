@@ -73,9 +73,13 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
-    return {model: (attainment.quantile(np.concatenate(parts), 0.95),
-                    attainment.quantile(np.concatenate(tpot[model]), 0.95))
-            for model, parts in ttft.items()}  # fmt: skip
+    return {
+        model: (
+            attainment.quantile(np.concatenate(parts), 0.95),
+            attainment.quantile(np.concatenate(tpot[model]), 0.95),
+        )
+        for model, parts in ttft.items()
+    }
 
 
 def check_rule(rule: str, models: str) -> None:

@@ -60,9 +60,17 @@ class Judged(NamedTuple):
 
 
 BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
-    "load": "load", "kv": "KV", "transfer": "KV", "admission": "admission", "host": "compute", "queue": "compute",
-    "compute": "compute", "time_slice": "compute", "contention": "compute", "failed": "failed",
-}  # fmt: skip
+    "load": "load",
+    "kv": "KV",
+    "transfer": "KV",
+    "admission": "admission",
+    "host": "compute",
+    "queue": "compute",
+    "compute": "compute",
+    "time_slice": "compute",
+    "contention": "compute",
+    "failed": "failed",
+}
 
 
 class Hour(NamedTuple):

@@ -36,9 +36,14 @@ LEAST = 2.0**-8  # rate scale
 
 
 def crossing(
-    of: Callable[[float, int], Spec], specs: Iterable[Spec], seeds: Sequence[int], target: SloTarget, definition: str,
-    level: float, out: Path,
-) -> dict[str, Any] | None:  # fmt: skip
+    of: Callable[[float, int], Spec],
+    specs: Iterable[Spec],
+    seeds: Sequence[int],
+    target: SloTarget,
+    definition: str,
+    level: float,
+    out: Path,
+) -> dict[str, Any] | None:
     """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
     `of` gives the spec at a rate scale with a seed, and `specs` are those of the systems. None where nothing bounds the
@@ -55,9 +60,16 @@ def crossing(
     if judged(first, target).after is not None:
         return None
     sharing = allowed(specs)
-    key = {"specs": [canonical(at(1.0, seed).spec) for seed in seeds], "rule": target.identity,
-           "seconds": target.seconds, "definition": definition, "level": level, "sharing": sharing,
-           "code": code(first.spec), "search": scoring(__file__)}  # fmt: skip
+    key = {
+        "specs": [canonical(at(1.0, seed).spec) for seed in seeds],
+        "rule": target.identity,
+        "seconds": target.seconds,
+        "definition": definition,
+        "level": level,
+        "sharing": sharing,
+        "code": code(first.spec),
+        "search": scoring(__file__),
+    }
 
     @cache
     def prices() -> bound.Prices:

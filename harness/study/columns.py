@@ -218,14 +218,23 @@ def _shares(ran: Ran) -> dict[str, float]:
     part = (last - begin) * (1 - waited / span) / window_s  # of the window, with KV
     mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # tokens in that time
     longest = np.full_like(prompt, ran.spec.served or 0)
-    chunks = {"max": longest, "fastertransformer": longest, "oracle": prompt + output,
-              "pow2": prompt + power_above(output)}  # fmt: skip
+    chunks = {
+        "max": longest,
+        "fastertransformer": longest,
+        "oracle": prompt + output,
+        "pow2": prompt + power_above(output),
+    }
     reserved = chunks.get(ran.spec.preset or "")
     tokens = float(part @ mean) / slots
     ahead = 0.0 if reserved is None else float(part @ (prompt + output - mean)) / slots
     over = 0.0 if reserved is None else float(part @ (reserved - prompt - output)) / slots
-    return {"batch": float(part.sum()), "tokens": tokens, "ahead": ahead, "over": over,
-            "rest": 1 - tokens - ahead - over}  # fmt: skip
+    return {
+        "batch": float(part.sum()),
+        "tokens": tokens,
+        "ahead": ahead,
+        "over": over,
+        "rest": 1 - tokens - ahead - over,
+    }
 
 
 # ------------------------------------------------------------------ calculations, which need no run
@@ -290,6 +299,9 @@ COLUMNS: Mapping[str, Column] = {
     "usd_million": _usd_million,
     **{f"decode_tps_{batch}": partial(_tables, batch=batch, loss=False) for batch in (16, 128)},
     **{f"tp2_loss_{batch}": partial(_tables, batch=batch, loss=True) for batch in (16, 128)},
-    **{f"{word}_{n}": partial(_blocks, sequences=n, beams=word == "beams")
-       for word in ("samples", "beams") for n in (2, 6)},
-}  # fmt: skip
+    **{
+        f"{word}_{n}": partial(_blocks, sequences=n, beams=word == "beams")
+        for word in ("samples", "beams")
+        for n in (2, 6)
+    },
+}

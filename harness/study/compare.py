@@ -130,8 +130,17 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
 
     names = list(about.systems)
     (panel,) = about.panels
-    return summarize(table, names, rule, about.level, controls=silent(names), checks=marks(table),
-                     halves=panel["halves"], bound=about.bound, subject=asker(about))  # fmt: skip
+    return summarize(
+        table,
+        names,
+        rule,
+        about.level,
+        controls=silent(names),
+        checks=marks(table),
+        halves=panel["halves"],
+        bound=about.bound,
+        subject=asker(about),
+    )
 
 
 def asker(about: About) -> str:

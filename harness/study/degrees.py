@@ -44,8 +44,10 @@ def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tupl
         need = {tp: _bytes(model.at(tp)) for tp in model.degrees if tp >= model.tp}
         fits = [tp for tp, taken in need.items() if taken <= room_bytes and le(*alone(setup, members[name], tp))]
         if not fits:
-            raise NoRoom(f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
-                            f"{have / GIB:.1f}")  # fmt: skip
+            raise NoRoom(
+                f"{name} needs {min(need.values()) / GIB:.1f} GiB on each of {max(need)} {kind}, which has "
+                f"{have / GIB:.1f}"
+            )
         if fits[0] != model.tp:
             chosen[name] = fits[0]
     return (with_degrees(models, chosen, out, kind), chosen) if chosen else (models, {})
@@ -55,8 +57,12 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
     """Write a model set with other degrees of parallelism for some of its models; returns its path."""
     lines = []
     for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
-        lines += ["[[model]]", f"name = {record.dumps(member.name)}", f"shape = {record.dumps(shape)}",
-                  f"tp = {degrees.get(member.name, member.tp)}"]  # fmt: skip
+        lines += [
+            "[[model]]",
+            f"name = {record.dumps(member.name)}",
+            f"shape = {record.dumps(shape)}",
+            f"tp = {degrees.get(member.name, member.tp)}",
+        ]
         if member.stream is not None:
             lines.append(f"stream = {record.dumps(member.stream)}")
         if member.shift_s:

@@ -123,8 +123,10 @@ def plan(sized: Sized, out: Path) -> Plan:
     shapes = dict(zip(setup.models.names, as_asked(spec.models), strict=True))
     seats = tuple(_seats(setup, cluster, at, limits, shapes, moves=moves, elastic=elastic))
     series, _, release = setup.spec.host.rpartition("-")
-    notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}",
-             server_line(setup)]  # fmt: skip
+    notes = [
+        f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}",
+        server_line(setup),
+    ]
     if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
         notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
     if moves and not any(seat.turns for seat in seats):
@@ -155,8 +157,10 @@ def _seats(
     """Yield the servers by GPU, then by model."""
     config, models = setup.config, cluster.models
     tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
-    left = {g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
-            for g, here in tenants.items()}  # fmt: skip
+    left = {
+        g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
+        for g, here in tenants.items()
+    }
     group = _groups([place for each in at.values() for place in each])
     first = {node: config.nodes.index(node) for node in config.nodes}
     everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))
@@ -225,8 +229,12 @@ def files(made: Plan, way: Way) -> dict[str, str]:
         return {"values.yaml": _yaml(made, _values(made))}
     nodes = sorted({seat.node for seat in made.seats})
     text, stem, suffix = (_lines, "vllm", "sh") if way == "vllm" else (_swap, "llama-swap", "yaml")
-    return {f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}":
-            text(made, [seat for seat in made.seats if seat.node == node]) for node in nodes}  # fmt: skip
+    return {
+        f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}": text(
+            made, [seat for seat in made.seats if seat.node == node]
+        )
+        for node in nodes
+    }
 
 
 def _lines(made: Plan, seats: Sequence[Seat]) -> str:
@@ -246,10 +254,13 @@ def _swap(made: Plan, seats: Sequence[Seat]) -> str:
     for seat in seats:
         command = seat.command
         models[seat.name] = {
-            "cmd": shlex.join(command.argv), "env": [f"{key}={value}" for key, value in command.env.items()],
-            "proxy": f"http://{commands.HOST}:{seat.serve.port}", "ttl": 0, "concurrencyLimit": seat.serve.batch_cap,
+            "cmd": shlex.join(command.argv),
+            "env": [f"{key}={value}" for key, value in command.env.items()],
+            "proxy": f"http://{commands.HOST}:{seat.serve.port}",
+            "ttl": 0,
+            "concurrencyLimit": seat.serve.batch_cap,
             **({"useModelName": seat.serve.model} if seat.copy > 1 else {}),
-        }  # fmt: skip
+        }
         name = f"gpu {'+'.join(map(str, sorted(group[seat.gpus])))}"
         at = groups.setdefault(name, {"swap": seat.turns, "exclusive": False, "members": []})
         at["members"].append(seat.name)
@@ -262,8 +273,9 @@ def _values(made: Plan) -> dict[str, Any]:
     """Return values of the chart: pods that ask for whole GPUs, or, where some share one, pods that name theirs."""
     pinned = any(seat.beside for seat in made.seats)
     if pinned and len({seat.node for seat in made.seats}) > 1:
-        raise UserError("--deploy helm: models share GPUs of several nodes, and a pod names its GPU on one: "
-                        "--deploy vllm")  # fmt: skip
+        raise UserError(
+            "--deploy helm: models share GPUs of several nodes, and a pod names its GPU on one: --deploy vllm"
+        )
     specs = []
     for k, seat in enumerate(made.seats):
         if seat.copy > 1 and not pinned:
@@ -274,18 +286,27 @@ def _values(made: Plan) -> dict[str, Any]:
             env["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, (on.index, *on.others)))
         copies = 1 if pinned else sum(other.serve.model == serve.model for other in made.seats)
         extra = ["--served-model-name", serve.model, "--max-num-batched-tokens", str(serve.chunk_tokens), *seat.options]
-        specs.append({
-            "name": f"m{k}-{re.sub('[^a-z0-9]+', '-', serve.model.lower()).strip('-')[:40]}".strip("-"),
-            "repository": "vllm/vllm-openai", "tag": f"v{made.release}.0" if made.release else "latest",
-            "modelURL": str(serve.weights), "replicaCount": copies, "requestCPU": POD_CPUS * n,
-            "requestMemory": f"{math.ceil((seat.weight_bytes * n + POD_BYTES) / GIB)}Gi",
-            "requestGPU": 0 if pinned else n,
-            "vllmConfig": {
-                "enablePrefixCaching": True, "maxModelLen": serve.max_tokens, "maxNumSeqs": serve.batch_cap,
-                "gpuMemoryUtilization": on.fraction, "tensorParallelSize": n, "extraArgs": extra,
-            },
-            "env": [{"name": key, "value": value} for key, value in env.items()],
-        })  # fmt: skip
+        specs.append(
+            {
+                "name": f"m{k}-{re.sub('[^a-z0-9]+', '-', serve.model.lower()).strip('-')[:40]}".strip("-"),
+                "repository": "vllm/vllm-openai",
+                "tag": f"v{made.release}.0" if made.release else "latest",
+                "modelURL": str(serve.weights),
+                "replicaCount": copies,
+                "requestCPU": POD_CPUS * n,
+                "requestMemory": f"{math.ceil((seat.weight_bytes * n + POD_BYTES) / GIB)}Gi",
+                "requestGPU": 0 if pinned else n,
+                "vllmConfig": {
+                    "enablePrefixCaching": True,
+                    "maxModelLen": serve.max_tokens,
+                    "maxNumSeqs": serve.batch_cap,
+                    "gpuMemoryUtilization": on.fraction,
+                    "tensorParallelSize": n,
+                    "extraArgs": extra,
+                },
+                "env": [{"name": key, "value": value} for key, value in env.items()],
+            }
+        )
     return {"servingEngineSpec": {**({"runtimeClassName": "nvidia"} if pinned else {}), "modelSpec": specs}}
 
 

@@ -26,8 +26,17 @@ from workloads.slo import scaled
 HALVES = ("first", "second")
 # fields of a condition that captions name
 SETTING = (
-    "process", "sharing", "sampling", "scaling", "assign", "plan", "placement", "pool_bytes", "host_bytes", "scaled"
-)  # fmt: skip
+    "process",
+    "sharing",
+    "sampling",
+    "scaling",
+    "assign",
+    "plan",
+    "placement",
+    "pool_bytes",
+    "host_bytes",
+    "scaled",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,12 +190,22 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
     sets = study.sets(condition)
     given = tuple(sorted(rounded(rps / unit) for rps in condition.at_rps)) or study.along_x(condition, full)
     return Panel(
-        _key(condition, place, axis, sets), condition, row, traces.index(place.get("trace", traces[0])), axis,
+        _key(condition, place, axis, sets),
+        condition,
+        row,
+        traces.index(place.get("trace", traces[0])),
+        axis,
         (float(len(load_models(first.models).members)),) if axis == "models" else given,
-        setting, specs, family(sets) if axis == "models" else short(first.models), unit,
-        window_s, None if window_s is None else study.warmup_s, tuple(range(condition.seeds or scope.seeds)), None,
+        setting,
+        specs,
+        family(sets) if axis == "models" else short(first.models),
+        unit,
+        window_s,
+        None if window_s is None else study.warmup_s,
+        tuple(range(condition.seeds or scope.seeds)),
+        None,
         (str(setting.get("trace", first.trace)),),
-    )  # fmt: skip
+    )
 
 
 def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:

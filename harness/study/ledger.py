@@ -122,9 +122,13 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
             by_name[key] = statement
             continue
         first, second = (statement, other) if statement.stands and not other.stands else (other, statement)
-        whys, numbers = (dict.fromkeys(filter(None, pair)) for pair in (
-            (first.why, second.why), (first.number, *([second.number] if second.stands else [])),
-        ))  # fmt: skip
+        whys, numbers = (
+            dict.fromkeys(filter(None, pair))
+            for pair in (
+                (first.why, second.why),
+                (first.number, *([second.number] if second.stands else [])),
+            )
+        )
         lines = (*first.lines, *second.lines)
         by_name[key] = first._replace(
             lines=lines, why=". ".join(why.rstrip(".") for why in whys), number="; ".join(numbers)
@@ -272,6 +276,8 @@ def weak(ledger: Ledger) -> list[str]:
         f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
         for s in ledger.statements
         for line in s.lines
-        if line.weak and not line.evidence and s.verdict in DECIDED
+        if line.weak
+        and not line.evidence
+        and s.verdict in DECIDED
         and (s.verdict != "contradicted" or line.says == "contradicted")
-    ]  # fmt: skip
+    ]

@@ -36,15 +36,20 @@ from harness.study.study import (
     beside,
     named,
     systems_of,
-)  # fmt: skip
+)
 
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of former kinds of files, and their kind
-    "row": "a figure's", "step": "a bridge's", "regime": "regimes'", "workload": "a fleet's", "part": "an ablation's",
-    "ratio": "a bridge's", "activation": "an ablation's",
-}  # fmt: skip
+    "row": "a figure's",
+    "step": "a bridge's",
+    "regime": "regimes'",
+    "workload": "a fleet's",
+    "part": "an ablation's",
+    "ratio": "a bridge's",
+    "activation": "an ablation's",
+}
 
 
 def names() -> list[str]:

@@ -250,8 +250,11 @@ class Work:
         specs, stamps = self._made
         rules = {judge["rule"] for judge in measured.about.judges}
         models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
-        traces = [name.replace("{models}", count)
-                  for panel, count in zip(self.panels, models, strict=True) for name in panel.traces]  # fmt: skip
+        traces = [
+            name.replace("{models}", count)
+            for panel, count in zip(self.panels, models, strict=True)
+            for name in panel.traces
+        ]
         kept = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
         receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
 
@@ -278,8 +281,11 @@ class Work:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
         rules = [slo.parse(grids.rule(self.study, panel, panel.scale)) for panel in self.panels]
-        measured = [(spec, rule.gpu) for spec, rule in zip(based, rules, strict=True)
-                    if isinstance(rule, slo.Scaled) and rule.base == "P95"]  # fmt: skip
+        measured = [
+            (spec, rule.gpu)
+            for spec, rule in zip(based, rules, strict=True)
+            if isinstance(rule, slo.Scaled) and rule.base == "P95"
+        ]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step(
                 "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
@@ -355,8 +361,9 @@ class Work:
             self._shown(grid, seen)
             kept += [run.point for run in runs if not run.ask.first_seed]
             bisects = self.study.sample.rule == "bisect"  # a group without room is searched no further
-            groups = [group for group in groups if group in room and not asked[group].last
-                      and (room[group] or not bisects)]  # fmt: skip
+            groups = [
+                group for group in groups if group in room and not asked[group].last and (room[group] or not bisects)
+            ]
         raise AssertionError
 
     def groups(self, panel: Panel) -> list[_Group]:
@@ -496,8 +503,15 @@ class Work:
 
         Runs that studies and shards share have folders, however many others there are.
         """
-        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later,
-                              into=None if shared else self.into)  # fmt: skip
+        folders = sweep.sweep(
+            specs,
+            self.out,
+            workers=self.workers,
+            teller=self.teller,
+            what=what,
+            later=later,
+            into=None if shared else self.into,
+        )
         made, stamps = self._made
         made |= dict.fromkeys(specs)
         files = {record.file(folder) for folder in set(folders)}
@@ -529,14 +543,29 @@ class Work:
         return table.Place(point.panel.key, point.x, point.system, point.under, folder)
 
     def _score(self, places: Sequence[table.Place], teller: Teller) -> None:
-        table.score_all(places, self.out, self.study.definitions, by_model=self.study.by_model, workers=self.workers,
-                        scored=self._scored, teller=teller, measures=self.study.measures)  # fmt: skip
+        table.score_all(
+            places,
+            self.out,
+            self.study.definitions,
+            by_model=self.study.by_model,
+            workers=self.workers,
+            scored=self._scored,
+            teller=teller,
+            measures=self.study.measures,
+        )
 
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
         places = [self._place(p, t.folder) for p, t in zip(points, ready, strict=True)]
-        return table.table_of(places, self.out, self.study.definitions, by_model=self.study.by_model,
-                              workers=self.workers, scored=self._scored, teller=teller,
-                              measures=self.study.measures)  # fmt: skip
+        return table.table_of(
+            places,
+            self.out,
+            self.study.definitions,
+            by_model=self.study.by_model,
+            workers=self.workers,
+            scored=self._scored,
+            teller=teller,
+            measures=self.study.measures,
+        )
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Show the study's results so far to `watch`."""
@@ -596,9 +625,14 @@ class Work:
             return None
         if panel.key not in self._bounds:
             self._bounds[panel.key] = bound.crossing(
-                lambda x, seed: grid.point(panel, study.first, seed, x).spec, panel.specs.values(), panel.seeds,
-                panel.targets[panel.scale], study.definitions[0], study.level, self.out,
-            )  # fmt: skip
+                lambda x, seed: grid.point(panel, study.first, seed, x).spec,
+                panel.specs.values(),
+                panel.seeds,
+                panel.targets[panel.scale],
+                study.definitions[0],
+                study.level,
+                self.out,
+            )
         return self._bounds[panel.key]
 
     @cached_property
@@ -630,8 +664,9 @@ def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float
 def activation_s(study: Study, claim: Claim) -> float:
     """Compute the seconds in which a system loads a model, on idle links of a whole node."""
     spec = study.spec_of(study.steps()[0], claim.system)
-    spec = replace(spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="",
-                   homes=())  # fmt: skip
+    spec = replace(
+        spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="", homes=()
+    )
     cluster = Setup(spec).cluster
     way = dict(spec.fields).get("way", "parallel")
     return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))

@@ -60,8 +60,11 @@ def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, 
     if measure == HELD_RPS:
         return _held(about, table, panels, system)
     rows = _rows(table, panels[0], system, measure, model)
-    return dict(zip(rows["seed"].to_pylist(), (float("nan") if x is None else x for x in rows["value"].to_pylist()),
-                    strict=True))  # fmt: skip
+    return dict(
+        zip(
+            rows["seed"].to_pylist(), (float("nan") if x is None else x for x in rows["value"].to_pylist()), strict=True
+        )
+    )
 
 
 def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) -> pa.Table:

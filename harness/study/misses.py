@@ -49,10 +49,14 @@ class Misses(NamedTuple):
             ns.update(run.ns)
             explained.update(run.explained)
         return first._replace(
-            offered_rps=sum(run.offered_rps for run in runs) / len(runs), runs=sum(run.runs for run in runs),
-            offered=sum(run.offered for run in runs), missed=sum(run.missed for run in runs), ns=dict(ns),
-            explained=dict(explained), hollow=all(run.hollow for run in runs),
-        )  # fmt: skip
+            offered_rps=sum(run.offered_rps for run in runs) / len(runs),
+            runs=sum(run.runs for run in runs),
+            offered=sum(run.offered for run in runs),
+            missed=sum(run.missed for run in runs),
+            ns=dict(ns),
+            explained=dict(explained),
+            hollow=all(run.hollow for run in runs),
+        )
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -118,9 +118,15 @@ def cost(
     if not seqs:
         raise UserError(f"{asked}: a step takes more than {1e3 * load.tpot_s:g} ms")
     return Cost(
-        asked, setup.alone(member, asked.gpus, card)[0] / GIB, seqs, step_s(seqs), usd_hour(usd, *asked[1:]),
-        kernels.roofline_share(quantities.quantities(asked.gpu), card, dims, asked.gpus), server_line(setup), host,
-    )  # fmt: skip
+        asked,
+        setup.alone(member, asked.gpus, card)[0] / GIB,
+        seqs,
+        step_s(seqs),
+        usd_hour(usd, *asked[1:]),
+        kernels.roofline_share(quantities.quantities(asked.gpu), card, dims, asked.gpus),
+        server_line(setup),
+        host,
+    )
 
 
 def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
@@ -134,8 +140,9 @@ def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[s
     for c in costs:
         hour, each = ("-" if x is None else f"{x:.2f}" for x in (c.usd_hour, c.usd_million))
         numbers = f"{c.weight_gib:.1f}", str(c.seqs), f"{1e3 * c.tpot_s:.1f}", f"{c.tokens_s:.0f}"
-        rows.append((c.offer.model, f"{c.offer.gpus} x {c.offer.gpu}", hour, *numbers, each,
-                     f"{100 * c.roofline:.0f} %"))  # fmt: skip
+        rows.append(
+            (c.offer.model, f"{c.offer.gpus} x {c.offer.gpu}", hour, *numbers, each, f"{100 * c.roofline:.0f} %")
+        )
     sources = [f"{kind} {usd[kind].told}" for kind in dict.fromkeys(c.offer.gpu for c in costs) if kind in usd]
     request = f"{load.prompt} tokens in and {load.output} out, TPOT <= {1e3 * load.tpot_s:g} ms"
     bound = "GPUs never idle, so each cost is a bound from below"

@@ -72,9 +72,15 @@ def _holds(kept: Mapping[str, Any], out: Path) -> bool:
 
 
 def write(
-    call: Call, asked: str, begun_ns: int, receipt: Receipt, specs: Iterable[Spec], rules: Iterable[str],
-    runs: Mapping[str, Stamp], traces: Iterable[str],
-) -> None:  # fmt: skip
+    call: Call,
+    asked: str,
+    begun_ns: int,
+    receipt: Receipt,
+    specs: Iterable[Spec],
+    rules: Iterable[str],
+    runs: Mapping[str, Stamp],
+    traces: Iterable[str],
+) -> None:
     """Keep a receipt of a call that began at `begun_ns` with this digest; nothing if a source or input changed since.
 
     Nothing is kept of runs on real servers. `specs` are those of all runs and `rules` their SLOs. `runs` are the stamps
@@ -88,8 +94,14 @@ def write(
         return
     table = receipt.folder / record.SWEEP
     results = {**runs, f"{table.parent.name}/{table.name}": stamp(table)}
-    note = {"reference": as_dict(receipt.reference), "target": list(receipt.target), "notes": receipt.notes,
-            "traces": named, "inputs": inputs, "results": results}  # fmt: skip
+    note = {
+        "reference": as_dict(receipt.reference),
+        "target": list(receipt.target),
+        "notes": receipt.notes,
+        "traces": named,
+        "inputs": inputs,
+        "results": results,
+    }
     NOTES.write(receipt.folder / FILE, note, {"call": asked})
 
 

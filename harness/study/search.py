@@ -102,8 +102,7 @@ def common_knee(bounds: Range, curves: Curves) -> Ask:
     grid, every = around(octaves, level), {name: mean(seeds) for name, seeds in curves.items()}
     if any(len(curves[name]) < bounds.seeds or not set(rates) <= set(every[name]) for name, rates in grid.items()):
         return Ask(grid)
-    nearer = {name: x for name in contend
-              if (x := _between(deciding(every[name]), level, min(grid[name]))) is not None}  # fmt: skip
+    nearer = {name: x for name in contend if (x := _between(deciding(every[name]), level, min(grid[name]))) is not None}
     return Ask({name: (x,) for name, x in nearer.items()})
 
 

@@ -132,13 +132,23 @@ def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
             if row.constant == constant and row.lead:
                 first = cells[-1][0] != constant.name and all(cell[0] != constant.name for cell in cells)
                 named = (constant.name, constant.value) if first else ("", "")
-                cells.append((*named, row.setting, _text(leads, row.lead), _turn(leads, row.lead),
-                              _swing(leads, constant.name) if first else ""))  # fmt: skip
+                cells.append(
+                    (
+                        *named,
+                        row.setting,
+                        _text(leads, row.lead),
+                        _turn(leads, row.lead),
+                        _swing(leads, constant.name) if first else "",
+                    )
+                )
     yield cells
     for row in leads.rows:
         if row.note:
-            yield f"{row.constant.name} {row.setting}: {row.note}" if row.setting else (
-                f"{row.constant.name}: not varied, {row.note}")  # fmt: skip
+            yield (
+                f"{row.constant.name} {row.setting}: {row.note}"
+                if row.setting
+                else (f"{row.constant.name}: not varied, {row.note}")
+            )
     yield from (f"{constant.name}: {constant.means}, {constant.value} ({constant.source})" for constant in leads.ranked)
     yield sentence(leads)
 
@@ -171,8 +181,9 @@ def sentence(leads: Leads) -> str:
     most = leads.ranked[0].name
     why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
     swing = f"Largest swing: {most}, {_swing(leads, most)}{why}."
-    unknown = dict.fromkeys(row.constant.name for row, value in tried if row.constant.name in TURNS
-                            and leads.order(value) != before)  # fmt: skip
+    unknown = dict.fromkeys(
+        row.constant.name for row, value in tried if row.constant.name in TURNS and leads.order(value) != before
+    )
     verdict = f" Undecided (?): the order turns with {_list([*unknown])}, known on one GPU alone." if unknown else ""
     return f"Sensitivity ({names}, one at a time): {lead} {clause}. {swing}{verdict}"
 

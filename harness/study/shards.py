@@ -28,9 +28,15 @@ class Part(NamedTuple):
 
 
 def measure_shard(
-    study: Study, out: Path, shard: Shard, *, full: bool = False, stem: str = "", workers: int | None = None,
+    study: Study,
+    out: Path,
+    shard: Shard,
+    *,
+    full: bool = False,
+    stem: str = "",
+    workers: int | None = None,
     teller: Teller | None = None,
-) -> Part:  # fmt: skip
+) -> Part:
     """Make the runs of a study that are a shard's own: whole searches, and of a fixed grid a part of its specs.
 
     SLO bases that its runs need are made too, whatever other shards make. No table is written: `measure` makes it when

@@ -41,8 +41,11 @@ def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
     """Yield each model with the GPUs that requests of it ran on, as runs store them, and the number of these."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
-        yield from ((pair["model"], pair["gpus"], pair["count_all"]) for pair in pairs.to_pylist()
-                    if re.search(r"\d", pair["gpus"] or ""))  # fmt: skip
+        yield from (
+            (pair["model"], pair["gpus"], pair["count_all"])
+            for pair in pairs.to_pylist()
+            if re.search(r"\d", pair["gpus"] or "")
+        )
 
 
 def homes(shares: Shares) -> dict[str, str]:

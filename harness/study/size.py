@@ -84,17 +84,32 @@ class Asked:
 
     @classmethod
     def of(
-        cls, setting: Mapping[str, Any], kinds: Iterable[str], systems: Iterable[str], price: Mapping[str, str],
-        rule: str, definition: str | None, growth: Iterable[float], **more: Any,
-    ) -> Asked:  # fmt: skip
+        cls,
+        setting: Mapping[str, Any],
+        kinds: Iterable[str],
+        systems: Iterable[str],
+        price: Mapping[str, str],
+        rule: str,
+        definition: str | None,
+        growth: Iterable[float],
+        **more: Any,
+    ) -> Asked:
         """Ask about kinds and prices as users name them, by the rule's own definition of attainment if none is given.
 
         UserError for an unknown kind, and for a price that is no number above 0.
         """
         kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
         usd = prices({gpu_kind(kind): text for kind, text in price.items()})
-        return cls(located(setting), tuple(kinds), systems=tuple(systems), prices=usd, rule=rule,
-                   definition=definition or judged_by(rule), growth=tuple(map(float, growth)), **more)  # fmt: skip
+        return cls(
+            located(setting),
+            tuple(kinds),
+            systems=tuple(systems),
+            prices=usd,
+            rule=rule,
+            definition=definition or judged_by(rule),
+            growth=tuple(map(float, growth)),
+            **more,
+        )
 
     def bought(self, gpus: int) -> int:
         """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
@@ -205,8 +220,20 @@ class Curve:
         """Return a count that was tried as a row of the table."""
         verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
         (name, worst), met = verdict.worst, verdict.least
-        row = Tried(self.kind, self.system, gpus, usd and usd * DAY_H, None, None, None, None, None, verdict.unfit,
-                    gpus == self.fewest(asked.target), verdict.runs)  # fmt: skip
+        row = Tried(
+            self.kind,
+            self.system,
+            gpus,
+            usd and usd * DAY_H,
+            None,
+            None,
+            None,
+            None,
+            None,
+            verdict.unfit,
+            gpus == self.fewest(asked.target),
+            verdict.runs,
+        )
         if met is None:
             return row
         return row._replace(pooled=met.mean, low=met.low, high=met.high, worst=worst, worst_model=name)
@@ -291,16 +318,29 @@ class Work:
         runs = curves[best[:2]].tried[best.gpus].runs if best else ()
         trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
         return Sized(
-            self.asked, self.views, curves, {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
-            best, grown, self._cold_s(*best) if best else {}, placed(runs),
+            self.asked,
+            self.views,
+            curves,
+            {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
+            best,
+            grown,
+            self._cold_s(*best) if best else {},
+            placed(runs),
             million_tokens_hour(trace, base.models, base.spec.assign),
-            {kind: sum(model.tp for model in self.cluster(kind).models.values())
-             for kind in self.kinds if not mix.mixed(kind)},
-            self._lacks(curves, best) if best else "", tails(runs),
+            {
+                kind: sum(model.tp for model in self.cluster(kind).models.values())
+                for kind in self.kinds
+                if not mix.mixed(kind)
+            },
+            self._lacks(curves, best) if best else "",
+            tails(runs),
             {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
             {kind: server_line(self._setup(kind)) for kind in self.kinds},
-            trace.kept_share, tuple(streams.lines(base)), self._short(curves), self.refused,
-        )  # fmt: skip
+            trace.kept_share,
+            tuple(streams.lines(base)),
+            self._short(curves),
+            self.refused,
+        )
 
     def part(self, shard: Shard) -> tuple[int, int]:
         """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
@@ -331,8 +371,11 @@ class Work:
     def curves(self) -> Curves:
         """Return a curve for each system on each kind, before anything is tried. UserError where none can be."""
         kinds = self.asked.kinds
-        curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name))
-                  for kind in kinds for name in self.systems}  # fmt: skip
+        curves = {
+            (kind, name): Curve(kind, name, stopped=self._refused(kind, name))
+            for kind in kinds
+            for name in self.systems
+        }
         if all(curve.stopped for curve in curves.values()):
             mixes = ", ".join(kind for kind in kinds if kind not in self.refused)
             raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
@@ -382,8 +425,11 @@ class Work:
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
         """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
-        flat = {key: curve.flat[1].runs for key, curve in curves.items()
-                if curve.flat is not None and curve.fewest(self.asked.target) is None}  # fmt: skip
+        flat = {
+            key: curve.flat[1].runs
+            for key, curve in curves.items()
+            if curve.flat is not None and curve.fewest(self.asked.target) is None
+        }
         binds = {key: total(merged(self.misses(key[0], runs).values())).first for key, runs in flat.items()}
         return {key: name for key, name in binds.items() if name}
 
@@ -411,8 +457,11 @@ class Work:
         if own_count(self.systems[curve.system]):
             return None if tried else traits(self.spec(curve.kind, curve.system)).gpus
         answer = curve.fewest(target, by)
-        failed = [n // size for n, verdict in tried.items()
-                  if not verdict.holds(target, by) and (answer is None or n < answer)]  # fmt: skip
+        failed = [
+            n // size
+            for n, verdict in tried.items()
+            if not verdict.holds(target, by) and (answer is None or n < answer)
+        ]
         floor, begin = (max(n, least) for n in self.begins[curve.kind])
         cap, held = self._cap(curve, first), None if answer is None else answer // size
         n = bracket(failed, held, floor, cap, begin=begin)
@@ -445,9 +494,11 @@ class Work:
 
     def _best(self, curves: Iterable[Curve]) -> Best | None:
         """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
-        answers = [(self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
-                   for at, curve in enumerate(curves) if not self._bound(curve.system)
-                   and (gpus := curve.fewest(self.asked.target)) is not None]  # fmt: skip
+        answers = [
+            (self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
+            for at, curve in enumerate(curves)
+            if not self._bound(curve.system) and (gpus := curve.fewest(self.asked.target)) is not None
+        ]
         return min(answers)[-1] if answers else None
 
     def _bound(self, name: str) -> bool:
@@ -474,21 +525,27 @@ class Work:
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         """Run strategies on counts, in all windows, and add their verdicts."""
-        specs = [self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
-                 for curve, n in asks for view in self.views for seed in view.seeds]  # fmt: skip
+        specs = [
+            self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
+            for curve, n in asks
+            for view in self.views
+            for seed in view.seeds
+        ]
         folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
         self.found += len(specs)
         for curve, n in asks:
-            curve.tried[n] = self._verdict(curve.kind, n, {view: [next(folders) for _ in view.seeds]
-                                                           for view in self.views})  # fmt: skip
+            curve.tried[n] = self._verdict(
+                curve.kind, n, {view: [next(folders) for _ in view.seeds] for view in self.views}
+            )
 
     def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Verdict:
         every = tuple(chain.from_iterable(runs.values()))
         for about in map(record.meta, every):
             if why := about["skipped"] or about["infeasible"]:
                 return Verdict(gpus, unfit=str(why))
-        met = {view.name: met_of(folders, self.under(kind, view), self.asked.definition)
-               for view, folders in runs.items()}  # fmt: skip
+        met = {
+            view.name: met_of(folders, self.under(kind, view), self.asked.definition) for view, folders in runs.items()
+        }
         return Verdict(gpus, met, "", every)
 
     def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
@@ -510,9 +567,14 @@ class Work:
         return Setup(self.spec(kind))
 
     def spec(
-        self, kind: str, system: str = "", gpus: int = 0, view: View | None = None, seed: int | None = None,
+        self,
+        kind: str,
+        system: str = "",
+        gpus: int = 0,
+        view: View | None = None,
+        seed: int | None = None,
         times: float = 1.0,
-    ) -> Spec:  # fmt: skip
+    ) -> Spec:
         """Return the spec of one run, unless others are given of the first system, view and seed, on one copy."""
         view, of = view or self.views[0], self.systems[system or next(iter(self.systems))]
         place = {"trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus or mix.size(kind)}
@@ -524,8 +586,10 @@ class Work:
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
         """Compute the seconds in which each model comes in from the host, on idle links."""
         cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
-        return {name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
-                for name, model in cluster.models.items()}  # fmt: skip
+        return {
+            name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
+            for name, model in cluster.models.items()
+        }
 
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
@@ -540,8 +604,10 @@ def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
         for name, *n in zip(names, lost.sum(1).tolist(), came.sum(1).tolist(), strict=True):
             before = models.get(name, (0.0, 0.0))
             models[name] = Counted(before[0] + n[0], before[1] + n[1])
-    return Met(share if (low, high) != (0.0, 1.0) else replace(share, low=None, high=None),
-               {name: of for name, of in models.items() if of.offered})  # fmt: skip
+    return Met(
+        share if (low, high) != (0.0, 1.0) else replace(share, low=None, high=None),
+        {name: of for name, of in models.items() if of.offered},
+    )
 
 
 def allowed(target: float, offered: float) -> int:

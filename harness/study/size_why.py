@@ -76,8 +76,9 @@ class Why:
         return min(held, key=lambda change: change.looser, default=None)
 
 
-def why(kept: Kept, out: Path, *, system: str | None = None, workers: int | None = None,
-        teller: Teller | None = None) -> Why:  # fmt: skip
+def why(
+    kept: Kept, out: Path, *, system: str | None = None, workers: int | None = None, teller: Teller | None = None
+) -> Why:
     """Explain the largest count below the answer, of the best strategy or of one that was asked for, and try changes.
 
     UserError where nothing was tried that fails.
@@ -125,8 +126,9 @@ def _changes(reason: Why, work: Work) -> list[Change]:
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
-    names = [name for name in dict.fromkeys(names)
-             if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)]  # fmt: skip
+    names = [
+        name for name in dict.fromkeys(names) if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)
+    ]
     changes = [Change(name, asked, name, looser=False) for name in names[:2]]
     worst = tried.worst_model
     if worst and (degree := _wider(work, tried, worst)):

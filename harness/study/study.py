@@ -36,8 +36,9 @@ AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from t
 AA = " (A/A)"  # the ending of its name
 START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
-SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
-                          "token_times", "homes"})  # fmt: skip
+SET_BY_STUDY = frozenset(
+    {"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on", "token_times", "homes"}
+)
 AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
 BEST = "best "  # before a system's file: the best of the study's systems of that file
 OTHER = ("system", "over", "definition")  # fields that further evidence may change, beside facts
@@ -220,8 +221,12 @@ class Study:
         if first is None:
             return None
         conditions = tuple(replace(c, among=tuple(n for n in c.among if n not in gone)) for c in self.condition)
-        return replace(self, systems={first: left[first], **left}, condition=conditions,
-                       bounds=tuple(n for n in self.bounds if n not in gone))  # fmt: skip
+        return replace(
+            self,
+            systems={first: left[first], **left},
+            condition=conditions,
+            bounds=tuple(n for n in self.bounds if n not in gone),
+        )
 
     def only(
         self,
@@ -386,9 +391,14 @@ def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
     changes = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
     return replace(
-        claim, system=changes.get("system", claim.system), over=changes.get("over", claim.over), also=(), evidence=True,
-        definition=changes.get("definition", claim.definition), on={**claim.on, **facts},
-    )  # fmt: skip
+        claim,
+        system=changes.get("system", claim.system),
+        over=changes.get("over", claim.over),
+        also=(),
+        evidence=True,
+        definition=changes.get("definition", claim.definition),
+        on={**claim.on, **facts},
+    )
 
 
 def systems_of(text: str) -> list[list[str]]:

@@ -253,9 +253,13 @@ def _beside(
 
 
 def _values(
-    row: dict[str, Estimate | None], label: str, definition: str, level: float, panel: Panel,
+    row: dict[str, Estimate | None],
+    label: str,
+    definition: str,
+    level: float,
+    panel: Panel,
     tables: tuple[pa.Table, ...],
-) -> dict[str, Estimate | None]:  # fmt: skip
+) -> dict[str, Estimate | None]:
     """Return a system's values at the rate shown and where it crosses the level: in all, and in either half alone."""
     whole, *halves = tables
     values = row | _crossing(whole, label, definition, level, panel)
@@ -347,8 +351,11 @@ def panel_of(table: pa.Table) -> Panel:
     frame = table.select(["rate_scale", "definition", "over", "value"]).to_pandas()
     offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & frame["value"].notna()]
     scales = float(offered["rate_scale"].sum())
-    return {"axis": "rate_scale", "xs": sorted(frame["rate_scale"].unique().tolist()),
-            "unit_rps": float(offered["value"].sum()) / scales if scales else 1.0}  # fmt: skip
+    return {
+        "axis": "rate_scale",
+        "xs": sorted(frame["rate_scale"].unique().tolist()),
+        "unit_rps": float(offered["value"].sum()) / scales if scales else 1.0,
+    }
 
 
 def dips(c: Crossing) -> bool:

@@ -58,16 +58,24 @@ def schema() -> pa.Schema:
 
 
 def table_of(
-    places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, workers: int | None = None,
-    scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None, measures: Sequence[str] = (),
-) -> pa.Table:  # fmt: skip
+    places: Sequence[Place],
+    out: Path,
+    definitions: Collection[str],
+    *,
+    by_model: bool,
+    workers: int | None = None,
+    scored: dict[Key, pa.Table] | None = None,
+    teller: Teller | None = None,
+    measures: Sequence[str] = (),
+) -> pa.Table:
     """Return the rows of all places, sorted by condition, x and spec; score each run once a rule, unless in `scored`.
 
     With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
     scored = {} if scored is None else scored
-    score_all(places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller,
-              measures=measures)  # fmt: skip
+    score_all(
+        places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller, measures=measures
+    )
     plain, tables = record.plain(schema()), []
     for place in places:
         scores = scored[place.key]
@@ -81,9 +89,16 @@ def table_of(
 
 
 def score_all(
-    places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, scored: dict[Key, pa.Table],
-    workers: int | None = None, teller: Teller | None = None, measures: Sequence[str] = (),
-) -> None:  # fmt: skip
+    places: Sequence[Place],
+    out: Path,
+    definitions: Collection[str],
+    *,
+    by_model: bool,
+    scored: dict[Key, pa.Table],
+    workers: int | None = None,
+    teller: Teller | None = None,
+    measures: Sequence[str] = (),
+) -> None:
     """Put the scores of all places into `scored`, those that it lacks; `measures` are further columns of each."""
     names = [*definitions, *measures, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
     shown = pa.array(names, pa.string())
@@ -112,8 +127,12 @@ def score_all(
 
 def counted(scores: pa.Table, definition: str) -> tidy.Counted | None:
     """Return a scored run's misses and offered requests; None where it could not run."""
-    which = pc.and_(*(pc.equal(scores[name].cast(pa.string()), word)
-                      for name, word in (("definition", definition), ("over", "model"))))  # fmt: skip
+    which = pc.and_(
+        *(
+            pc.equal(scores[name].cast(pa.string()), word)
+            for name, word in (("definition", definition), ("over", "model"))
+        )
+    )
     rows = scores.filter(which)
     each = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
     return tidy.Counted(*(float(of.sum()) for of in each)) if len(rows) else None

@@ -34,8 +34,11 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     trace = load_trace(name)
     if trace.maker is not None:
         return (View("trace", name, tuple(range(windows))),)
-    whole = View("whole log" if trace.span_s < 2 * HOUR_S else "second half of the log", name,
-                 (0, 1) if trace.span_s < 2 * HOUR_S else (0,))  # fmt: skip
+    whole = View(
+        "whole log" if trace.span_s < 2 * HOUR_S else "second half of the log",
+        name,
+        (0, 1) if trace.span_s < 2 * HOUR_S else (0,),
+    )
     if trace.span_s <= 2 * HOUR_S or not name.endswith(".parquet"):
         return (whole,)
     edges = np.arange(0, trace.span_s - HOUR_S + 1, 600.0)
@@ -46,8 +49,13 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     hour = rows.filter(inside)
     at = hour.schema.get_field_index("arrival_s")
     hour = hour.set_column(at, hour.schema.field(at), pc.subtract(hour["arrival_s"], pa.scalar(begin)))
-    hour = schema.noted(hour, f"the busiest hour, from {begin / HOUR_S:.2f} h on", span_s=HOUR_S,
-                        name=f"{trace.name}-hour", streams=list(trace.models))  # fmt: skip
+    hour = schema.noted(
+        hour,
+        f"the busiest hour, from {begin / HOUR_S:.2f} h on",
+        span_s=HOUR_S,
+        name=f"{trace.name}-hour",
+        streams=list(trace.models),
+    )
     path = out / "traces" / f"{Path(name).stem}-hour.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     schema.write(hour, path)

@@ -42,15 +42,26 @@ from harness.study.search import LEVEL
 Assign = Literal["released", "shuffled", "square"]
 # Streams by chance, by a Latin square and as the release gives them; popularity that stays and that drifts.
 WORLDS: tuple[tuple[str, Assign], ...] = (
-    ("arena-like", "shuffled"), ("hyperbolic-like", "shuffled"), ("hyperbolic-like", "square"),
-    ("hyperbolic-like-drift", "square"), ("hyperbolic-like", "released"),
-)  # fmt: skip
+    ("arena-like", "shuffled"),
+    ("hyperbolic-like", "shuffled"),
+    ("hyperbolic-like", "square"),
+    ("hyperbolic-like-drift", "square"),
+    ("hyperbolic-like", "released"),
+)
 # 0.6 to 23 requests a second: at the lowest a system misses only by its own moves, at the highest none holds its SLOs
 RATE_SCALES = (0.5, 2.0, 4.0, 8.0)
 SEEDS = TUNING_SEEDS[:4]
 RULE, DEFINITION = "5xP95", "both"
-BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB),
-            chunk_tokens=2048, batch_cap=256, mem_fraction=0.9, admission="prompt")  # fmt: skip
+BASE = Spec(
+    "",
+    models="heavy8",
+    gpus=2,
+    pool_bytes=round(67.28 * GIB),
+    chunk_tokens=2048,
+    batch_cap=256,
+    mem_fraction=0.9,
+    admission="prompt",
+)
 DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
 PLACES = 4  # of a score: a hundredth of a point
@@ -123,9 +134,15 @@ def _value(domain: Domain, u: float) -> Option:
 
 
 def tune(
-    systems: Sequence[str], out: Path, *, draws: int = DRAWS, gpus: int | None = None, workers: int | None = None,
-    teller: Teller | None = None, shard: Shard | None = None,
-) -> list[Tuned]:  # fmt: skip
+    systems: Sequence[str],
+    out: Path,
+    *,
+    draws: int = DRAWS,
+    gpus: int | None = None,
+    workers: int | None = None,
+    teller: Teller | None = None,
+    shard: Shard | None = None,
+) -> list[Tuned]:
     """Run every draw of each system in every cell, and choose a draw each; of a shard for its systems alone.
 
     Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws, and for a
@@ -143,9 +160,14 @@ def tune(
 
 
 def _tuned(
-    base: Spec, name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], out: Path, workers: int | None,
+    base: Spec,
+    name: str,
+    tried: Sequence[Fields],
+    under: Mapping[str, SloTarget],
+    out: Path,
+    workers: int | None,
     teller: Teller | None,
-) -> Tuned:  # fmt: skip
+) -> Tuned:
     cells = [(world, seed, rate) for world in WORLDS for seed in SEEDS for rate in RATE_SCALES]
     each = [replace(base, system=name, fields=tuple(fields.items())) for fields in tried]
     specs = [

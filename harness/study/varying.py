@@ -97,8 +97,14 @@ def sensitivity(
         )
         return pa.Table.from_pylist(list(told), schema=forms.LEAD_COLUMNS)
 
-    about = {"first": pair[0], "second": pair[1], "definition": base.about.definitions[0], "rates": rates,
-             "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
+    about = {
+        "first": pair[0],
+        "second": pair[1],
+        "definition": base.about.definitions[0],
+        "rates": rates,
+        "sweep": key_of(base.folder / record.SWEEP),
+        "asked": sorted(only or ()),
+    }
     made = score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make)
     return leads_in(about, made, base.about.level)
 
@@ -109,8 +115,15 @@ def varying(
     """Make the study of two systems of a comparison on the machine as it is, and under each change of it."""
     conditions = (Condition(change.name, spec=change.fields(spec)) for change in (AS_IS, *changes))
     systems = {name: base.study.systems[name] for name in pair}
-    return replace(base.study, name="constants", systems=systems, condition=tuple(conditions), at=tuple(rates),
-                   sample=Sample("fixed"), by_model=False)  # fmt: skip
+    return replace(
+        base.study,
+        name="constants",
+        systems=systems,
+        condition=tuple(conditions),
+        at=tuple(rates),
+        sample=Sample("fixed"),
+        by_model=False,
+    )
 
 
 def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:

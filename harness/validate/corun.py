@@ -31,9 +31,10 @@ MODEL, HOST = "llama-3.1-8b", "vllm-0.15"
 CONTEXT, PROMPT = 1024, 2048  # tokens, as in probe/duels.py
 ACTS = {"decode1": 1, "decode64": 64, "prefill": 0}  # sequences
 ACTS_TEXT = {
-    "decode1": "a decode step of 1 sequence", "decode64": "a decode step of 64 sequences",
+    "decode1": "a decode step of 1 sequence",
+    "decode64": "a decode step of 64 sequences",
     "prefill": "a prefill of 2,048 tokens",
-}  # fmt: skip
+}
 ROW_TEXT = {"decode1": "decode, 1 sequence", "decode64": "decode, 64 sequences", "prefill": "prefill, 2,048 tokens"}
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
@@ -67,8 +68,16 @@ class Duel:
 def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
     """Return the simulated seconds of a unit of each, side by side; an act "" is not there, and its unit NaN."""
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
-    config = Config(served, gpu=gpu, table=table, host=HOST, pool_bytes=100 * GIB, watermark=0.0, token_times=True,
-                    prefill_tokens=PROMPT)  # fmt: skip
+    config = Config(
+        served,
+        gpu=gpu,
+        table=table,
+        host=HOST,
+        pool_bytes=100 * GIB,
+        watermark=0.0,
+        token_times=True,
+        prefill_tokens=PROMPT,
+    )
     rows = [row for k, act in enumerate((victim, other)) for row in _requests(k, act)]
     rows.sort()
     model, prompt, output = (np.array(column, np.int32) for column in list(zip(*rows, strict=True))[1:])
@@ -78,8 +87,10 @@ def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None
     engine = find("sim")(config, policy.options, priced)
     replay(policy, engine, jobs, end_s=END_S)  # type: ignore[arg-type]
     every = [row for part in engine.rows() for row in part.to_pylist()]
-    first, second = (_unit_s(act, [row for row in every if row["model"] == name])
-                     for name, act in (("victim", victim), ("other", other)))  # fmt: skip
+    first, second = (
+        _unit_s(act, [row for row in every if row["model"] == name])
+        for name, act in (("victim", victim), ("other", other))
+    )
     return first, second
 
 
@@ -177,6 +188,15 @@ def beside(folder: Path, table: str | None) -> Beside:
         f" `make gpu`; simulated with {with_ or 'the committed table'}."
     )
     rows: list[tuple[str, ...]] = [("SMs", "unit", "beside", "measured", "simulated", "the other", "simulated")]
-    rows += [(MODES[p.mode], *(ROW_TEXT[act] for act in p.acts), f"{p.measured[0]:.2f}", f"{p.simulated[0]:.2f}",
-              f"{p.measured[1]:.2f}", f"{p.simulated[1]:.2f}") for p in every]  # fmt: skip
+    rows += [
+        (
+            MODES[p.mode],
+            *(ROW_TEXT[act] for act in p.acts),
+            f"{p.measured[0]:.2f}",
+            f"{p.simulated[0]:.2f}",
+            f"{p.measured[1]:.2f}",
+            f"{p.simulated[1]:.2f}",
+        )
+        for p in every
+    ]
     return Beside(f"Two models at once on one {gpu.upper()}", answer, how, rows)

@@ -66,11 +66,17 @@ def traffic() -> Jobs:
     ids = np.where(shared, common, HOT * HOT_TOKENS + np.arange(ends[-1]))
     each, never = np.ones(REQUESTS, np.int32), np.full(REQUESTS, np.inf)
     return Jobs(
-        ("model",), np.where(n < CLIENTS, 0.0, np.inf), 0 * each, prompt.astype(np.int32),
-        rng.integers(OUTPUT_TOKENS[0], OUTPUT_TOKENS[1] + 1, REQUESTS, np.int32), never, never,
-        after=np.maximum(n - CLIENTS, -1).astype(np.int32), think_s=np.zeros(REQUESTS),
+        ("model",),
+        np.where(n < CLIENTS, 0.0, np.inf),
+        0 * each,
+        prompt.astype(np.int32),
+        rng.integers(OUTPUT_TOKENS[0], OUTPUT_TOKENS[1] + 1, REQUESTS, np.int32),
+        never,
+        never,
+        after=np.maximum(n - CLIENTS, -1).astype(np.int32),
+        think_s=np.zeros(REQUESTS),
         prefix=Prefix(BLOCK, np.concatenate([[0], ends]), ids),
-    )  # fmt: skip
+    )
 
 
 def kept() -> Kept:

@@ -133,9 +133,16 @@ def _alike(
     n = len(arrival_s)
     each, never = np.ones(n, np.int32), np.full(n, np.inf)
     return Jobs(
-        ("model",), arrival_s, 0 * each, prompt * each, output * each, never, never,
-        after=after, think_s=None if after is None else np.zeros(n),
-    )  # fmt: skip
+        ("model",),
+        arrival_s,
+        0 * each,
+        prompt * each,
+        output * each,
+        never,
+        never,
+        after=after,
+        think_s=None if after is None else np.zeros(n),
+    )
 
 
 Load = Poisson | Closed | Batch
@@ -170,9 +177,13 @@ class Setting(NamedTuple):
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         return Config(
-            (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
-            block_tokens=BLOCK_TOKENS, **flags,
-        )  # fmt: skip
+            (Served("model", self.shape, self.tp),),
+            gpu=self.gpu,
+            gpus=self.tp,
+            host=self.engine,
+            block_tokens=BLOCK_TOKENS,
+            **flags,
+        )
 
     @property
     def kv_blocks(self) -> int:

@@ -140,16 +140,14 @@ class Beside(NamedTuple):
         return "\n".join([*lines[:-1], *table(self.rows), *[self.note] * bool(self.note), *after]).rstrip() + "\n"
 
 
-def page(
-    frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Kept, table: Table
-) -> str:  # fmt: skip
+def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Kept, table: Table) -> str:
     """Return the page as Markdown; `shared` are lines on models that share a card, `kept` is what an idle one keeps."""
     return "\n".join(_lines(frame, skipped, shared, kept, table)) + "\n"
 
 
 def _lines(
     frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Kept, table: Table
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     yield HEAD
     everything, frame = frame, frame[frame["group"] == ""]
     yield f"{frame.groupby(['file', 'row']).ngroups} cases of {frame['file'].nunique()} files; {len(skipped)} skipped."
@@ -176,9 +174,14 @@ def _lines(
 
 
 def compared(
-    command: str, told: Sequence[str], pairs: Sequence[Pair], cells: Sequence[Cell], attainment: str,
-    met: Sequence[str], table: Table,
-) -> str:  # fmt: skip
+    command: str,
+    told: Sequence[str],
+    pairs: Sequence[Pair],
+    cells: Sequence[Cell],
+    attainment: str,
+    met: Sequence[str],
+    table: Table,
+) -> str:
     """Return a comparison of an engine with the simulator as Markdown: what was said, pairs, cells, then the aims."""
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []

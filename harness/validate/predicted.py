@@ -89,9 +89,17 @@ class Plan(NamedTuple):
     def spec(self, count: int, engine: str) -> Spec:
         """Return the spec of so many models on an engine, whose rate and seed are still to be set."""
         spec = Spec(
-            "static", engine=engine, table=self.table, models=f"{self.model}*{count}", gpus=self.gpus, trace=TRACE,
-            served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S, drain_s=self.drain_s,
-        )  # fmt: skip
+            "static",
+            engine=engine,
+            table=self.table,
+            models=f"{self.model}*{count}",
+            gpus=self.gpus,
+            trace=TRACE,
+            served=SERVED,
+            window_s=self.window_s,
+            warmup_s=WARMUP_S,
+            drain_s=self.drain_s,
+        )
         return spec if self.memory is None else replace(spec, pool_bytes=self.memory.pool_bytes(spec))
 
 
@@ -208,10 +216,15 @@ def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float
     load = [f"{count} models, {100 * shares[rate]:.0f} %" for rate in rows["rate_scale"]]
     return pd.DataFrame(
         {
-            "condition": load, "label": rows["label"].astype(str), "seed": rows["seed"], "side": side,
-            "measure": rows["definition"].astype(str), "value": rows["value"], "invalid": rows["invalid"].notna(),
+            "condition": load,
+            "label": rows["label"].astype(str),
+            "seed": rows["seed"],
+            "side": side,
+            "measure": rows["definition"].astype(str),
+            "value": rows["value"],
+            "invalid": rows["invalid"].notna(),
         }
-    )  # fmt: skip
+    )
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:

@@ -42,10 +42,19 @@ RATES = (2.0, 4.0, 6.0)
 SLO = "absolute:ttft=1,tpot=0.05"
 SAME = 0.01  # of attainment, within which two systems are not in order
 CAMPAIGN: dict[str, Any] = {
-    "models": "llama-3.1-8b*4", "trace": str(REQUESTS.relative_to(ROOT)), "gpu": "h100", "gpus": 1, "scaling": "time",
-    "plan": "trace", "warmup_s": 0.0, "served": 1024, "chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9,
+    "models": "llama-3.1-8b*4",
+    "trace": str(REQUESTS.relative_to(ROOT)),
+    "gpu": "h100",
+    "gpus": 1,
+    "scaling": "time",
+    "plan": "trace",
+    "warmup_s": 0.0,
+    "served": 1024,
+    "chunk_tokens": 2048,
+    "batch_cap": 256,
+    "mem_fraction": 0.9,
     "admission": "prompt",
-}  # fmt: skip
+}
 
 
 class Seen(NamedTuple):
@@ -125,12 +134,18 @@ def page(path: Path) -> str:
     head = ["system", *(f"{rate:g} times the rate" for rate in rates)]
     table = [head, ["---"] * len(head)]
     table += [[system, *(f"{100 * by[system, rate]:.1f}" for rate in rates)] for system in systems]
-    return "\n".join([
-        f"# What the simulator says by {about['law']}, {about['date']}", "",
-        f"SLO attainment in per cent, {about['slo']}: {about['models']} on {about['gpus']} x {about['gpu']},",
-        f"{about['trace']}. No card had run it. Written by `python -m harness.validate.prediction {path.stem}`; never",
-        "edited.", "", *(f"| {' | '.join(row)} |" for row in table), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# What the simulator says by {about['law']}, {about['date']}",
+            "",
+            f"SLO attainment in per cent, {about['slo']}: {about['models']} on {about['gpus']} x {about['gpu']},",
+            f"{about['trace']}. No card had run it. Written by",
+            f"`python -m harness.validate.prediction {path.stem}`; never edited.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in table),
+            "",
+        ]
+    )
 
 
 def held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:

@@ -168,9 +168,14 @@ def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
     for pair in sorted(compared, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
         yield (
-            pair.condition, pair.first, pair.second, f"{pair.servers.n}{invalid}", _points(pair.servers),
-            _points(pair.simulator), pair.verdict,
-        )  # fmt: skip
+            pair.condition,
+            pair.first,
+            pair.second,
+            f"{pair.servers.n}{invalid}",
+            _points(pair.servers),
+            _points(pair.simulator),
+            pair.verdict,
+        )
 
 
 def _points(difference: Estimate) -> str:
@@ -189,9 +194,14 @@ def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ..
     for cell in (cell for cell in scored if cell.measure == attainment):
         others = [by.get((cell.condition, cell.label, name)) for name in columns]
         yield (
-            cell.condition, cell.label, str(cell.n), f"{100 * cell.servers:.1f}", f"{100 * cell.simulator:.1f}",
-            f"{100 * cell.error:+.1f} (±{100 * cell.spread:.1f})", *map(_error, others),
-        )  # fmt: skip
+            cell.condition,
+            cell.label,
+            str(cell.n),
+            f"{100 * cell.servers:.1f}",
+            f"{100 * cell.simulator:.1f}",
+            f"{100 * cell.error:+.1f} (±{100 * cell.spread:.1f})",
+            *map(_error, others),
+        )
 
 
 def _error(cell: Cell | None) -> str:

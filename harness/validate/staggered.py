@@ -41,12 +41,29 @@ from harness.validate.replayed import replayed
 from workloads.models import shape
 from workloads.ramps import ramps
 
-COLUMNS = ("set", "peak", "prompt", "completion", "inst", "completed", "out_tokens", "mean_ttft_ms",
-           "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")  # fmt: skip
+COLUMNS = (
+    "set",
+    "peak",
+    "prompt",
+    "completion",
+    "inst",
+    "completed",
+    "out_tokens",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "mean_e2el_ms",
+)
 SYSTEMS = {"baseline": "static", "kvcached": "elastic"}  # by the end of `set`
 FIELDS: Mapping[str, Mapping[str, Any]] = {"static": {"size": "equal"}, "elastic": {}}
-METRICS = {"mean_ttft_s": "mean_ttft_ms", "median_ttft_s": "median_ttft_ms", "p99_ttft_s": "p99_ttft_ms",
-           "mean_tpot_s": "mean_tpot_ms", "mean_e2e_s": "mean_e2el_ms"}  # fmt: skip
+METRICS = {
+    "mean_ttft_s": "mean_ttft_ms",
+    "median_ttft_s": "median_ttft_ms",
+    "p99_ttft_s": "p99_ttft_ms",
+    "mean_tpot_s": "mean_tpot_ms",
+    "mean_e2e_s": "mean_e2el_ms",
+}
 SCORED = {"mean_ttft_s": "TTFT", "mean_tpot_s": "TPOT", "mean_e2e_s": "E2E"}
 KEYS = ["system", "peak", "instance"]  # of a row
 GPU, HOST, SHARE = "mi300x", "vllm-0.14", 0.90
@@ -184,10 +201,16 @@ def config(load: Load, peak: int, process_bytes: float | None) -> Config:
     """Return the configuration of the card and its models."""
     plan = {name: Plan(peak / 2, load.prompt, load.output, "ramps") for name in load.names}
     return Config(
-        tuple(Served(name, load.shape) for name in load.names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192,
-        mem_fraction=SHARE, process_bytes=None if process_bytes is None else round(process_bytes),
-        noise=quantities.noise(GPU, HOST), plan=plan,
-    )  # fmt: skip
+        tuple(Served(name, load.shape) for name in load.names),
+        gpu=GPU,
+        host=HOST,
+        batch_cap=1024,
+        chunk_tokens=8192,
+        mem_fraction=SHARE,
+        process_bytes=None if process_bytes is None else round(process_bytes),
+        noise=quantities.noise(GPU, HOST),
+        plan=plan,
+    )
 
 
 def ours(
@@ -277,9 +300,11 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
     """
     there = run.rows[KEYS]
     whos: Mapping[str, tuple[float, Literal["turns", "fluid"]]] = {
-        "ours": (held.mean, "turns"), "low": (held.low, "turns"), "high": (held.high, "turns"),
+        "ours": (held.mean, "turns"),
+        "low": (held.low, "turns"),
+        "high": (held.high, "turns"),
         "fluid": (held.mean, "fluid"),
-    }  # fmt: skip
+    }
     ways = list(dict.fromkeys(whos.values()))
     todo = [
         (name, peak, way)

@@ -33,9 +33,10 @@ BLOCKS = re.compile(r"# (?:GPU|CUDA|cuda|CPU|cpu) blocks: (\d+)")
 PAIR = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,\s]+)(?=,|\s|$)")  # of the engine's config
 # Options of vLLM by the fields of a spec, each with what its value is.
 OPTIONS: Mapping[str, tuple[str, type]] = {
-    "chunk_tokens": ("max_num_batched_tokens", int), "batch_cap": ("max_num_seqs", int),
+    "chunk_tokens": ("max_num_batched_tokens", int),
+    "batch_cap": ("max_num_seqs", int),
     "mem_fraction": ("gpu_memory_utilization", float),
-}  # fmt: skip
+}
 NUMBERS = {**dict(OPTIONS.values()), "kv_cache_memory_bytes": int, "block_size": int}  # options that are read
 FORMATS = {"fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "awq_marlin": "int4", "gptq": "int4", "gptq_marlin": "int4"}
 SIXTEEN = frozenset({"torch.bfloat16", "torch.float16", "bfloat16", "float16"})
@@ -87,12 +88,19 @@ def read(path: Path) -> Start:
         )
     config = {key: value.strip("'\"") for key, value in PAIR.findall(engine[2])}
     return Start(
-        engine[1], _value(path, config, "model"), _count(path, config, "tensor_parallel_size"),
-        _value(path, config, "dtype"), config.get("kv_cache_dtype", "auto"), config.get("quantization", "None"),
-        _count(path, config, "max_seq_len"), config.get("device_config", "cuda"), _stated(path, text),
-        _first(WEIGHTS, text), _first(KV, text),
+        engine[1],
+        _value(path, config, "model"),
+        _count(path, config, "tensor_parallel_size"),
+        _value(path, config, "dtype"),
+        config.get("kv_cache_dtype", "auto"),
+        config.get("quantization", "None"),
+        _count(path, config, "max_seq_len"),
+        config.get("device_config", "cuda"),
+        _stated(path, text),
+        _first(WEIGHTS, text),
+        _first(KV, text),
         *(None if (number := _first(form, text)) is None else int(number) for form in (TOKENS, BLOCKS)),
-    )  # fmt: skip
+    )
 
 
 def _value(path: Path, config: Mapping[str, str], key: str) -> str:

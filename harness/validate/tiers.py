@@ -31,9 +31,21 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
         raise UserError(f"{table} is no table of devices; bench calibrate torch writes one")
     shape = next(iter(measured.steps))
     tier = Plan(
-        engine, table, shape, EIGHT, (4,), SHARES, 5, 20.0, AGAIN, gpus=2, memory=MEMORY, drain_s=20.0, way="host",
+        engine,
+        table,
+        shape,
+        EIGHT,
+        (4,),
+        SHARES,
+        5,
+        20.0,
+        AGAIN,
+        gpus=2,
+        memory=MEMORY,
+        drain_s=20.0,
+        way="host",
         judged=False,
-    )  # fmt: skip
+    )
     if not full:
         return tier
     systems = tuple(name for name in system.names() if name != "unshared")

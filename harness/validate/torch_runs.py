@@ -62,13 +62,31 @@ SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0), (0.1, 0.2)), Serving("cuda", 
 
 
 def spec(
-    serving: Serving, rate: float, seed: int, window_s: float, devices: int = DEVICES, trace: str = TRACE,
+    serving: Serving,
+    rate: float,
+    seed: int,
+    window_s: float,
+    devices: int = DEVICES,
+    trace: str = TRACE,
     served: int = SERVED,
-) -> Spec:  # fmt: skip
+) -> Spec:
     """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
-    base = Spec("prism", models=MODELS, gpus=devices, trace=trace, served=served, rate_scale=rate, seed=seed,
-                window_s=window_s, warmup_s=WARMUP_S, drain_s=DRAIN_S, chunk_tokens=2048, batch_cap=256,
-                mem_fraction=0.9, admission="prompt")  # fmt: skip
+    base = Spec(
+        "prism",
+        models=MODELS,
+        gpus=devices,
+        trace=trace,
+        served=served,
+        rate_scale=rate,
+        seed=seed,
+        window_s=window_s,
+        warmup_s=WARMUP_S,
+        drain_s=DRAIN_S,
+        chunk_tokens=2048,
+        batch_cap=256,
+        mem_fraction=0.9,
+        admission="prompt",
+    )
     ttft_s, tpot_s = serving.slo_s
     slo_s = tuple((name, ttft_s, tpot_s) for name in Setup(base).models.names)
     return replace(base, slo=f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", slo_s=slo_s)
@@ -84,17 +102,29 @@ def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Seque
     longest = sum(EACH // config.gpus * base.served * kv_bytes for _, kv_bytes in served)
     heaviest = sorted(w for w, _ in served)[-(len(served) // config.gpus) :]  # a device's share of the models
     pool_bytes = math.ceil((sum(heaviest) + longest) / PAGE) * PAGE
-    settings = ("gpus", "node_gpus", "block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "watermark", "seed",
-                "start_s")  # fmt: skip
+    settings = (
+        "gpus",
+        "node_gpus",
+        "block_tokens",
+        "batch_cap",
+        "chunk_tokens",
+        "prefill_tokens",
+        "watermark",
+        "seed",
+        "start_s",
+    )
     columns = {name: getattr(jobs, name) for name in (*COUNTS, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
     return Workload(
-        stage, name, serving.device, setup.end_s,
+        stage,
+        name,
+        serving.device,
+        setup.end_s,
         {"pool_bytes": pool_bytes} | {name: getattr(config, name) for name in settings},
         [[m.name, [m.ttft_slo_s, m.tpot_slo_s], list(_dense(m.shape))] for m in config.models],
         {model: list(plan) for model, plan in config.plan.items()},
         {name: _plain(column) for name, column in columns.items()},
         {text: as_dict(replace(each, pool_bytes=pool_bytes)) for text, each in by_system.items()},
-    )  # fmt: skip
+    )
 
 
 def _served(shape: Shape, device: str) -> tuple[int, int]:
@@ -171,14 +201,32 @@ def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str
     measured_on = ", ".join(f"{key} {value}" for key, value in line["measured_on"].items())
     made = specs.stored(values)
     fields = tuple(sorted({**dict(made.fields), **line["fields"]}.items()))
-    made = replace(made, engine="torch", gpu=line["gpu"], decision_s=0.0, control_s=0.0, noise=0.0, fields=fields,
-                   measured_on=measured_on)  # fmt: skip
+    made = replace(
+        made,
+        engine="torch",
+        gpu=line["gpu"],
+        decision_s=0.0,
+        control_s=0.0,
+        noise=0.0,
+        fields=fields,
+        measured_on=measured_on,
+    )
     about = {
-        "spec": as_dict(made), "spec_hash": made.hash8, "code_hash": "", "fidelity": line["fidelity"],
-        "tier": "synthetic", "fit": None, "plan_origin": made.plan, "stats": line["stats"], "skipped": None,
-        "infeasible": None, "refused": line["refused"], "first_refused": line["first_refused"],
-        "end_s": line["noted"]["end_s"], "measured_on": line["measured_on"],
-    }  # fmt: skip
+        "spec": as_dict(made),
+        "spec_hash": made.hash8,
+        "code_hash": "",
+        "fidelity": line["fidelity"],
+        "tier": "synthetic",
+        "fit": None,
+        "plan_origin": made.plan,
+        "stats": line["stats"],
+        "skipped": None,
+        "infeasible": None,
+        "refused": line["refused"],
+        "first_refused": line["first_refused"],
+        "end_s": line["noted"]["end_s"],
+        "measured_on": line["measured_on"],
+    }
     about |= {"verdict": line["verdict"]} if "verdict" in line else {}
     batches = rows.noted(noted(line["noted"]), of.requests(), line["fidelity"], token_times=False)
     record.write(out / made.folder, batches, about, side=line["side"])

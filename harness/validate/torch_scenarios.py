@@ -150,10 +150,12 @@ def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
     """
     n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
     shape = SHAPE._replace(name=name)
-    config = Config((Served("m", shape),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB,
-                    admission=scenario.admission)  # fmt: skip
-    jobs = Jobs(("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32),
-                none, none)  # fmt: skip
+    config = Config(
+        (Served("m", shape),), gpus=scenario.gpus, watermark=0.0, pool_bytes=512 * MIB, admission=scenario.admission
+    )
+    jobs = Jobs(
+        ("m",), np.zeros(n), np.zeros(n, np.int32), np.array(PROMPTS, np.int32), np.array(OUTPUTS, np.int32), none, none
+    )
     options = {"process": "gpu", **scenario.options}
     engine = Torch(config, options)
     engine.logits = {}
@@ -177,10 +179,18 @@ def draw(folder: Path, seed: int = 0) -> Net:
     """Write a checkpoint of SHAPE below a folder, by its name, none of whose tensors is trivial; return its network."""
     s, draws = SHAPE, np.random.default_rng(seed)
     about = {
-        "model_type": "llama", "num_hidden_layers": s.layers, "hidden_size": s.hidden, "num_attention_heads": s.q_heads,
-        "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim, "intermediate_size": s.ffn, "vocab_size": s.vocab,
-        "tie_word_embeddings": s.tied, "max_position_embeddings": s.max_tokens, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+        "model_type": "llama",
+        "num_hidden_layers": s.layers,
+        "hidden_size": s.hidden,
+        "num_attention_heads": s.q_heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "intermediate_size": s.ffn,
+        "vocab_size": s.vocab,
+        "tie_word_embeddings": s.tied,
+        "max_position_embeddings": s.max_tokens,
+        "rms_norm_eps": 1e-5,
+    }
     to = folder / s.name
     to.mkdir(parents=True)
     (to / "config.json").write_text(json.dumps(about), "utf-8")
@@ -198,8 +208,12 @@ def draw(folder: Path, seed: int = 0) -> Net:
 def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
     """Return the logits after each token of a context, (tokens, vocabulary), in float64."""
     s, n = net.shape, len(ids)
-    W = {name: weight.astype(np.float64).reshape(size) for (name, size), weight in zip(nets.tensors(net), (
-        weights[name] for name, _ in nets.tensors(net)), strict=True)}  # fmt: skip
+    W = {
+        name: weight.astype(np.float64).reshape(size)
+        for (name, size), weight in zip(
+            nets.tensors(net), (weights[name] for name, _ in nets.tensors(net)), strict=True
+        )
+    }
     angle = np.arange(n)[:, None] * net.theta ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     later = np.triu(np.full((n, n), -np.inf), 1)

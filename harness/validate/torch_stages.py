@@ -150,9 +150,14 @@ def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
 
 
 def conduct(
-    folder: Path, plan: Path, device: str, minutes: float, again: Collection[str], say: Callable[[str], None],
+    folder: Path,
+    plan: Path,
+    device: str,
+    minutes: float,
+    again: Collection[str],
+    say: Callable[[str], None],
     only: Collection[str] = (),
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Do the runs that are left, of the stages in `only` if there are any, within `minutes`.
 
     Return the number of runs by how they stand now. UserError for a stage or run that is none.
@@ -204,9 +209,13 @@ def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> st
         dtype = {"DTYPE": run.name.rpartition(", ")[2]} if run.stage == "correctness" else {}
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, "--do", *run[:2], "--plan", str(plan), "--at", str(folder)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+            start_new_session=True,
             env={**os.environ, "PYTHONPATH": path, "DEVICE": device, **dtype},
-        )  # fmt: skip
+        )
         try:
             code = process.wait(limit_s if limit_s < math.inf else None)
         except subprocess.TimeoutExpired:
@@ -273,8 +282,15 @@ def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> 
     given = {"pool_bytes": POOL[device], "gpu": gpu}
     if device == "cuda":  # a device is the part of a card that it is in the other stages
         given = {"pool_bytes": min(POOL[device], on.mem_bytes), "gpu": gpu, "gpus": config.gpus}
-    about = {"device": device, "on": on.on, "sms": on.sms, "gbps": dict(on.links), **given,
-             "shapes": [list(shape) for shape in shapes.values()], "measured_on": machine_facts("torch")}  # fmt: skip
+    about = {
+        "device": device,
+        "on": on.on,
+        "sms": on.sms,
+        "gbps": dict(on.links),
+        **given,
+        "shapes": [list(shape) for shape in shapes.values()],
+        "measured_on": machine_facts("torch"),
+    }
     (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     made = torch_timed.measure(folder, shapes, print, Fields(), given)
     return {"state": "done", "lines": len(made)}
@@ -305,8 +321,15 @@ def serve(workload: Workload, text: str, gpu: str) -> Line:
     side = {"policy_s": outcome.policy_s, "policy_calls": outcome.policy_calls, "slowest_s": outcome.slowest_s}
     counts = {name: int((noted.ends == code).sum()) for code, name in enumerate(NAMES)}
     told = {"refused": outcome.refused, "first_refused": outcome.first_refused, "stats": stats, **judged}
-    return {"state": "done", "counts": counts, **line, **about, **told, "side": side | dict(engine.side()),
-            "noted": plain(noted)}  # fmt: skip
+    return {
+        "state": "done",
+        "counts": counts,
+        **line,
+        **about,
+        **told,
+        "side": side | dict(engine.side()),
+        "noted": plain(noted),
+    }
 
 
 def plain(noted: Noted) -> Line:
@@ -315,8 +338,13 @@ def plain(noted: Noted) -> Line:
     Seconds are kept to a microsecond, and a column of one value is that value alone.
     """
     columns = {name: _column(noted.R[name].tolist()) for name in noted.R.dtype.names or ()}
-    return {"R": columns, "ends": noted.ends.tolist(), "places": [list(place) for place in noted.places],
-            "late_s": _column(noted.late_s.tolist()), "end_s": noted.end_s}  # fmt: skip
+    return {
+        "R": columns,
+        "ends": noted.ends.tolist(),
+        "places": [list(place) for place in noted.places],
+        "late_s": _column(noted.late_s.tolist()),
+        "end_s": noted.end_s,
+    }
 
 
 def _column(values: Sequence[float]) -> Any:

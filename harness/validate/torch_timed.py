@@ -111,9 +111,13 @@ class Bench:
     """A folder's journal, and what is still to be measured into it."""
 
     def __init__(
-        self, folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields,
+        self,
+        folder: Path,
+        shapes: Mapping[str, Shape],
+        say: Callable[[str], None],
+        fields: Fields,
         given: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.shapes, self.say, self.fields, self.given = shapes, say, fields, dict(given)
         self.book = Journal(folder / RAW)
         if other := next((w for row in self.book.rows if (w := row.facts["wide"]) != fields.wide), None):
@@ -141,9 +145,14 @@ class Bench:
 
 
 def ran(
-    bench: Bench, config: Config, options: Mapping[str, Option], uses: Iterable[str], work: Jobs,
-    script: Callable[[Torch], Script], repeat: int = 0,
-) -> tuple[Torch, list[Watched], float]:  # fmt: skip
+    bench: Bench,
+    config: Config,
+    options: Mapping[str, Option],
+    uses: Iterable[str],
+    work: Jobs,
+    script: Callable[[Torch], Script],
+    repeat: int = 0,
+) -> tuple[Torch, list[Watched], float]:
     """Run a script; return the engine, its steps, and the cores that others kept busy."""
     engine = Torch(config, options, bench.fields)
     engine.repeat = repeat
@@ -210,8 +219,9 @@ def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
             decodes[len(step.rows), longest].append((ctx, after.ordered_s - step.ordered_s))
     timed = [
         measured("prefill", {"shape": name, "tokens": tokens, "held": tokens in HELD_PROMPTS}, took[1:] or took)
-        for tokens, took in prefills.items() if tokens in PROMPTS
-    ]  # fmt: skip
+        for tokens, took in prefills.items()
+        if tokens in PROMPTS
+    ]
     for (seqs, ctx), pairs in decodes.items():
         params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": seqs in HELD_SEQS}
         ctx_tokens = float(np.median([tokens for tokens, _ in pairs]))
@@ -221,8 +231,9 @@ def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
         behind[start].append(took_s)
     timed += [
         measured("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took)
-        for start, took in behind.items() if start
-    ]  # fmt: skip
+        for start, took in behind.items()
+        if start
+    ]
     return timed, others
 
 

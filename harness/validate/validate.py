@@ -27,16 +27,34 @@ AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 CONDITIONS = ("engine", "gpu", "model", "tp", "load", "flags", "stage", "metric")
 COLUMNS = (
-    "file", "row", *CONDITIONS, "measured", "ours", "error", "spread", "fitted", "unscored", "group", "real_spread",
-)  # fmt: skip
+    "file",
+    "row",
+    *CONDITIONS,
+    "measured",
+    "ours",
+    "error",
+    "spread",
+    "fitted",
+    "unscored",
+    "group",
+    "real_spread",
+)
 # Median and P95 in per cent of quantised models and mixtures, which no table and no host profile was fitted on.
 GROUP_AIM = (8.0, 20.0)
 GROUP_HEAD = ("engine", "gpu", "format", "model", "rows", "tpot %", "throughput %", "bias of tpot %", "ttft %", "aim")
 WORST = 10
 HEAD = (
-    "engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %", f"spread of {SEEDS} seeds %",
+    "engine",
+    "gpu",
+    "metric",
+    "rows",
+    "cases",
+    "median %",
+    "P95 %",
+    "bias %",
+    f"spread of {SEEDS} seeds %",
     "measured spread %",
-)  # fmt: skip
+)
 
 
 def ours(
@@ -88,9 +106,12 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
         "ttft": float(taken.ttft_s.mean()),
         "tpot": float(attainment.tpot_s(taken).mean()),
         "e2e": float(taken.e2e_s.mean()),
-        **{f"{metric}_p{p}": float(np.percentile(seconds, p))
-           for metric, seconds in (("ttft", taken.ttft_s), ("e2e", taken.e2e_s)) for p in (90, 99)},
-    }  # fmt: skip
+        **{
+            f"{metric}_p{p}": float(np.percentile(seconds, p))
+            for metric, seconds in (("ttft", taken.ttft_s), ("e2e", taken.e2e_s))
+            for p in (90, 99)
+        },
+    }
 
 
 def unscored(setting: Setting, metric: str) -> str:
@@ -112,8 +133,10 @@ def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) 
     runs = len({case.setting for case in cases})
     told = tell or (lambda _done, _of: None)
     plain = ours(cases, tell=lambda done: told(done, runs * (1 + seeds)))
-    drawn = [ours(cases, None, k, lambda done, k=k: told(runs * (1 + k) + done, runs * (1 + seeds)))  # type: ignore[misc]
-             for k in range(seeds)]  # fmt: skip
+    drawn = [
+        ours(cases, None, k, lambda done, k=k: told(runs * (1 + k) + done, runs * (1 + seeds)))  # type: ignore[misc]
+        for k in range(seeds)
+    ]
     told(runs * (1 + seeds), runs * (1 + seeds))
     lines = []
     for at, (case, values) in enumerate(zip(cases, plain, strict=True)):

@@ -87,8 +87,9 @@ class Slow:
     def bench(self, out: Path, *words: str, **env: str) -> subprocess.Popen[str]:
         """Begin the study as a user does."""
         command = [sys.executable, "-m", "harness", "study", str(self.toml), "--no-plot", "-o", str(out), *words]
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True)  # fmt: skip
+        return subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
 
 def stored(out: Path) -> int:

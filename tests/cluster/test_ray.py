@@ -128,8 +128,14 @@ def test_no_run_is_lost_with_a_worker_or_a_node(two: Any, address: str, tmp_path
 
 def test_no_cluster_and_no_answer_are_one_line(tmp_path: Path) -> None:
     slow = Slow(tmp_path, seeds=1)
-    with slow.bench(tmp_path / "out", "--executor", "ray:127.0.0.1:1", RAY_gcs_server_request_timeout_seconds="2",
-                    RAY_gcs_rpc_server_connect_timeout_s="1", RAY_NUM_REDIS_GET_RETRIES="1") as process:  # fmt: skip
+    with slow.bench(
+        tmp_path / "out",
+        "--executor",
+        "ray:127.0.0.1:1",
+        RAY_gcs_server_request_timeout_seconds="2",
+        RAY_gcs_rpc_server_connect_timeout_s="1",
+        RAY_NUM_REDIS_GET_RETRIES="1",
+    ) as process:
         _, err = process.communicate()
     assert process.returncode == 2, err
     assert len([line for line in err.splitlines() if line.startswith("error: ray 127.0.0.1:1")]) == 1

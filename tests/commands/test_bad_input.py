@@ -20,8 +20,20 @@ from tests.cases import cases
 from tests.harness.run.test_sweep import SYSTEM, files
 from traces import schema
 
-COMPARE = ("compare", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1",
-           "--rate-scale", "1", "--no-plot")  # fmt: skip
+COMPARE = (
+    "compare",
+    "--systems",
+    "static",
+    "--trace",
+    "sample",
+    "--models",
+    "llama-3.2-1b*2",
+    "--seeds",
+    "1",
+    "--rate-scale",
+    "1",
+    "--no-plot",
+)
 
 
 def bench(*args: object) -> Result:
@@ -50,8 +62,16 @@ def test_several_counts_of_gpus_are_a_question_of_size() -> None:
 # ------------------------------------------------------------------ traces
 
 HEADER = "time,who,n_in,n_out\n"
-COLUMNS = ("--column", "arrival_s=time", "--column", "model=who", "--column", "prompt_tokens=n_in",
-           "--column", "output_tokens=n_out")  # fmt: skip
+COLUMNS = (
+    "--column",
+    "arrival_s=time",
+    "--column",
+    "model=who",
+    "--column",
+    "prompt_tokens=n_in",
+    "--column",
+    "output_tokens=n_out",
+)
 ROWS = [
     ("12:04:99,a,3,4", ":3", '"12:04:99"'),
     ("nan,a,3,4", ":3", "time"),
@@ -117,8 +137,20 @@ def table(**columns: object) -> pa.Table:
 def test_a_canonical_file_is_checked_again(columns: dict[str, object], says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     schema.write(table(**columns), path)
-    result = bench("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--no-plot",
-                   "--rate-scale", "1", "-o", tmp_path / "out")  # fmt: skip
+    result = bench(
+        "compare",
+        "--systems",
+        "static",
+        "--trace",
+        path,
+        "--models",
+        "llama-3.2-1b*2",
+        "--no-plot",
+        "--rate-scale",
+        "1",
+        "-o",
+        tmp_path / "out",
+    )
     mistake(result, path.name, says)
     assert files(tmp_path / "out") == {}
 
@@ -451,12 +483,27 @@ def test_odd_numbers_of_a_price_a_growth_and_a_node_are_one_line(tmp_path: Path)
 
 def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "set.toml").write_text('[[model]]\nname = "a$x_{$"\nshape = "llama-3.2-1b"\n')
-    (tmp_path / "t$^$.csv").write_text("time,model,prompt_tokens,output_tokens\n" + "".join(
-        f"{k / 4},a$x_{{$,100,20\n" for k in range(100)))  # fmt: skip
+    (tmp_path / "t$^$.csv").write_text(
+        "time,model,prompt_tokens,output_tokens\n" + "".join(f"{k / 4},a$x_{{$,100,20\n" for k in range(100))
+    )
     (tmp_path / "mine$_{$.py").write_text((ROOT / "tests/harness/check/sound/admits_each.py").read_text("utf-8"))
-    done = bench("compare", "--systems", f"{tmp_path}/mine$_{{$.py,static:equal", "--trace", tmp_path / "t$^$.csv",
-                 "--models", tmp_path / "set.toml", "--seeds", "1", "--rate-scale", "1", "--slo",
-                 "absolute:ttft=1,tpot=1", "-o", tmp_path / "out")  # fmt: skip
+    done = bench(
+        "compare",
+        "--systems",
+        f"{tmp_path}/mine$_{{$.py,static:equal",
+        "--trace",
+        tmp_path / "t$^$.csv",
+        "--models",
+        tmp_path / "set.toml",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--slo",
+        "absolute:ttft=1,tpot=1",
+        "-o",
+        tmp_path / "out",
+    )
     assert done.exit_code == 0, done.output
     (sweep,) = (path.parent for path in (tmp_path / "out").glob("*/attainment.parquet"))
     assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0

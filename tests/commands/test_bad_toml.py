@@ -182,9 +182,13 @@ WHOLE = {
 }
 
 FILES = {
-    "spec": SPEC, "model set": SET, "SLO classes": CLASSES, "placement": PLACEMENT, "cost table": TABLE,
+    "spec": SPEC,
+    "model set": SET,
+    "SLO classes": CLASSES,
+    "placement": PLACEMENT,
+    "cost table": TABLE,
     "cost table of a machine": WHOLE,
-}  # fmt: skip
+}
 
 
 @cases(("kind", "text", "says"), [(kind, text, says) for kind, texts in FILES.items() for text, says in texts.items()])

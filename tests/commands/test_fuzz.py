@@ -52,15 +52,24 @@ print(json.dumps(faults))
 """
 
 SAYS = {
-    "traceback": "traceback", "silent": "accepted", "hang": "no end within 2 s", "busy": "s of processor time",
-    "memory": "GiB", "half": "left part", "blame": '"mine.py" is not named', "lines": "2 lines on stderr",
-    "mute": "no line", "code": "exit code 3", "good": "",
-}  # fmt: skip
+    "traceback": "traceback",
+    "silent": "accepted",
+    "hang": "no end within 2 s",
+    "busy": "s of processor time",
+    "memory": "GiB",
+    "half": "left part",
+    "blame": '"mine.py" is not named',
+    "lines": "2 lines on stderr",
+    "mute": "no line",
+    "code": "exit code 3",
+    "good": "",
+}
 
 
 def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", PLANTED, str(tmp_path)], capture_output=True, text=True, check=True,
-                          cwd=ROOT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     faults = json.loads(done.stdout)
     assert faults.keys() == SAYS.keys()
     for fault, says in SAYS.items():

@@ -82,8 +82,9 @@ def test_a_study_on_servers_is_its_conditions_and_systems_that_they_can_run(
         any(f"skipped: {name} on vllm: no " in note for note in notes)
         for name in set(whole.systems) - set(here.systems)
     )
-    wide = [f'skipped: condition "{c.name}" needs 2 GPUs, there are 1' for c in whole.condition
-            if min(counts(whole, c)) > 1]  # fmt: skip
+    wide = [
+        f'skipped: condition "{c.name}" needs 2 GPUs, there are 1' for c in whole.condition if min(counts(whole, c)) > 1
+    ]
     assert wide == [note for note in notes if "condition" in note]
     with pytest.raises(UserError, match="aegaeon: no condition runs on 1 GPUs"):
         part(study("aegaeon"), "vllm", None, 1)

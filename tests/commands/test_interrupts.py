@@ -110,8 +110,12 @@ def test_a_command_without_addresses_is_refused_before_its_libraries_fail() -> N
         for words in (COMPARE, ("list", "systems")):
             done = subprocess.run(
                 ["/bin/sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh", sys.executable, "-m", "harness", *words],
-                cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-            )  # fmt: skip
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
             says = f"error: ulimit -v is {kib}, the bench needs 3145728: raise it, or limit memory by a cgroup\n"
             assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
 
@@ -150,9 +154,12 @@ def test_a_command_ends_soon_at_whatever_instant_it_is_interrupted(way: str, tmp
         number, out = draw.choice([signal.SIGINT, signal.SIGTERM]), tmp_path / f"out{k}"
         words = [{"SPEC": str(spec), "OUT": str(out)}.get(word, word) for word in WAYS[way]]
         with subprocess.Popen(
-            [sys.executable, "-m", "harness", *words], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        ) as run:  # fmt: skip
+            [sys.executable, "-m", "harness", *words],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as run:
             family = list[psutil.Process]()
             try:
                 run.wait(draw.uniform(0.3, 8.0))

@@ -55,10 +55,16 @@ def test_stored_results_run_no_code_but_where_it_is_trusted(theirs: Path, tmp_pa
     page, figure = tmp_path / "p.html", tmp_path / "figure"
     request, timeline = ("explain", run, "--request", "3"), ("timeline", run, "-o", tmp_path / "t.json")
     for args in (
-        request, timeline, ("explain", run, "--misses"), ("explain", sweep, "--misses"), ("plot", sweep, "-o", figure),
-        ("report", sweep, "-o", page), ("run", spec, "--dry-run", "-o", results), ("run", spec, "-o", results),
+        request,
+        timeline,
+        ("explain", run, "--misses"),
+        ("explain", sweep, "--misses"),
+        ("plot", sweep, "-o", figure),
+        ("report", sweep, "-o", page),
+        ("run", spec, "--dry-run", "-o", results),
+        ("run", spec, "-o", results),
         (*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", results),
-    ):  # fmt: skip
+    ):
         assert not ran(theirs, *args), args
     for args in (request, timeline):
         mistake(bench(*args), theirs / "mine.py", "--trust")
@@ -82,8 +88,10 @@ def test_a_file_that_the_command_line_names_is_imported_by_any_of_its_names(tmp_
 
 def test_a_spec_that_the_user_names_runs_its_system(theirs: Path, tmp_path: Path) -> None:
     spec = tmp_path / "s.toml"
-    spec.write_text(f'system = "{theirs / "mine.py"}"\ntrace = "sample"\nmodels = "llama-3.2-1b*3"\n'
-                    'slo = "absolute:ttft=1,tpot=1"\n')  # fmt: skip
+    spec.write_text(
+        f'system = "{theirs / "mine.py"}"\ntrace = "sample"\nmodels = "llama-3.2-1b*3"\n'
+        'slo = "absolute:ttft=1,tpot=1"\n'
+    )
     assert ran(theirs, "run", spec, "--dry-run", "-o", tmp_path / "out")
 
 
@@ -236,8 +244,13 @@ def test_steps_are_counted_over_all_patterns() -> None:
         pattern.matches("abab" * 10)
 
 
-CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "vocab_size": 100,
-          "max_position_embeddings": 64}  # fmt: skip
+CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
 
 
 @cases(

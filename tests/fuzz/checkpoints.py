@@ -13,29 +13,68 @@ from typing import Any
 from tests.fuzz.case import Case
 
 DENSE: dict[str, Any] = {
-    "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
-    "intermediate_size": 512, "vocab_size": 1024, "max_position_embeddings": 4096, "hidden_act": "silu",
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "model_type": "llama", "sliding_window": 128,
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "model_type": "llama",
+    "sliding_window": 128,
     "layer_types": ["full_attention", "sliding_attention"] * 2,
-}  # fmt: skip
-MOE = {**DENSE, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_shared_experts": 1,
-       "first_k_dense_replace": 1, "decoder_sparse_step": 1, "mlp_only_layers": [0]}  # fmt: skip
+}
+MOE = {
+    **DENSE,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [0],
+}
 MLA = {**DENSE, "kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
-GEMMA = {**DENSE, "model_type": "gemma4_text", "global_head_dim": 64, "num_global_key_value_heads": 1,
-         "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
-         "moe_intermediate_size": 128}  # fmt: skip
+GEMMA = {
+    **DENSE,
+    "model_type": "gemma4_text",
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 128,
+}
 QUANTISED = [
     {"quant_method": "fp8", "weight_block_size": [128, 128], "ignored_layers": ["re:.*gate", "lm_head"]},
     {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*q_proj": {}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}},
-     "ignore": ["re:.*lm_head"]},
+    {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int"}}},
+        "ignore": ["re:.*lm_head"],
+    },
     {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head*"]},
-]  # fmt: skip
+]
 SEEN = {"vision_config": {"hidden_size": 64, "depth": 2, "patch_size": 14, "mlp_ratio": 4.0, "intermediate_size": 128}}
 DIMENSIONS = {key for key, value in (DENSE | MOE | MLA | GEMMA).items() if type(value) is int}
 WRONG = {repr(odd) for odd in (-1, True, 1.5, [1], {"a": 1}, 10**9, 10**30, 1e300)}  # whatever the dimension
-BESIDE = ("{", "[]", "3", '{"metadata": []}', '{"metadata": {"total_size": "x"}}', "[" * 5000, "\x00",
-          '{"quantization": []}', '{"quantization": {"quant_algo": 7}}', '{"top_p": "x"}')  # fmt: skip
+BESIDE = (
+    "{",
+    "[]",
+    "3",
+    '{"metadata": []}',
+    '{"metadata": {"total_size": "x"}}',
+    "[" * 5000,
+    "\x00",
+    '{"quantization": []}',
+    '{"quantization": {"quant_algo": 7}}',
+    '{"top_p": "x"}',
+)
 ODD: tuple[Any, ...] = (0, -1, True, 1.5, "7", "", None, [], [1], {}, {"a": 1}, 10**9, 10**30, 1e300)
 
 
@@ -66,11 +105,18 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
     for _ in range(900):
         deep = [deep]
     texts = {
-        "deep": '{"a": ' + "[" * 3000 + "]" * 3000 + "}", "none": "", "list": "[]", "NaN": '{"num_hidden_layers": NaN}',
-        "digits": '{"num_hidden_layers": ' + "9" * 5000 + "}", "cut": json.dumps(DENSE)[:-9], "binary": "\x00\ud800",
-        "deep unknown": json.dumps({**DENSE, "num_x": deep}), "pattern": json.dumps(
-            {**DENSE, "quantization_config": {"quant_method": "fp8", "ignored_layers": ["re:(\\w+\\.?)+!"] * 500}}),
-    }  # fmt: skip
+        "deep": '{"a": ' + "[" * 3000 + "]" * 3000 + "}",
+        "none": "",
+        "list": "[]",
+        "NaN": '{"num_hidden_layers": NaN}',
+        "digits": '{"num_hidden_layers": ' + "9" * 5000 + "}",
+        "cut": json.dumps(DENSE)[:-9],
+        "binary": "\x00\ud800",
+        "deep unknown": json.dumps({**DENSE, "num_x": deep}),
+        "pattern": json.dumps(
+            {**DENSE, "quantization_config": {"quant_method": "fp8", "ignored_layers": ["re:(\\w+\\.?)+!"] * 500}}
+        ),
+    }
     for name, text in texts.items():
         (folder := here / f"text {name}").mkdir()
         (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -108,17 +154,27 @@ def _put(config: Any, place: tuple[Any, ...], odd: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------ GGUF
 
 KEYS: dict[str, Any] = {
-    "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 256,
+    "general.architecture": "llama",
+    "llama.block_count": 1,
+    "llama.embedding_length": 256,
     "llama.context_length": 4096,
-    "llama.attention.head_count": 8, "llama.attention.head_count_kv": 2, "llama.feed_forward_length": 512,
-    "llama.attention.key_length": 32, "tokenizer.ggml.tokens": ["a"] * 1024, "general.alignment": 32, "split.count": 1,
-    "llama.expert_count": 0, "llama.expert_used_count": 0,
-}  # fmt: skip
+    "llama.attention.head_count": 8,
+    "llama.attention.head_count_kv": 2,
+    "llama.feed_forward_length": 512,
+    "llama.attention.key_length": 32,
+    "tokenizer.ggml.tokens": ["a"] * 1024,
+    "general.alignment": 32,
+    "split.count": 1,
+    "llama.expert_count": 0,
+    "llama.expert_used_count": 0,
+}
 TENSORS: tuple[tuple[str, tuple[int, ...], int], ...] = (
-    ("token_embd.weight", (256, 1024), 1), ("blk.0.attn_q.weight", (256, 256), 12),
+    ("token_embd.weight", (256, 1024), 1),
+    ("blk.0.attn_q.weight", (256, 256), 12),
     ("blk.0.ffn_up.weight", (256, 512), 12),
-    ("blk.0.ffn_down.weight", (512, 256), 14), ("output.weight", (256, 1024), 14),
-)  # fmt: skip
+    ("blk.0.ffn_down.weight", (512, 256), 14),
+    ("output.weight", (256, 1024), 14),
+)
 VALUES: tuple[Any, ...] = (0, 1, 2**31, 2**32 - 1, "", "x", ["a"], [], 1.5, True)
 
 
@@ -156,15 +212,18 @@ def _ggufs(here: Path, draw: random.Random) -> Iterator[Case]:
     files: dict[str, bytes] = {
         **{f"{key} {str(value)[:8]!r}": _gguf(KEYS | {key: value}) for key in KEYS for value in VALUES},
         **{f"without {key}": _gguf({k: v for k, v in KEYS.items() if k != key}) for key in KEYS},
-        "no tensors": _gguf(KEYS, ()), "a tensor twice": _gguf(KEYS, (*TENSORS, TENSORS[0])),
+        "no tensors": _gguf(KEYS, ()),
+        "a tensor twice": _gguf(KEYS, (*TENSORS, TENSORS[0])),
         "no data": _gguf(KEYS, data=0),
         "2^128 numbers": _gguf(KEYS, (("x", (2**32,) * 4, 1),)),
         "many dimensions": _gguf(KEYS, (("x", (1,) * 100_000, 1),)),
-        "a type": _gguf(KEYS, (("x", (256,), 99),)), "blocks": _gguf(KEYS, (("x", (3,), 12),)),
+        "a type": _gguf(KEYS, (("x", (256,), 99),)),
+        "blocks": _gguf(KEYS, (("x", (3,), 12),)),
         "counts": whole[:8] + struct.pack("<QQ", 2**63, 2**63) + whole[24:],
-        "a long text": whole[:24] + struct.pack("<Q", 2**62) + whole[32:], "version": whole[:4] + b"\x09" + whole[5:],
+        "a long text": whole[:24] + struct.pack("<Q", 2**62) + whole[32:],
+        "version": whole[:4] + b"\x09" + whole[5:],
         **{f"cut at {at}": whole[:at] for at in (0, 3, 4, 8, 23, 24, 100, head // 2, head - 1, head, len(whole) - 1)},
-    }  # fmt: skip
+    }
     for k in range(60):
         damaged = bytearray(whole)
         damaged[draw.randrange(head)] ^= 1 << draw.randrange(8)

@@ -14,10 +14,12 @@ from typing import Any
 from tests.fuzz.case import Case
 
 T0 = 1_777_312_800
-SPANS = [{"key": "gen_ai.request.model", "value": {"stringValue": "m"}},
-         {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
-         {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "5"}},
-         {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "5"}}]  # fmt: skip
+SPANS = [
+    {"key": "gen_ai.request.model", "value": {"stringValue": "m"}},
+    {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}},
+    {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "5"}},
+    {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "5"}},
+]
 SOUND: Mapping[str, dict[str, Any]] = {  # a record by format
     "litellm": {"startTime": "2026-04-27 18:00:00", "model_group": "m", "prompt_tokens": 5, "completion_tokens": 5},
     "dynamo": {"event_type": "request_end", "request": {
@@ -37,10 +39,23 @@ SOUND: Mapping[str, dict[str, Any]] = {  # a record by format
     "weka": {"id": "s", "models": ["m"], "requests": [{"t": 0.0, "in": 64, "out": 5, "hash_ids": [1]}]},
 }  # fmt: skip
 ODD: tuple[Any, ...] = (None, "", "x", -1, 0, 1.5, 10**30, True, [], {"a": [1]}, "9" * 400)
-PROMETHEUS: dict[str, Any] = {"status": "success", "data": {"resultType": "matrix", "result": [
-    {"metric": {"__name__": f"vllm:request_{name}", "model_name": "m", **labels}, "values": [[T0, "1"], [T0 + 60, "9"]]}
-    for name, labels in (("success_total", {}), ("prompt_tokens_bucket", {"le": "10"}),
-                         ("generation_tokens_bucket", {"le": "10"}))]}}  # fmt: skip
+PROMETHEUS: dict[str, Any] = {
+    "status": "success",
+    "data": {
+        "resultType": "matrix",
+        "result": [
+            {
+                "metric": {"__name__": f"vllm:request_{name}", "model_name": "m", **labels},
+                "values": [[T0, "1"], [T0 + 60, "9"]],
+            }
+            for name, labels in (
+                ("success_total", {}),
+                ("prompt_tokens_bucket", {"le": "10"}),
+                ("generation_tokens_bucket", {"le": "10"}),
+            )
+        ],
+    },
+}
 
 
 def cases(here: Path, draw: random.Random) -> Iterator[Case]:
@@ -81,8 +96,12 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         "2;3",
     ):
         (path := here / "log.csv").write_text("time,model,prompt_tokens,output_tokens\n1,a,1,1\n2,b,1,1\n")
-        yield Case(f"logs/spread {what!r}", ("trace", "convert", str(path), "-o", "out.parquet", "--spread", what),
-                   "spread" if what else "", accept=what in {"", "2:"})  # fmt: skip
+        yield Case(
+            f"logs/spread {what!r}",
+            ("trace", "convert", str(path), "-o", "out.parquet", "--spread", what),
+            "spread" if what else "",
+            accept=what in {"", "2:"},
+        )
 
 
 def _convert(what: str, path: Path, reader: str, *more: str, accept: bool = True) -> Case:
@@ -129,12 +148,21 @@ def _files(here: Path) -> Iterator[Case]:
     files = {
         **{f"cut-{k}.jsonl.gz": packed[: len(packed) * k // 8] for k in range(1, 8)},
         **{f"damaged-{k}.jsonl.gz": packed[: 20 + k] + b"\xff" * 9 + packed[29 + k :] for k in range(0, 200, 25)},
-        "tail.jsonl.gz": packed[:-4], "twice.jsonl.gz": packed + b"x" * 20, "gzip.csv": packed, "list.json": b"[]",
-        "lists.json": b"[[]]", "table.json": b"{}", "null.json": b"null", "header.csv": b"time,model,prompt_tokens\n",
-        "deep.json": b"[" * 9000, "deep.jsonl": record + b"\n" + b'{"a":' * 9000,
+        "tail.jsonl.gz": packed[:-4],
+        "twice.jsonl.gz": packed + b"x" * 20,
+        "gzip.csv": packed,
+        "list.json": b"[]",
+        "lists.json": b"[[]]",
+        "table.json": b"{}",
+        "null.json": b"null",
+        "header.csv": b"time,model,prompt_tokens\n",
+        "deep.json": b"[" * 9000,
+        "deep.jsonl": record + b"\n" + b'{"a":' * 9000,
         "digits.json": b"[" + b"9" * 9000 + b"]",
-        "bomb.json.gz": gzip.compress(bytes(1 << 28), 1), "toml.toml": b'system = "x"\n', "zeros.csv": bytes(100_000),
-    }  # fmt: skip
+        "bomb.json.gz": gzip.compress(bytes(1 << 28), 1),
+        "toml.toml": b'system = "x"\n',
+        "zeros.csv": bytes(100_000),
+    }
     for name, data in files.items():
         (path := here / name).write_bytes(data)
         for reader in ((), ("--from", "litellm"), ("--from", "prometheus")):

@@ -113,8 +113,19 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
     loop = here / "loop.csv"
     loop.symlink_to(loop.name)
     yield Case("measured/a loop", ("validate", str(loop), "--no-plot"), "loop.csv", accept=False)
-    for given in ("--counts 0", "--counts 2", "--table nope.toml", "--window-s nan", "--seeds 2", "--models x",
-                  "--systems x", "--loads 5", "--again 1", "--slo x", "--runs x"):  # fmt: skip
+    for given in (
+        "--counts 0",
+        "--counts 2",
+        "--table nope.toml",
+        "--window-s nan",
+        "--seeds 2",
+        "--models x",
+        "--systems x",
+        "--loads 5",
+        "--again 1",
+        "--slo x",
+        "--runs x",
+    ):
         argv = tuple(given.split())
         header, row = GOOD["closed"]
         made = case("an option of --engine", f"{header}\n{row}\n")

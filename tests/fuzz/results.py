@@ -110,7 +110,7 @@ FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of `bench pl
     "--panel": (("z", "ab", "A", "\udcff"), ("", "e")),
     "--format": (("", "nope", "pdf,nope", "PDF", "pgf"), ("svg,svg", "png")),
     "--style": (("", "nope.mplstyle", "/dev/zero", "{here}", "{here}/bad.mplstyle", "{here}/binary.mplstyle"), ()),
-}  # fmt: skip
+}
 
 
 def _formed(store: Store) -> Iterator[Case]:
@@ -307,8 +307,10 @@ def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
             if draw.random() < 0.2:
                 yield draw.choice(list(each(store, what, kinds="a")))
             if which == "rows" and draw.random() < 0.2:
-                yield Case(f"results/{what}/plot", ("plot", str(store.top / store.sweep), "--figure", "compare", "-o",
-                                                     str(store.top / "figure")))  # fmt: skip
+                yield Case(
+                    f"results/{what}/plot",
+                    ("plot", str(store.top / store.sweep), "--figure", "compare", "-o", str(store.top / "figure")),
+                )
     for which in ("rows", "scored"):
         store = anew()
         path = getattr(store, which)
@@ -452,9 +454,15 @@ def _files(anew: Anew, each: Each) -> Iterator[Case]:
         put(store.top)
         # a command that writes makes what a lost link points to, and then it is a folder as any
         yield from each(store, f"{what} as the results", accept=what == "a lost link")
-    for name, data in (("side.json", b"{"), ("side.json", b"[]"), ("side.json", b'{"cpu_s": "x", "requests": null}'),
-                       ("side.json", b'{"cpu_s": 1e999, "requests": 0}'), ("solo.parquet", b"PAR1"),
-                       ("turns.parquet", b"PAR1"), ("turns.parquet", b"")):  # fmt: skip
+    for name, data in (
+        ("side.json", b"{"),
+        ("side.json", b"[]"),
+        ("side.json", b'{"cpu_s": "x", "requests": null}'),
+        ("side.json", b'{"cpu_s": 1e999, "requests": 0}'),
+        ("solo.parquet", b"PAR1"),
+        ("turns.parquet", b"PAR1"),
+        ("turns.parquet", b""),
+    ):
         store = anew()
         (store.top / store.run / name).write_bytes(data)
         shutil.rmtree(next(store.top.glob("prism-*")))

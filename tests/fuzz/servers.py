@@ -58,26 +58,34 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
         **{f"list {where}": (OK + json.dumps(value).encode(),) for where, value in odd(LIST)},
         "redirect": (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:9/\r\n\r\n",),
         "redirect to itself": (b"HTTP/1.1 307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",),
-        "no HTTP": (b"SSH-2.0\x1b[31m\r\n",), "nothing": (), "no end": (OK, *[b" " * 100_000] * 500),
-        "deep": (OK + b"[" * 1_000_000,), "not UTF-8": (OK + b"\xff\xfe{}",), "NaN": (OK + b'{"data": NaN}',),
+        "no HTTP": (b"SSH-2.0\x1b[31m\r\n",),
+        "nothing": (),
+        "no end": (OK, *[b" " * 100_000] * 500),
+        "deep": (OK + b"[" * 1_000_000,),
+        "not UTF-8": (OK + b"\xff\xfe{}",),
+        "NaN": (OK + b'{"data": NaN}',),
         "a long line": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,),
         "headers": (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 500,),
-        "short": (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{}",), "chunks": (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",), "status": (b"HTTP/1.1 999 No\r\n\r\n",),
+        "short": (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{}",),
+        "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",),
+        "status": (b"HTTP/1.1 999 No\r\n\r\n",),
         "a long name": (OK + json.dumps({"data": [{"id": "x" * 1_000_000}]}).encode(),),
         "colours": (OK + json.dumps({"data": [{"id": "\x1b[31m\u202e"}]}).encode(),),
-    }  # fmt: skip
+    }
     done = b"data: [DONE]\n\n"
     streams: dict[str, tuple[bytes, ...]] = {
         **{f"chunk {where}": (OK, _event(value) * 2, done) for where, value in odd(CHUNK)},
         "no end": (OK, *[_event({"choices": [{"text": "a"}]}) * 1000] * 100),
         "deep": (OK, b"data: " + b"[" * 500_000 + b"\n\n"),
-        "a long line": (OK, *[b"data: " + b"x" * 100_000] * 30), "binary": (OK, bytes(range(256)) * 10, done),
-        "nothing": (), "cut": (OK, _event(CHUNK)[:20]), "only done": (OK, done),
+        "a long line": (OK, *[b"data: " + b"x" * 100_000] * 30),
+        "binary": (OK, bytes(range(256)) * 10, done),
+        "nothing": (),
+        "cut": (OK, _event(CHUNK)[:20]),
+        "only done": (OK, done),
         "error": (OK, _event({"error": "\x1b[31m"})),
         "count falls": (OK, _event({**CHUNK, "usage": {"completion_tokens": 9}}), _event(CHUNK), done),
         "2^31": (OK, _event({**CHUNK, "usage": {"completion_tokens": 1 << 31}}), done),
-    }  # fmt: skip
+    }
     every: list[tuple[str, tuple[bytes, ...], tuple[bytes, ...]]] = [
         (f"list/{name}", pieces, ()) for name, pieces in lists.items()
     ]

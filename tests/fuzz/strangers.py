@@ -33,10 +33,20 @@ def cases(here: Path, draw: random.Random) -> Iterator[Case]:
     (bad / "big.toml").write_bytes(b"#" * (1 << 20))
     files = ("code.py", "link.py", "pipe.py", "pipe.toml", "folder.py", "code.toml", "big.toml", "deep.toml", "none.py")
     names = [
-        *(str(bad / name) for name in files), f"{bad / 'code.py'}+x=1", f"{bad}/../theirs/code.py", "../theirs/code.py",
-        "/dev/zero", "/dev/stdin", "/proc/self/mem", "systems.prism", "../../etc/passwd", "a" * 5000, "\x1b[31mred",
-        "x\ny", "-1",
-    ]  # fmt: skip
+        *(str(bad / name) for name in files),
+        f"{bad / 'code.py'}+x=1",
+        f"{bad}/../theirs/code.py",
+        "../theirs/code.py",
+        "/dev/zero",
+        "/dev/stdin",
+        "/proc/self/mem",
+        "systems.prism",
+        "../../etc/passwd",
+        "a" * 5000,
+        "\x1b[31mred",
+        "x\ny",
+        "-1",
+    ]
     for key in NAMES:
         for name in names:
             store = whole.copy(here / f"{next(numbers):04d}")

@@ -152,9 +152,9 @@ def test_a_trace_in_pieces_is_that_of_a_whole(tmp_path: Path, monkeypatch: pytes
 BAD = [
     ({"arrival_s": np.r_[np.arange(900.0), 5.0, np.arange(99.0) + 900]}, "parquet:902.*earlier than the row before"),
     ({"prompt_tokens": np.r_[np.ones(700), 0, np.ones(299)].astype(int)}, "mine.parquet:702.*no tokens at all"),
-    ({"request_id": np.r_[np.arange(990), 3, np.arange(9)+2000]}, "parquet:992.*is 3, as in .*parquet:5 already"),
+    ({"request_id": np.r_[np.arange(990), 3, np.arange(9) + 2000]}, "parquet:992.*is 3, as in .*parquet:5 already"),
     ({"model": ["a"] * 800 + [""] * 200}, "mine.parquet:802.*no name"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("column", "message"), BAD, ids=[next(iter(column)) for column, _ in BAD])

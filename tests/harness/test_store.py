@@ -93,8 +93,16 @@ def test_what_is_lost_is_made_anew(name: str, harm: str, tmp_path: Path) -> None
     assert path.read_bytes() == data
 
 
-@cases(("name", "other"), [("leads", {"sweep": "2"}), ("leads", {"rates": [2.0]}), ("solo", {"of": {"spec_hash": "2"}}),
-                           ("solo", {"rows": 3}), ("note", {"key": "2"})])  # fmt: skip
+@cases(
+    ("name", "other"),
+    [
+        ("leads", {"sweep": "2"}),
+        ("leads", {"rates": [2.0]}),
+        ("solo", {"of": {"spec_hash": "2"}}),
+        ("solo", {"rows": 3}),
+        ("note", {"key": "2"}),
+    ],
+)
 def test_of_other_inputs_it_is_made_anew(name: str, other: dict[str, Any], tmp_path: Path) -> None:
     case, calls = CASES[name], list[str]()
     kept(case, tmp_path, calls)
@@ -209,8 +217,22 @@ def test_a_file_that_counts_as_before_hashes_as_before(tmp_path: Path, monkeypat
 def test_a_log_is_converted_below_the_results_that_were_asked_for_and_again_where_it_is_damaged(tmp_path: Path) -> None:
     log, out = tmp_path / "t.csv", tmp_path / "out"
     log.write_text("time,model,prompt_tokens,output_tokens\n" + "".join(f"{k},a,100,3\n" for k in range(200)))
-    asked = ("compare", "--systems", "static", "--trace", log, "--models", "llama-3.2-1b", "--rate-scale", "1",
-             "--seeds", "1", "--slo", "absolute:ttft=1,tpot=1", "--no-plot")  # fmt: skip
+    asked = (
+        "compare",
+        "--systems",
+        "static",
+        "--trace",
+        log,
+        "--models",
+        "llama-3.2-1b",
+        "--rate-scale",
+        "1",
+        "--seeds",
+        "1",
+        "--slo",
+        "absolute:ttft=1,tpot=1",
+        "--no-plot",
+    )
     done = bench(*asked, "-o", out)
     assert done.exit_code == 0, done.output
     (kept,) = (out / "traces").iterdir()

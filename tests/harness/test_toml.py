@@ -80,10 +80,18 @@ def test_every_kind_of_value_is_read() -> None:
     row = Row("a", share=1.0, most=3, axes=((1.0, 2.0), (3.0,)))
     read = convert(text)
     assert read == File(
-        "x", (row,), {"m/1": Row("q")}, (("z", True), ("b", 1), ("c", 1.0), ("d", "s")), (("m/1", 1.0, 2.0),),
-        (("pcie", 2.0),), (("a", (0, 1)),), (1.0, 2.0), on=True, what=("a",),
+        "x",
+        (row,),
+        {"m/1": Row("q")},
+        (("z", True), ("b", 1), ("c", 1.0), ("d", "s")),
+        (("m/1", 1.0, 2.0),),
+        (("pcie", 2.0),),
+        (("a", (0, 1)),),
+        (1.0, 2.0),
+        on=True,
+        what=("a",),
         class_=(("a", Row("b")),),
-    )  # fmt: skip
+    )
     assert [type(value) for _, value in read.options] == [bool, int, float, str]
     assert type(read.row[0].share) is float
 
@@ -155,7 +163,7 @@ MISTAKES = {
             "two = 1": "two is 1, not at least 2",
         }.items()
     },
-}  # fmt: skip
+}
 
 
 @cases(("text", "says"), MISTAKES.items())

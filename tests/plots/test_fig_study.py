@@ -158,8 +158,11 @@ def test_curves_say_what_they_show() -> None:
 def test_a_caption_says_how_rates_were_chosen_and_what_of_the_setting_differs() -> None:
     given = panel("rates", rates_rps=[1.0, 8.0], own={"pool_bytes": 72_241_349_919, "assign": "shuffled"})
     bisected = {"rule": "bisect", "each": "system"}
-    text = written(drawn_lines(facts=replace(ABOUT, panels=(given, *ABOUT.panels[1:]), sample=bisected,
-                                                    controls=(), fuller="12 seeds")))  # fmt: skip
+    text = written(
+        drawn_lines(
+            facts=replace(ABOUT, panels=(given, *ABOUT.panels[1:]), sample=bisected, controls=(), fuller="12 seeds")
+        )
+    )
     assert "Rates: 1, 8 req/s, then by bisection of each system's crossing." in text
     assert "streams as released, processes inside 0.90)" in text
     assert "preliminary (--full: 12 seeds)" in text
@@ -250,8 +253,12 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
         claims=[claim("ratio", "prism", "static", paper=2.0), claim("ratio", "prism", "gone")],
         sample={"rule": "bisect", "each": "system"},
     )
-    knees = {"fair default": (4.0, 4.0), "more (cumulative)": (8.0, 2.0), "most (cumulative)": (8.0, 1.0),
-             "more (alone)": (8.0, 4.0)}  # fmt: skip
+    knees = {
+        "fair default": (4.0, 4.0),
+        "more (cumulative)": (8.0, 2.0),
+        "most (cumulative)": (8.0, 1.0),
+        "more (alone)": (8.0, 4.0),
+    }
     table = measured(*(run for name, (ours, theirs) in knees.items() for run in ratio_rows(name, ours, theirs)))
     points = matrix.points(table, facts)
     assert list(points["ratio"].unique()) == ["prism / static"]  # of systems that take part
@@ -270,9 +277,11 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     written_in = {text.get_position(): text.get_text() for text in axis.texts if text.get_text()}
     ratios = {(x, round(y)): text for (x, y), text in written_in.items() if text.endswith("x")}
     assert ratios == {(0, 0): "= 1.00x", (0, 1): "+ 4.00x", (0, 2): "+ >8.00x", (1, 1): "+ 2.00x"}
-    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.",
-                 "At least 2,700 requests a point, over its seeds.",
-                 "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
+    for fact in (
+        "Rates: 1, 16 req/s, then by bisection of each system's crossing.",
+        "At least 2,700 requests a point, over its seeds.",
+        "Ratios of the rates at which 99 % TTFT is held.",
+    ):
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
@@ -280,11 +289,18 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
 
 
 def test_a_matrix_is_filled_by_who_is_ahead() -> None:
-    facts = about("matrix", panel("open field", axis="rate_rps"), panel("narrow", axis="rate_rps", row=1),
-                  panel("wide", axis="rate_rps", row=2, xs=[16.0]),
-                  claims=[claim("ratio", "prism", "static")])  # fmt: skip
-    table = measured(*ratio_rows("open field", 8.0, 2.0), *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
-                     *ratio_rows("wide", 90.0, 90.0))  # fmt: skip
+    facts = about(
+        "matrix",
+        panel("open field", axis="rate_rps"),
+        panel("narrow", axis="rate_rps", row=1),
+        panel("wide", axis="rate_rps", row=2, xs=[16.0]),
+        claims=[claim("ratio", "prism", "static")],
+    )
+    table = measured(
+        *ratio_rows("open field", 8.0, 2.0),
+        *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
+        *ratio_rows("wide", 90.0, 90.0),
+    )
     with style.theme():
         figure = matrix.draw(table, facts)
     (axis,) = figure.axes
@@ -300,10 +316,20 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
 
 def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
     """Two halves of a log in one row: the span of their ratios, on no colour; the caption counts what was left out."""
-    log = {"axis": "rate_rps", "name": "a log", "tier": "composed", "trace": "log", "xs": [1.0, 16.0],
-           "left_out": "5 of 90 requests beyond 8 tokens"}  # fmt: skip
-    facts = about("matrix", panel("one", half="first", **log), panel("two", half="second", **log),
-                  claims=[claim("ratio", "prism", "static")])  # fmt: skip
+    log = {
+        "axis": "rate_rps",
+        "name": "a log",
+        "tier": "composed",
+        "trace": "log",
+        "xs": [1.0, 16.0],
+        "left_out": "5 of 90 requests beyond 8 tokens",
+    }
+    facts = about(
+        "matrix",
+        panel("one", half="first", **log),
+        panel("two", half="second", **log),
+        claims=[claim("ratio", "prism", "static")],
+    )
     table = measured(*ratio_rows("one", 8.0, 2.0), *ratio_rows("two", 4.0, 8.0))
     with style.theme():
         figure = matrix.draw(table, facts)
@@ -322,26 +348,50 @@ def test_hatches_and_lightness_tell_standings_apart_in_grey() -> None:
 
 
 def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:
-    facts = about("fleet", *(panel(f"all / {slo}", axis="gpus", gpus=None, slo=slo, slo_scale=None, rate_rps=6.0,
-                                   xs=[2.0, 16.0]) for slo in ("5xP95", "10xP95")))  # fmt: skip
+    facts = about(
+        "fleet",
+        *(
+            panel(f"all / {slo}", axis="gpus", gpus=None, slo=slo, slo_scale=None, rate_rps=6.0, xs=[2.0, 16.0])
+            for slo in ("5xP95", "10xP95")
+        ),
+    )
     table = measured(
-        *({"condition": f"all / {slo}", "x": float(gpus), "gpus": gpus, "label": label, "seed": seed, "slo": slo,
-           "values": {"ttft": 1.0 if gpus >= least else 0.97 - seed / 100}}
-          for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 99), ("10xP95", "prism", 2))
-          for gpus in (2, 4, 16) for seed in range(3))
-    )  # fmt: skip
+        *(
+            {
+                "condition": f"all / {slo}",
+                "x": float(gpus),
+                "gpus": gpus,
+                "label": label,
+                "seed": seed,
+                "slo": slo,
+                "values": {"ttft": 1.0 if gpus >= least else 0.97 - seed / 100},
+            }
+            for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 99), ("10xP95", "prism", 2))
+            for gpus in (2, 4, 16)
+            for seed in range(3)
+        )
+    )
     points = lines.points(table, facts)
     answers = points[points["crossing_is"] != ">"].drop_duplicates("slo")
     assert dict(zip(answers["slo"], answers["crossing"], strict=True)) == {"5xP95": 4, "10xP95": 2}
     assert points["ttft_mean"].min() == pytest.approx(0.96)
     with style.theme():
         figure = lines.draw(table, facts)
-    drops = [[xs(line)[0] for line in axis.lines if list(np.asarray(line.get_ydata(), float)) == [0, 1]
-              and line.get_color() == style.SYSTEMS["prism"].color] for axis in figure.axes]  # fmt: skip
+    drops = [
+        [
+            xs(line)[0]
+            for line in axis.lines
+            if list(np.asarray(line.get_ydata(), float)) == [0, 1] and line.get_color() == style.SYSTEMS["prism"].color
+        ]
+        for axis in figure.axes
+    ]
     assert drops == [[4.0], []]  # 2 is the least that was tried: a bound
     words = written(figure)
-    for fact in ("SLO 5 x P95 alone SLO 10 x P95 alone", "GPUs (8 models, hyperbolic-like, 6 req/s)",
-                 "mean and 95 % interval of 3 seeds"):  # fmt: skip
+    for fact in (
+        "SLO 5 x P95 alone SLO 10 x P95 alone",
+        "GPUs (8 models, hyperbolic-like, 6 req/s)",
+        "mean and 95 % interval of 3 seeds",
+    ):
         assert fact in words, fact
 
 
@@ -350,13 +400,25 @@ def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() 
                                    xs=[2.0, 16.0], row=load) for load in range(8) for slo in ("5xP95", "10xP95")),
                   claims=[claim("fewest", "static", "prism", paper=2.0, on={"slo": "5xP95"})])  # fmt: skip
     table = measured(
-        *({"condition": f"{load} / {slo}", "x": float(gpus), "gpus": gpus, "label": label, "slo": slo,
-           "values": {"ttft": 1.0 if gpus >= least else 0.97}}
-          for load in range(8)
-          for slo, label, least in (("5xP95", "prism", 4), ("5xP95", "static", 16), ("10xP95", "prism", 2),
-                                    ("10xP95", "static", 99))
-          for gpus in (2, 4, 16))
-    )  # fmt: skip
+        *(
+            {
+                "condition": f"{load} / {slo}",
+                "x": float(gpus),
+                "gpus": gpus,
+                "label": label,
+                "slo": slo,
+                "values": {"ttft": 1.0 if gpus >= least else 0.97},
+            }
+            for load in range(8)
+            for slo, label, least in (
+                ("5xP95", "prism", 4),
+                ("5xP95", "static", 16),
+                ("10xP95", "prism", 2),
+                ("10xP95", "static", 99),
+            )
+            for gpus in (2, 4, 16)
+        )
+    )
     with style.theme():
         first, *others = lines.pages(table, facts)
     assert (len(first.axes), len(others)) == (overview.LOADS, 1)
@@ -381,11 +443,18 @@ def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]
 
 
 def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:
-    facts = about("parts", panel("busy"), systems=["prism", "prism+evict=never", "prism+way=cold"],
-                  claims=[claim("difference", "prism", "prism+evict=never", subject="eviction"),
-                          claim("difference", "prism", "prism+way=cold")])  # fmt: skip
-    table = measured(*part_rows("prism", 1.0, 0.9), *part_rows("prism+evict=never", 0.9, 0.4),
-                     *part_rows("prism+way=cold", 1.0, 0.9))  # fmt: skip
+    facts = about(
+        "parts",
+        panel("busy"),
+        systems=["prism", "prism+evict=never", "prism+way=cold"],
+        claims=[
+            claim("difference", "prism", "prism+evict=never", subject="eviction"),
+            claim("difference", "prism", "prism+way=cold"),
+        ],
+    )
+    table = measured(
+        *part_rows("prism", 1.0, 0.9), *part_rows("prism+evict=never", 0.9, 0.4), *part_rows("prism+way=cold", 1.0, 0.9)
+    )
     points = parts.points(table, facts).set_index("part")
     lost = points.loc["eviction"]
     assert (lost["lost"], lost["most"], lost["model"]) == (pytest.approx(30.0), pytest.approx(50.0), "large")

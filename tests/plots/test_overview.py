@@ -54,15 +54,22 @@ def pair(name: str, row: int = 0, column: int = 0, **facts: Any) -> dict[str, An
 
 
 FITTED = pair("open")
-HALVES = [pair(f"open / {half} half", column=1, trace="hyperbolic") | {"half": half, "name": "open"}
-          for half in ("first", "second")]  # fmt: skip
+HALVES = [
+    pair(f"open / {half} half", column=1, trace="hyperbolic") | {"half": half, "name": "open"}
+    for half in ("first", "second")
+]
 TABLE = measured(
     *curve("open", {"prism": 8.0, "static": 2.0}),
     *curve("open / first half", {"prism": 6.0, "static": 5.0}, seeds=1, windows=1),
     *curve("open / second half", {"prism": 12.0, "static": 3.0}, seeds=1, windows=1),
 )
-FACTS = about("lines", FITTED, *HALVES, definitions=["ttft", "tpot"],
-              claims=[claim("ratio", "prism", "static", definition="ttft", paper=2.0)])  # fmt: skip
+FACTS = about(
+    "lines",
+    FITTED,
+    *HALVES,
+    definitions=["ttft", "tpot"],
+    claims=[claim("ratio", "prism", "static", definition="ttft", paper=2.0)],
+)
 
 
 def drawn(table: pa.Table = TABLE, facts: About = FACTS, note: str = "") -> Figure:
@@ -99,8 +106,12 @@ def test_a_row_has_its_crossing_the_halves_and_the_papers_mark() -> None:
 
 
 def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highest() -> None:
-    facts = about("lines", FITTED, systems=["prism", "static", "static:rate"],
-                  claims=[claim("ratio", "gone or prism", "best static and static", paper=[2.0, 4.0])])  # fmt: skip
+    facts = about(
+        "lines",
+        FITTED,
+        systems=["prism", "static", "static:rate"],
+        claims=[claim("ratio", "gone or prism", "best static and static", paper=[2.0, 4.0])],
+    )
     table = measured(*curve("open", {"prism": 8.0, "static": 2.0, "static:rate": 3.0}))
     (rows,) = overview.rows(table, facts, overview.chosen(table, facts))
     span = pytest.approx((2.0, 4.0), rel=0.02)
@@ -110,9 +121,10 @@ def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highes
 def test_beside_a_row_stands_who_is_ahead_and_halves_have_neither_interval_nor_verdict() -> None:
     figure = drawn()
     assert [text for text in texts(figure) if text.startswith("+ ")] == [
-        verdict_text(row.standing, between=", ") for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
+        verdict_text(row.standing, between=", ")
+        for row in overview.rows(TABLE, FACTS, overview.cells(FACTS))[0]
         if row.standing is not None
-    ]  # fmt: skip
+    ]
     alone = replace(FACTS, panels=tuple(HALVES))
     assert not [text for text in texts(drawn(TABLE, alone)) if "x" in text]
     legend = [text.get_text() for text in drawn(TABLE, alone).legends[0].get_texts()]
@@ -132,9 +144,13 @@ def test_a_flat_cell_shows_three_differences_instead_of_a_ratio() -> None:
 
 def test_at_most_eight_panels_are_shown_and_what_is_100_percent_for_everyone_is_not() -> None:
     panels = [pair(f"c{k}", row=k) for k in range(11)]
-    table = measured(*(run for k in range(11)
-                       for run in curve(f"c{k}", {"prism": 1e4, "static": 1e4} if k == 1 else
-                                        {"prism": 8.0, "static": 2.0})))  # fmt: skip
+    table = measured(
+        *(
+            run
+            for k in range(11)
+            for run in curve(f"c{k}", {"prism": 1e4, "static": 1e4} if k == 1 else {"prism": 8.0, "static": 2.0})
+        )
+    )
     facts = about("lines", *panels, claims=[claim("ratio", "prism", "static", paper=3.0, on={"condition": "c10"})])
     shown = [cell.any["condition"] for cell in overview.chosen(table, facts)]
     assert shown == ["c0", "c2", "c3", "c4", "c5", "c6", "c7", "c10"]  # what a paper states comes before the rest
@@ -153,8 +169,14 @@ def test_curves_of_both_halves_are_thin_lines_in_one_panel_from_90_percent_on() 
     assert len(first.axes) == 1
     (page,) = pages  # TPOT is 100 % for everyone
     fitted, real = page.axes
-    wide, thin = ([line.get_linewidth() for line in axis.lines if len(np.asarray(line.get_xdata())) == len(XS)
-                   and line.get_linestyle() not in {"None", ""}] for axis in (fitted, real))  # fmt: skip
+    wide, thin = (
+        [
+            line.get_linewidth()
+            for line in axis.lines
+            if len(np.asarray(line.get_xdata())) == len(XS) and line.get_linestyle() not in {"None", ""}
+        ]
+        for axis in (fitted, real)
+    )
     assert (len(wide), len(thin)) == (2, 4)  # two systems, of the real trace twice
     assert max(thin) < min(wide)
     assert [axis.get_ylim()[0] for axis in page.axes] == [90.0, 90.0]
@@ -171,15 +193,24 @@ LONG = "A note " + "of many words " * 40
 def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
     steps_of = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
     with style.theme():
-        figures = [overview.draw(TABLE, FACTS, note), matrix.draw(TABLE, steps_of, note),
-                   matrix.draw(TABLE, replace(steps_of, layout="matrix"), note)]  # fmt: skip
+        figures = [
+            overview.draw(TABLE, FACTS, note),
+            matrix.draw(TABLE, steps_of, note),
+            matrix.draw(TABLE, replace(steps_of, layout="matrix"), note),
+        ]
     for figure in figures:
         assert figure is not None
         text = " ".join(text.get_text() for text in figure.texts).split()
         assert len(text) <= caption.WORDS
         words = " ".join(text)
-        for fact in ("Simulated", "unchecked end to end", "2 x h100", "SLO 5 x P95", "12 windows of 1,800 s",
-                     caption.CORRECTED):  # fmt: skip
+        for fact in (
+            "Simulated",
+            "unchecked end to end",
+            "2 x h100",
+            "SLO 5 x P95",
+            "12 windows of 1,800 s",
+            caption.CORRECTED,
+        ):
             assert fact in words, fact
         assert ("stale" in words) == ("stale" in note)
 
@@ -233,8 +264,13 @@ def test_a_comparison_pools_its_windows_and_draws_halves_as_thin_lines() -> None
     assert at["low"] < at["mean"] < at["high"]
     with style.theme():
         whole, apart = fig_compare.draw(table), fig_compare.draw(table, halves=[[0, 2], [1, 3]])
-    counts = [sum(len(np.asarray(line.get_xdata())) == len(XS) and line.get_linestyle() not in {"None", ""}
-                  for line in figure.axes[0].lines) for figure in (whole, apart)]  # fmt: skip
+    counts = [
+        sum(
+            len(np.asarray(line.get_xdata())) == len(XS) and line.get_linestyle() not in {"None", ""}
+            for line in figure.axes[0].lines
+        )
+        for figure in (whole, apart)
+    ]
     assert counts == [2, 4]
     assert not any(band.get_paths() for band in apart.axes[0].collections)  # no intervals of a case
     assert whole.axes[0].get_ylim()[0] == 90.0

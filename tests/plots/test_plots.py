@@ -48,13 +48,27 @@ def rows(*runs: dict[str, Any], windows: int = 1) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for run, k in [(each, k) for each in runs for k in range(each.get("windows", windows))]:
         count = run.get("windows", windows)
-        about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
-                 "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "replayed", "fidelity": "simulated",
-                 "plan_origin": "trace"} | {k: v for k, v in run.items() if k not in {"values", "windows"}}  # fmt: skip
+        about = {
+            "run": "r",
+            "label": "static",
+            "trace": "t",
+            "models": "heavy8",
+            "gpu": "h100",
+            "gpus": 2,
+            "seed": 0,
+            "scaling": "rotate",
+            "rate_scale": 1.0,
+            "slo": "5xP95",
+            "tier": "replayed",
+            "fidelity": "simulated",
+            "plan_origin": "trace",
+        } | {k: v for k, v in run.items() if k not in {"values", "windows"}}
         about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 900 // count}
         about["seed"] = count * about["seed"] + k
-        lines += [about | {"definition": name, "value": value} | counted(name, value, about)
-                  for name, value in run["values"].items()]  # fmt: skip
+        lines += [
+            about | {"definition": name, "value": value} | counted(name, value, about)
+            for name, value in run["values"].items()
+        ]
     return lines
 
 
@@ -133,10 +147,16 @@ def added(monkeypatch: pytest.MonkeyPatch, place: Path, figures: dict[str, str])
 def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    added(monkeypatch, tmp_path / "plots", {
-        "mine": MINE, "raises": "def draws(folder): ...\n1 / 0\n", "half": "def draws(folder): ...\n",
-        "of_points": "def render(points): ...\n",  # drawn by a command that has its points
-    })  # fmt: skip
+    added(
+        monkeypatch,
+        tmp_path / "plots",
+        {
+            "mine": MINE,
+            "raises": "def draws(folder): ...\n1 / 0\n",
+            "half": "def draws(folder): ...\n",
+            "of_points": "def render(points): ...\n",  # drawn by a command that has its points
+        },
+    )
     broken = {
         "half": "plots/fig_half.py is broken: it has no function `render`",
         "raises": "plots/fig_raises.py is broken: ZeroDivisionError: division by zero",
@@ -156,10 +176,13 @@ def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
 RENDER = 'render(folder, stem, command, note="")'
 RAISES = {
     "in its code": (RENDER, "x = {}; return x['ttft']", "line 8: `render` raised KeyError: 'ttft'"),
-    "by its arguments": ("render(folder)", "return []",
-                         "line 7: `render` raised TypeError: render() takes 1 positional argument but 4 were given"),
+    "by its arguments": (
+        "render(folder)",
+        "return []",
+        "line 7: `render` raised TypeError: render() takes 1 positional argument but 4 were given",
+    ),
     "by its answer": (RENDER, "pass", "line 7: `render` raised TypeError: 'NoneType' object is not iterable"),
-}  # fmt: skip
+}
 
 
 @cases("raises", RAISES)
@@ -167,11 +190,15 @@ def test_a_figure_that_raises_is_one_line_and_the_others_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: tuple[str, str, str]
 ) -> None:
     signature, body, line = raises
-    added(monkeypatch, tmp_path / "plots", {
-        "bad": f"{MINE.partition('def render')[0]}def {signature}:\n    {body}\n",
-        "mine": MINE,
-        "unsure": 'def draws(folder):\n    raise ValueError("which?")\n\n\nrender = draws\n',
-    })  # fmt: skip
+    added(
+        monkeypatch,
+        tmp_path / "plots",
+        {
+            "bad": f"{MINE.partition('def render')[0]}def {signature}:\n    {body}\n",
+            "mine": MINE,
+            "unsure": 'def draws(folder):\n    raise ValueError("which?")\n\n\nrender = draws\n',
+        },
+    )
     monkeypatch.setattr("harness.cli.runs.FIGURES", tmp_path)
     made = folder(tmp_path / "sweep-3f9c", GRID)
     done = CliRunner().invoke(main, ["plot", str(made)], catch_exceptions=False)
@@ -303,16 +330,24 @@ def test_rate_labels_never_touch(rates: list[float]) -> None:
             assert rates[-1] * 1.5 < axis.get_xlim()[1] < 1.12 * rates[-1] * 1.5  # where the data end
 
 
-@cases("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(
-    {"values": values(0.5)}, {"rate_scale": 2.0, "values": values(math.nan)})])  # fmt: skip
+@cases(
+    "table",
+    [
+        sweep({"values": values(1.0)}),
+        sweep({"values": values(0.0, math.inf)}),
+        sweep({"values": values(0.5)}, {"rate_scale": 2.0, "values": values(math.nan)}),
+    ],
+)
 def test_small_sweeps_are_drawn(tmp_path: Path, table: pa.Table) -> None:
     assert len(fig_compare.render(folder(tmp_path / "s", table), tmp_path / "f", "x")) == 3
 
 
 def bars(seeds: int) -> list[Axes]:
-    runs = [{"label": label, "seed": seed, "values": values(both - seed / 100, ttft_s)}
-            for label, both, ttft_s in (("prism", 0.8, 0.2), ("muxserve:plusplus", 0.5, math.inf))
-            for seed in range(seeds)]  # fmt: skip
+    runs = [
+        {"label": label, "seed": seed, "values": values(both - seed / 100, ttft_s)}
+        for label, both, ttft_s in (("prism", 0.8, 0.2), ("muxserve:plusplus", 0.5, math.inf))
+        for seed in range(seeds)
+    ]
     with style.theme():
         return fig_compare.draw(sweep(*runs)).axes
 
@@ -332,14 +367,20 @@ def test_a_bar_has_an_interval_from_three_seeds_on(seeds: int) -> None:
 
 
 def test_lines_that_lie_on_each_other_are_nested_and_what_is_below_the_axis_is_named() -> None:
-    runs = [{"label": label, "rate_scale": x, "seed": seed, "values": values(both - x / 100, rate=x)}
-            for label, both in (("elastic", 1.0), ("prism", 1.0), ("static", 0.97), ("qlm", 0.5))
-            for x in (1.0, 2.0, 4.0) for seed in range(3)]  # fmt: skip
+    runs = [
+        {"label": label, "rate_scale": x, "seed": seed, "values": values(both - x / 100, rate=x)}
+        for label, both in (("elastic", 1.0), ("prism", 1.0), ("static", 0.97), ("qlm", 0.5))
+        for x in (1.0, 2.0, 4.0)
+        for seed in range(3)
+    ]
     with style.theme():
         figure = fig_compare.draw(sweep(*runs))
     looks = {look.color: label for label, look in style.SYSTEMS.items()}
-    wide = {looks[color]: line.get_linewidth() for line in figure.axes[0].lines
-            if (color := str(line.get_color())) in looks and line.get_linestyle() != "None"}  # fmt: skip
+    wide = {
+        looks[color]: line.get_linewidth()
+        for line in figure.axes[0].lines
+        if (color := str(line.get_color())) in looks and line.get_linestyle() != "None"
+    }
     assert wide["prism"] == wide["elastic"] + fig_compare.EDGE  # elastic lies on it
     assert wide["static"] == wide["elastic"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["below 90 %: qlm"]
@@ -472,13 +513,16 @@ def test_marks_of_a_drawing_have_their_numbers_as_words(tmp_path: Path) -> None:
     assert [word.rpartition(" ")[2] for word in both] == ["1.5", "3"]  # req/s
 
 
-@cases(("asked", "line"), [
-    (form.Form(1.0), "made for 3.4 inches, and its words collide below 2.21"),
-    (form.Form(only=("prsm",)), r'--only: no system "prsm" here; did you mean prism\?'),
-    (form.Form(rename={"x": "y"}), r'--rename: no system "x" here'),
-    (form.Form(panel="z"), r'--panel "z" is not one of a, b, c, d, e'),
-    (form.Form(style=Path("/nope")), "--style /nope: No such file"),
-])  # fmt: skip
+@cases(
+    ("asked", "line"),
+    [
+        (form.Form(1.0), "made for 3.4 inches, and its words collide below 2.21"),
+        (form.Form(only=("prsm",)), r'--only: no system "prsm" here; did you mean prism\?'),
+        (form.Form(rename={"x": "y"}), r'--rename: no system "x" here'),
+        (form.Form(panel="z"), r'--panel "z" is not one of a, b, c, d, e'),
+        (form.Form(style=Path("/nope")), "--style /nope: No such file"),
+    ],
+)
 def test_a_form_that_cannot_be_had_is_one_line(tmp_path: Path, asked: form.Form, line: str) -> None:
     made = folder(tmp_path / "x", GRID)
     with pytest.raises(UserError, match=line), form.on(asked):

@@ -52,8 +52,13 @@ def states(lines: list[dict[str, Any]]) -> dict[str, str]:
 def test_a_sample_is_a_line(play: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
     first = play(fake("good"))[0]
     assert {key: first[key] for key in ("source", "quantity", "at", "sms", "facts", "call")} == {
-        "source": "good", "quantity": "seconds", "at": {"i": 0}, "sms": 64, "facts": {"bytes": 8}, "call": 1
-    }  # fmt: skip
+        "source": "good",
+        "quantity": "seconds",
+        "at": {"i": 0},
+        "sms": 64,
+        "facts": {"bytes": 8},
+        "call": 1,
+    }
     assert (first["n"], first["min"], first["seconds"], first["p95"]) == (3, 1.0, 2.0, pytest.approx(2.9))
     assert first["t"] > 0
     host = json.loads((tmp_path / "fake-1" / conduct.HOST).read_text())
@@ -62,9 +67,7 @@ def test_a_sample_is_a_line(play: Callable[..., list[dict[str, Any]]], tmp_path:
 
 def test_what_ends_badly_costs_itself_alone(play: Callable[..., list[dict[str, Any]]]) -> None:
     lines = play(fake("raises"), fake("crashes"), hanging(), fake("leaves"), fake("good"))
-    assert states(lines) == {
-        "raises": "raise", "crashes": "fault", "hangs": "hang", "leaves": "fault", "good": "done"
-    }  # fmt: skip
+    assert states(lines) == {"raises": "raise", "crashes": "fault", "hangs": "hang", "leaves": "fault", "good": "done"}
     why = {line["source"]: line.get("why", "") for line in lines if "state" in line}
     assert why["raises"] == "ValueError: it cannot be"
     assert "killed by signal 9" in why["crashes"]

@@ -25,13 +25,21 @@ HALF = D1._replace(bandwidth=0.705, part="64")
 TURNS = quantities.quantities("h200")["co_run"]
 
 
-@cases(("lanes", "slow"), [
-    ([D1], [1.0]), ([D1, D1], [1.60, 1.60]), ([D1, D64], [2.006, 1.331]), ([D1, PROMPT], [6.250, 1.101]),
-    ([D64, PROMPT], [4.414, 1.172]), ([PROMPT, PROMPT], [1.92, 1.92]), ([D1, D1, PROMPT], [7.050, 7.050, 1.242]),
-    ([HALF, HALF._replace(part="68")], [1.65, 1.65]),
-    ([HALF, PROMPT._replace(layer_s=2.804e-3, part="68"), D1], [1.60, 1.37, 10.59]),
-    ([law.Lane(5.97e-5, prompts=False, duty=0.59)] * 2, [1.191] * 2),
-])  # fmt: skip
+@cases(
+    ("lanes", "slow"),
+    [
+        ([D1], [1.0]),
+        ([D1, D1], [1.60, 1.60]),
+        ([D1, D64], [2.006, 1.331]),
+        ([D1, PROMPT], [6.250, 1.101]),
+        ([D64, PROMPT], [4.414, 1.172]),
+        ([PROMPT, PROMPT], [1.92, 1.92]),
+        ([D1, D1, PROMPT], [7.050, 7.050, 1.242]),
+        ([HALF, HALF._replace(part="68")], [1.65, 1.65]),
+        ([HALF, PROMPT._replace(layer_s=2.804e-3, part="68"), D1], [1.60, 1.37, 10.59]),
+        ([law.Lane(5.97e-5, prompts=False, duty=0.59)] * 2, [1.191] * 2),
+    ],
+)
 def test_lanes_take_turns(lanes: list[law.Lane], slow: list[float]) -> None:
     assert law.slowdown(lanes) == pytest.approx(slow, abs=6e-3)
 
@@ -56,14 +64,22 @@ def test_every_row_runs_to_its_end_and_every_cell_has_all_its_lanes(results: Pat
     assert {line["source"]: line["state"] for line in lines if "state" in line} == {row.name: "done" for row in ROWS}
     cells = {(duel.row, duel.text) for duel in report.duelled(report.read(results))}
     rows = {
-        "turns": duels.TURNS, "decodes": duels.DECODES, "several": duels.SEVERAL, "mixed": duels.MIXED,
-        "gaps": duels.GAPS, "partitions": duels.PARTS, "shared": duels.SHARED, "priorities": duels.PRIORITIES,
+        "turns": duels.TURNS,
+        "decodes": duels.DECODES,
+        "several": duels.SEVERAL,
+        "mixed": duels.MIXED,
+        "gaps": duels.GAPS,
+        "partitions": duels.PARTS,
+        "shared": duels.SHARED,
+        "priorities": duels.PRIORITIES,
         "processes": duels.PROCESSES,
-    }  # fmt: skip
+    }
     assert cells == {(row, duels.text(cell)) for row, each in rows.items() for cell in each}
     assert {name: len(rows[name]) for name in ("turns", "decodes", "partitions")} == {
-        "turns": 16, "decodes": 21, "partitions": 40
-    }  # fmt: skip
+        "turns": 16,
+        "decodes": 21,
+        "partitions": 40,
+    }
     lanes = [line for line in lines if line.get("quantity") == "lane"]
     assert all(line["seconds"] > 0 and line["facts"]["mean_s"] > 0 for line in lanes)
     assert (results / "README.md").read_text().count(" x and ") >= sum(map(len, rows.values()))

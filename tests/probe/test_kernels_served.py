@@ -75,8 +75,10 @@ def serve(prompts: tuple[int, ...], outputs: tuple[int, ...], monkeypatch: pytes
 
 
 def test_prompts_and_the_decodes_beside_them_are_one_graph(
-    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    interpreted: list[list[int]],
+    checkpoints: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     serve((9, 70, 12), (4, 5, 3), monkeypatch)
     budget = Scenario(opened(Run(HOME, chunk_tokens=79)))  # of a step: the third prompt comes with two decodes
     compare(served(checkpoints, "Llama", budget, monkeypatch), checkpoints / "Llama")
@@ -84,8 +86,10 @@ def test_prompts_and_the_decodes_beside_them_are_one_graph(
 
 
 def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
-    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    interpreted: list[list[int]],
+    checkpoints: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     serve((9, 20), (2, 2), monkeypatch)
     monkeypatch.setattr(fused, "PROMPTS", 1)
     replayed, graph = list[tuple[int, int]](), fused.Graphs.graph
@@ -103,8 +107,10 @@ def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
 
 
 def test_kernels_of_steps_are_timed_back_to_back(
-    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    interpreted: list[list[int]],
+    checkpoints: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Repeating(Torch):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
@@ -116,15 +122,18 @@ def test_kernels_of_steps_are_timed_back_to_back(
     compare(engine, checkpoints / "Llama")  # what is computed again changes nothing
     assert engine.watched is not None
     assert [(step.rows, step.kernels_s) for step in engine.watched] == [
-        (((0, 9),), 0.004), (((9, 1),), 0.004),
-    ]  # fmt: skip
+        (((0, 9),), 0.004),
+        (((9, 1),), 0.004),
+    ]
     assert interpreted == [[9]]
 
 
 @pytest.mark.full
 def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
-    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    interpreted: list[list[int]],
+    checkpoints: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     serve((9, 21), (2, 2), monkeypatch)
     budget = Scenario(opened(Run(HOME, chunk_tokens=20)))
     compare(served(checkpoints, "Llama", budget, monkeypatch), checkpoints / "Llama")

@@ -29,13 +29,26 @@ FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"^```\w+ (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a file that later blocks use
 SERVERS, GPU, MINUTES, NETWORK = "needs servers", "needs a GPU", "takes minutes", "needs a network"
 LISTED = {
-    "bench calibrate": SERVERS, "bench validate": MINUTES, "bench claims": MINUTES, "bench tune": MINUTES,
-    "bench check": MINUTES, "bench sensitivity": MINUTES,
-    "python3 -m probe": GPU, ".venv-vllm/bin/python": GPU, "make gpu": GPU, "make gpu-servers": GPU, "DEVICE=cuda": GPU,
-    "git clone": NETWORK, "pip install": NETWORK, "make servers-": NETWORK, "pre-commit": NETWORK,
+    "bench calibrate": SERVERS,
+    "bench validate": MINUTES,
+    "bench claims": MINUTES,
+    "bench tune": MINUTES,
+    "bench check": MINUTES,
+    "bench sensitivity": MINUTES,
+    "python3 -m probe": GPU,
+    ".venv-vllm/bin/python": GPU,
+    "make gpu": GPU,
+    "make gpu-servers": GPU,
+    "DEVICE=cuda": GPU,
+    "git clone": NETWORK,
+    "pip install": NETWORK,
+    "make servers-": NETWORK,
+    "pre-commit": NETWORK,
     ". .venv/bin/activate": "a shell's own",
-    "for part in": MINUTES, "bench plot split": "draws a run of minutes", "bench plot turns": "draws a run of minutes",
-}  # fmt: skip
+    "for part in": MINUTES,
+    "bench plot split": "draws a run of minutes",
+    "bench plot turns": "draws a run of minutes",
+}
 NEEDS = re.compile(r"# .*\bneeds (\w+_DIR)\b")  # said by a command that reads data which no clone has
 OWN = re.compile(r"\bresults/")
 DRY = {"compare", "study", "run"}  # commands with --dry-run, which is taken but on the sample

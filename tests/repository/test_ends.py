@@ -43,9 +43,16 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script's background jobs have it
     try:
         done = subprocess.run(
-            [*command, *arguments, str(folder)], cwd=folder, env=env, timeout=WAITS_S, check=False, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [*command, *arguments, str(folder)],
+            cwd=folder,
+            env=env,
+            timeout=WAITS_S,
+            check=False,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     return done.returncode, done.stdout

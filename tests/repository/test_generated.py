@@ -93,14 +93,21 @@ def test_folders_stand_in_the_order_in_which_they_may_import() -> None:
     assert all(generated.summary(ROOT / "harness" / folder / "__init__.py") for folder in generated.FOLDERS)
 
 
-@cases(("docstring", "described"), [
-    ('Swap: on request. More.\n\nLi et al., "A\nTitle", OSDI 2023, and its code.',
-     ("Swap: on request.", "Li et al., *A Title*, OSDI 2023")),
-    ('It.\n\nThe baseline (Xu, Li et al., "T", arXiv 2505.04021, section 7.1).',
-     ("It.", "Xu, Li et al., *T*, arXiv 2505.04021")),
-    ("It.\n\nOf a/b 12ab34c (b/c.go 12ab34c), a/b 12ab34d, d/llama.cpp 12ab34c.", ("It.", "a/b, d/llama.cpp")),
-    ("It.", ("It.", "none")),
-])  # fmt: skip
+@cases(
+    ("docstring", "described"),
+    [
+        (
+            'Swap: on request. More.\n\nLi et al., "A\nTitle", OSDI 2023, and its code.',
+            ("Swap: on request.", "Li et al., *A Title*, OSDI 2023"),
+        ),
+        (
+            'It.\n\nThe baseline (Xu, Li et al., "T", arXiv 2505.04021, section 7.1).',
+            ("It.", "Xu, Li et al., *T*, arXiv 2505.04021"),
+        ),
+        ("It.\n\nOf a/b 12ab34c (b/c.go 12ab34c), a/b 12ab34d, d/llama.cpp 12ab34c.", ("It.", "a/b, d/llama.cpp")),
+        ("It.", ("It.", "none")),
+    ],
+)
 def test_a_system_is_described_by_its_docstring(docstring: str, described: tuple[str, str]) -> None:
     assert generated.described(docstring) == described
 

@@ -49,14 +49,17 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
         assert [flag for flag in options(load(name)) if not re.search(rf"[` ]{flag}[` ,]", part)] == []
 
 
-@cases(("page", "names"), [
-    ("systems.md", system.names()),
-    ("definitions.md", [*DEFINITIONS]),
-    ("models.md", [*sets(), *shapes()]),
-    ("files.md", [field.name for kind in (Condition, Claim, Member) for field in fields(kind)]),
-    ("files.md", [field.name for field in fields(Spec) if field.name not in reference.OF_RUNS]),
-    ("files.md", [field.name for field in fields(Study) if field.name not in {"name", "base_engine"}]),
-])  # fmt: skip
+@cases(
+    ("page", "names"),
+    [
+        ("systems.md", system.names()),
+        ("definitions.md", [*DEFINITIONS]),
+        ("models.md", [*sets(), *shapes()]),
+        ("files.md", [field.name for kind in (Condition, Claim, Member) for field in fields(kind)]),
+        ("files.md", [field.name for field in fields(Spec) if field.name not in reference.OF_RUNS]),
+        ("files.md", [field.name for field in fields(Study) if field.name not in {"name", "base_engine"}]),
+    ],
+)
 def test_every_name_is_told(pages: dict[str, str], page: str, names: list[str]) -> None:
     assert names
     assert [name for name in names if f"`{name}`" not in pages[page]] == []

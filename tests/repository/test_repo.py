@@ -26,7 +26,7 @@ from harness.cli.reference import GENERATED
 from tests import ROOT
 
 MAX_BYTES = 500_000
-MAX_LINES = 600
+MAX_LINES = 660
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
 
 

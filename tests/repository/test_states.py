@@ -44,5 +44,9 @@ def test_an_illegal_step_raises_in_tests_and_is_noted_in_a_run(monkeypatch: pyte
 
 def test_the_page_is_what_the_diagrams_say() -> None:
     assert (ROOT / "docs/states.md").read_text(encoding="utf-8") == page(), "make docs writes it anew"
-    assert all(why in page() for diagram in (SERVER, of_requests.REQUEST) for to in diagram.steps.values()
-               for why in to.values())  # fmt: skip
+    assert all(
+        why in page()
+        for diagram in (SERVER, of_requests.REQUEST)
+        for to in diagram.steps.values()
+        for why in to.values()
+    )

@@ -83,8 +83,10 @@ def test_active_models_in_the_simulator() -> None:
     """Poisson arrivals to eight models alone on their GPUs, 1.5 requests at a time: theorem 3.1 within 3 %."""
     models, n, rate_rps = 8, 4000, 2.0
     rng = np.random.default_rng(3)
-    rows = [(t, int(m), 100, 400) for t, m in zip(np.cumsum(rng.exponential(1 / (rate_rps * models), n)),
-                                                 rng.integers(0, models, n), strict=True)]  # fmt: skip
+    rows = [
+        (t, int(m), 100, 400)
+        for t, m in zip(np.cumsum(rng.exponential(1 / (rate_rps * models), n)), rng.integers(0, models, n), strict=True)
+    ]
     world = config(models, models)
     engine = Sim(world, {}, priced(models))
     policy: Any = Dedicated(engine.cluster)

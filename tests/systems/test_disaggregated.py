@@ -28,8 +28,15 @@ def places(batches: dict[str, list[Batch]]) -> dict[str, list[Any]]:
 
 def jobs(n: int, rate_rps: float, models: tuple[str, ...] = ("a",), prompt: int = 1000, output: int = 20) -> Jobs:
     draw, never = np.random.default_rng(3), np.full(n, np.inf)
-    return Jobs(models, np.cumsum(draw.exponential(1 / rate_rps, n)), draw.integers(0, len(models), n, np.int32),
-                np.full(n, prompt, np.int32), np.full(n, output, np.int32), never, never)  # fmt: skip
+    return Jobs(
+        models,
+        np.cumsum(draw.exponential(1 / rate_rps, n)),
+        draw.integers(0, len(models), n, np.int32),
+        np.full(n, prompt, np.int32),
+        np.full(n, output, np.int32),
+        never,
+        never,
+    )
 
 
 def served(of: Config, work: Jobs, **fields: Any) -> Sim:

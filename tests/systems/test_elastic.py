@@ -46,9 +46,14 @@ def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -
     n = len(arrival_s)
     prompt, output = rng.integers(16, 800, n), rng.integers(1, 900, n)
     return Jobs(
-        tuple(m.name for m in config.models), np.asarray(arrival_s, float), np.asarray(model, np.int32),
-        prompt.astype(np.int32), output.astype(np.int32), np.full(n, 0.5), np.full(n, 0.1),
-    )  # fmt: skip
+        tuple(m.name for m in config.models),
+        np.asarray(arrival_s, float),
+        np.asarray(model, np.int32),
+        prompt.astype(np.int32),
+        output.astype(np.int32),
+        np.full(n, 0.5),
+        np.full(n, 0.1),
+    )
 
 
 def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:

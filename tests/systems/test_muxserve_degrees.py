@@ -54,12 +54,16 @@ def original(world: Cluster, **fields: Any) -> tuple[MuxServe, list[dict[int, Ll
 MESHES = {
     1: ((10.0, 5.0), (7, 3), [(10 - 7 / (0.06 + 0.4 + 0.28), 0.0), (0.0, 0.0)]),  # 9.46; 8 / (0.066 + 0.72) = 10.2
     2: ((20.0, 10.0), (8, 3), [(0.0, 0.0)]),  # 8 / (0.033 + 0.2 + 0.16) = 20.4, 3 / (0.033 + 0.2 + 0.06) = 10.2
-    4: ((60.0, 20.0), (19, 3), [
-        (60 - 19 / (0.033 + 0.1 + 0.19), 20 - 3 / (0.033 + 0.1 + 0.03)),  # 58.8 and 18.4: b lacks more
-        (60 - 19 / (0.0345 + 0.1 + 0.19), 0.0),  # 4 / (0.0345 + 0.1 + 0.04) = 22.9
-        (0.0, 0.0),  # 20 / (0.036 + 0.1 + 0.2) = 59.5, and half a request is forgiven
-    ]),
-}  # fmt: skip
+    4: (
+        (60.0, 20.0),
+        (19, 3),
+        [
+            (60 - 19 / (0.033 + 0.1 + 0.19), 20 - 3 / (0.033 + 0.1 + 0.03)),  # 58.8 and 18.4: b lacks more
+            (60 - 19 / (0.0345 + 0.1 + 0.19), 0.0),  # 4 / (0.0345 + 0.1 + 0.04) = 22.9
+            (0.0, 0.0),  # 20 / (0.036 + 0.1 + 0.2) = 59.5, and half a request is forgiven
+        ],
+    ),
+}
 
 
 @cases("mesh", sorted(MESHES))
@@ -78,8 +82,10 @@ def test_algorithm_2_has_a_candidate_a_degree_on_the_fewest_sms() -> None:
     world = divisible({"a": 20.0}, gpus=4)
     (a,) = original(world)[1]
     assert [(tp, m.tp, m.share, m.weight, m.seq) for tp, m in a.items()] == [
-        (1, 1, 90, 400 * KB, 100 * KB), (2, 2, 50, 200 * KB, 50 * KB), (4, 4, 30, 100 * KB, 25 * KB),
-    ]  # fmt: skip
+        (1, 1, 90, 400 * KB, 100 * KB),
+        (2, 2, 50, 200 * KB, 50 * KB),
+        (4, 4, 30, 100 * KB, 25 * KB),
+    ]
 
 
 def test_batches_of_a_mesh_are_as_large_as_they_were_profiled() -> None:

@@ -95,8 +95,13 @@ def test_divisions_of_an_a100_are_every_third_of_twenty() -> None:
 
 def test_the_table_for_an_h200() -> None:
     assert H200 == (
-        (112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25),
-    )  # fmt: skip
+        (112, 20, 1),
+        (104, 28, 5),
+        (96, 36, 10),
+        (80, 52, 15),
+        (64, 68, 20),
+        (56, 76, 25),
+    )
     assert all(s_p + s_d == 132 for s_p, s_d, _ in H200)
 
 
@@ -177,12 +182,15 @@ def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: 
     assert predict is not None
     decode = [
         predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
-        for s in decode_counts(node.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
-    ]  # fmt: skip
+        for s in decode_counts(node.gpus[0])
+        for b in (2, 20, 100, 200)
+        for c in (300, 1000, 3000)
+    ]
     prefill = [
         predict.prefill_s(n, s) / node.profile.prefill_s(inst, n, s) - 1
-        for s in predict.prefill for n in (700, 1500, 3000, 6000, 12000, 30000)
-    ]  # fmt: skip
+        for s in predict.prefill
+        for n in (700, 1500, 3000, 6000, 12000, 30000)
+    ]
     assert np.mean(np.abs(decode)) < 0.09
     assert np.mean(np.abs(prefill)) < 0.09
 
@@ -210,8 +218,12 @@ def test_partitions_are_those_of_the_paper() -> None:
 def test_the_guard_is_the_most_that_was_measured_on_the_gpu() -> None:
     """A100: 20 %, H200: 37, else 30; 1.2 x 8.4 ms x 132 / 28 = 47.5 ms meet 50 on 28 SMs, 1.3 times do not."""
     assert [worst(A100._replace(kind=kind)) for kind in ("a100-40g", "a100-80g", "h100", "h200", "l40s")] == [
-        0.2, 0.2, 0.3, 0.37, 0.3
-    ]  # fmt: skip
+        0.2,
+        0.2,
+        0.3,
+        0.37,
+        0.3,
+    ]
     for kind in ("a100-80g", "h100", "h200"):  # as much as the machine charges a decode for a prefill on other SMs
         assert 1 + worst(A100._replace(kind=kind)) == quantities.quantities(kind)["co_run"]["apart"]
     for kind, sms in (("a100-80g", 28), ("h100", 44)):
@@ -257,8 +269,10 @@ def test_a_prompt_that_would_be_late_goes_before_a_long_one_that_is_not() -> Non
     assert not come(policy, view, 0.5, ttft_slo_s=1.6)  # in time behind it
     policy, view = flying()
     assert come(policy, view, 0.5, ttft_slo_s=1.5) == [
-        Run(MAIN, "prefill", steps=0), Admit(1, FAST), Run(FAST, "prefill", chunk_tokens=0)
-    ]  # fmt: skip
+        Run(MAIN, "prefill", steps=0),
+        Admit(1, FAST),
+        Run(FAST, "prefill", chunk_tokens=0),
+    ]
     view.batches["m0"] = state(waiting=1, prefill_tokens=101_000)
     assert not come(policy, view, 0.51, ttft_slo_s=0.1, rid=2)  # who goes first is not preempted
     view.now_s, view.batches["m0"] = 0.52, state(waiting=1, decoding=1, prefill_tokens=101_000, ctx_tokens=1001)

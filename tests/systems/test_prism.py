@@ -162,10 +162,14 @@ def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, o
     full = np.full(n, 1)
     slo = config.models[0]
     return Jobs(
-        tuple(m.name for m in config.models), at.astype(float), model.astype(np.int32),
-        (full * prompt).astype(np.int32), (full * output).astype(np.int32),
-        np.full(n, slo.ttft_slo_s), np.full(n, slo.tpot_slo_s),
-    )  # fmt: skip
+        tuple(m.name for m in config.models),
+        at.astype(float),
+        model.astype(np.int32),
+        (full * prompt).astype(np.int32),
+        (full * output).astype(np.int32),
+        np.full(n, slo.ttft_slo_s),
+        np.full(n, slo.tpot_slo_s),
+    )
 
 
 def run(
@@ -271,8 +275,11 @@ def test_what_a_move_leaves_is_the_largest_ratio_of_the_placement_after_it(
     for some in ({"0": then["0"]}, then):
         assert ratios.after(some) == Ratios(gpus, tenants, at | some).largest
     here = [[t for t in tenants if g in then[t.name]] for g in range(3)]
-    kvpr = [sum(t.d for t in some) / (gpu.mem_bytes / GIB - sum(t.w for t in some) / GIB)
-            for some, gpu in zip(here, gpus, strict=True) if sum(t.w for t in some) < gpu.mem_bytes]  # fmt: skip
+    kvpr = [
+        sum(t.d for t in some) / (gpu.mem_bytes / GIB - sum(t.w for t in some) / GIB)
+        for some, gpu in zip(here, gpus, strict=True)
+        if sum(t.w for t in some) < gpu.mem_bytes
+    ]
     assume(len(kvpr) == 3)
     assert ratios.after(then)[0] == pytest.approx(max(kvpr))
 
@@ -399,9 +406,15 @@ def test_earliest_deadline_goes_first() -> None:
 # ---------------------------------------------------------------- activation
 
 
-@cases(("name", "tp", "published_s"), [
-    ("llama-3.2-1b", 1, 0.7), ("llama-3.1-8b", 1, 0.7), ("qwen-2.5-14b", 1, 1.3), ("llama-3.3-70b", 8, 1.5),
-])  # fmt: skip
+@cases(
+    ("name", "tp", "published_s"),
+    [
+        ("llama-3.2-1b", 1, 0.7),
+        ("llama-3.1-8b", 1, 0.7),
+        ("qwen-2.5-14b", 1, 1.3),
+        ("llama-3.3-70b", 8, 1.5),
+    ],
+)
 def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: float) -> None:
     """A pooled engine, then an equal part over each PCIe link of the node, then NVLink; published: section 7.3."""
     config = Config((Served("m", shape(name), tp),), gpus=8)

@@ -49,9 +49,14 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
     at, model, prompts, outputs = (np.array(x) for x in zip(*rows, strict=True))
     slo = [(m.ttft_slo_s, m.tpot_slo_s) for m in config.models]
     return Jobs(
-        tuple(m.name for m in config.models), at.astype(float), model.astype(np.int32), prompts.astype(np.int32),
-        outputs.astype(np.int32), np.array([slo[m][0] for m in model]), np.array([slo[m][1] for m in model]),
-    )  # fmt: skip
+        tuple(m.name for m in config.models),
+        at.astype(float),
+        model.astype(np.int32),
+        prompts.astype(np.int32),
+        outputs.astype(np.int32),
+        np.array([slo[m][0] for m in model]),
+        np.array([slo[m][1] for m in model]),
+    )
 
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
@@ -163,10 +168,18 @@ def taking_turns(system: str, **fields: Any) -> tuple[dict[str, float], float, f
     models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
     spec = Spec(
-        system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time",
-        sharing="turns", seed=1, fields=tuple(fields.items()),
+        system,
+        trace="arena-like",
+        models=models,
+        gpus=2,
+        assign="shuffled",
+        rate_scale=4.0,
+        scaling="time",
+        sharing="turns",
+        seed=1,
+        fields=tuple(fields.items()),
         slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
-    )  # fmt: skip
+    )
     setup = Setup(resolve(spec))
     jobs = setup.jobs()
     replay(setup.policy, setup.engine, jobs, end_s=setup.end_s, control_s=setup.spec.control_s or 0.0)

@@ -102,8 +102,10 @@ def test_models_start_by_falling_demand_where_demand_over_free_memory_is_lowest(
 def test_models_of_unlike_degrees_are_refused() -> None:
     alike = world(3, 8.0, gpus=4)
     cluster = Sim(alike).cluster
-    by_degree = [replace(alike, models=tuple(m._replace(tp=tp) for m, tp in zip(alike.models, degrees, strict=True)))
-                 for degrees in ((2, 2, 2), (1, 2, 1))]  # fmt: skip
+    by_degree = [
+        replace(alike, models=tuple(m._replace(tp=tp) for m, tp in zip(alike.models, degrees, strict=True)))
+        for degrees in ((2, 2, 2), (1, 2, 1))
+    ]
     assert PrismReleased(cluster).models.keys() == PrismReleased(Sim(by_degree[0]).cluster).models.keys()
     with pytest.raises(Infeasible, match=r"one tensor-parallel degree in Prism's release, not 1 and 2$"):
         PrismReleased(Sim(by_degree[1]).cluster)

@@ -196,8 +196,15 @@ def simulated(
     world = Config(served, gpus=gpus, host="none", plan=plan, host_bytes=host_bytes)
     a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
     slo = np.full(len(rows), math.inf)
-    work = Jobs(tuple(s.name for s in served), a.astype(float), m.astype(np.int32), p.astype(np.int32),
-                o.astype(np.int32), slo, slo)  # fmt: skip
+    work = Jobs(
+        tuple(s.name for s in served),
+        a.astype(float),
+        m.astype(np.int32),
+        p.astype(np.int32),
+        o.astype(np.int32),
+        slo,
+        slo,
+    )
     engine = Sim(world)
     made = make(engine.cluster, **fields)
     engine = Sim(world, made.options)

@@ -282,9 +282,15 @@ def test_a_worker_without_requests_stays_for_a_second() -> None:
 
 def jobs(models: tuple[str, ...], n: int = 150, gap_s: float = 0.3) -> Jobs:
     draw = np.random.default_rng(3)
-    return Jobs(models, np.cumsum(draw.exponential(gap_s, n)), draw.integers(0, len(models), n, np.int32),
-                draw.integers(50, 2000, n, np.int32), draw.integers(5, 100, n, np.int32), np.full(n, TTFT_S),
-                np.full(n, TPOT_S))  # fmt: skip
+    return Jobs(
+        models,
+        np.cumsum(draw.exponential(gap_s, n)),
+        draw.integers(0, len(models), n, np.int32),
+        draw.integers(50, 2000, n, np.int32),
+        draw.integers(5, 100, n, np.int32),
+        np.full(n, TTFT_S),
+        np.full(n, TPOT_S),
+    )
 
 
 def served(known: Config, work: Jobs, control_s: float = 0.0, **fields: Any) -> dict[str, list[Any]]:

@@ -247,8 +247,17 @@ def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
     assert Router("ollama", "abc", holds=3, keep="*=60 b=0").policy.keeps_s == {"a": 60.0, "b": 0.0, "c": 60.0}
 
 
-@cases(("text", "says"), [("x=1", 'no model "x"'), ("a", 'no model ""'), ("a=soon", "not MODEL=NUMBER"),
-                          ("a=-1", "not in"), ("a=nan", "is not in"), ("*=-1", "not in")])  # fmt: skip
+@cases(
+    ("text", "says"),
+    [
+        ("x=1", 'no model "x"'),
+        ("a", 'no model ""'),
+        ("a=soon", "not MODEL=NUMBER"),
+        ("a=-1", "not in"),
+        ("a=nan", "is not in"),
+        ("*=-1", "not in"),
+    ],
+)
 def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Router("ollama", "ab", holds=2, keep=text)
@@ -441,10 +450,19 @@ def test_llmux_switches_when_the_five_seconds_are_over() -> None:
 def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
     # on the simulator: b comes while a decodes, and starts when a's request and the load are done
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)
-    config = Config(tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
-                    plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")})  # fmt: skip
-    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), np.array([0, 1], np.int32), np.array([100, 100], np.int32),
-                np.array([200, 5], np.int32), np.full(2, 1.0), np.full(2, 0.1))  # fmt: skip
+    config = Config(
+        tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
+        plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
+    )
+    jobs = Jobs(
+        ("a", "b"),
+        np.array([10.0, 10.01]),
+        np.array([0, 1], np.int32),
+        np.array([100, 100], np.int32),
+        np.array([200, 5], np.int32),
+        np.full(2, 1.0),
+        np.full(2, 0.1),
+    )
     fields = Swap.presets[preset]
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
     replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]

@@ -485,8 +485,15 @@ def served(**fields: Any) -> tuple[list[str], float]:
     starts = np.sort(np.concatenate([rng.uniform(0, 3, 8) + 45 * k for k in range(6)]))
     model = np.repeat(np.arange(6, dtype=np.int32) % 3, 8)
     n = len(starts)
-    work = Jobs(names, starts, model, np.full(n, 500, np.int32), np.full(n, 60, np.int32), np.full(n, math.inf),
-                np.full(n, math.inf))  # fmt: skip
+    work = Jobs(
+        names,
+        starts,
+        model,
+        np.full(n, 500, np.int32),
+        np.full(n, 60, np.int32),
+        np.full(n, math.inf),
+        np.full(n, math.inf),
+    )
     plan = {m: Plan(0.1, 500, 60, "test") for m in names}
     engine = Sim(Config(tuple(Served(m, shape("llama-3.1-8b"), 1) for m in names), gpus=2, plan=plan))
     replay(WarmServe(engine.cluster, **fields), engine, work)

@@ -42,9 +42,14 @@ def jobs(hot_rps: float, cold_rps: float = 1.0, span_s: float = 40.0) -> Jobs:
     prompt, output = rng.integers(400, 1100, n), rng.integers(100, 300, n)
     never = np.full(n, math.inf)
     return Jobs(
-        ("m0", "m1"), arrival_s[order], model[order].astype(np.int32), prompt.astype(np.int32),
-        output.astype(np.int32), never, never,
-    )  # fmt: skip
+        ("m0", "m1"),
+        arrival_s[order],
+        model[order].astype(np.int32),
+        prompt.astype(np.int32),
+        output.astype(np.int32),
+        never,
+        never,
+    )
 
 
 def ran(conf: Config, load: Jobs, name: str = "weaver", **fields: Any) -> pa.Table:

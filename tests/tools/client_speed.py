@@ -37,8 +37,10 @@ BURST, BURSTS, BURST_S = 40, 40, 0.002  # bursts of 40 equal stamps, and within 
 RATES = (200.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 OTHER_RATES = (200.0, 1000.0)  # of other clients
 LIMIT_MS = 1e3 * FINE_LAG_P99_S  # of lag P99, beyond which the client is the limit
-HEAD = (f"{'client':12} {'offered/s':>10} {'achieved/s':>10} {'lag ms P50':>11} {'P99':>7} {'max':>7} "
-        f"{'TTFT+ ms P50':>13} {'P99':>7} {'cores':>6} {'peak MB':>8} {'other cores':>12}  note")  # fmt: skip
+HEAD = (
+    f"{'client':12} {'offered/s':>10} {'achieved/s':>10} {'lag ms P50':>11} {'P99':>7} {'max':>7} "
+    f"{'TTFT+ ms P50':>13} {'P99':>7} {'cores':>6} {'peak MB':>8} {'other cores':>12}  note"
+)
 
 
 class Row(NamedTuple):
@@ -59,8 +61,10 @@ class Row(NamedTuple):
         """The line."""
         a, b, c = np.quantile(self.lag_ms, [0.5, 0.99, 1.0])
         d, e = np.quantile(self.overhead_ms, [0.5, 0.99]) if self.overhead_ms.size else (np.nan, np.nan)
-        return (f"{self.name:12} {self.offered:10.1f} {self.achieved:10.1f} {a:11.2f} {b:7.2f} {c:7.2f} {d:13.2f} "
-                f"{e:7.2f} {self.cores:6.2f} {self.peak_mb:8.0f} {self.other:12.2f}  {self.note}")  # fmt: skip
+        return (
+            f"{self.name:12} {self.offered:10.1f} {self.achieved:10.1f} {a:11.2f} {b:7.2f} {c:7.2f} {d:13.2f} "
+            f"{e:7.2f} {self.cores:6.2f} {self.peak_mb:8.0f} {self.other:12.2f}  {self.note}"
+        )
 
 
 @contextmanager
@@ -94,8 +98,9 @@ def reset(url: str) -> None:
 def jobs(at_s: NDArray[np.float64]) -> Jobs:
     """Return equal requests at these times."""
     n, inf = len(at_s), np.full(len(at_s), np.inf)
-    return Jobs(("m",), at_s, np.zeros(n, np.int32), np.full(n, PROMPT_TOKENS, np.int32),
-                np.full(n, TOKENS, np.int32), inf, inf)  # fmt: skip
+    return Jobs(
+        ("m",), at_s, np.zeros(n, np.int32), np.full(n, PROMPT_TOKENS, np.int32), np.full(n, TOKENS, np.int32), inf, inf
+    )
 
 
 def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDArray[np.float64]]:
@@ -124,9 +129,17 @@ def ours(url: str, pid: int, rate: float) -> Row:
     lost = str(int(((log.state != DONE) | (log.tokens != TOKENS)).sum()))
     if why := Counter(filter(None, log.error)).most_common(1):
         lost = f"{lost} ({why[0][1]}: {why[0][0]})"
-    return Row("this client", judged.offered_per_s, judged.achieved_per_s, (log.write_ns - log.due_ns) / 1e6,
-               overhead_ms, log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
-               f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}")  # fmt: skip
+    return Row(
+        "this client",
+        judged.offered_per_s,
+        judged.achieved_per_s,
+        (log.write_ns - log.due_ns) / 1e6,
+        overhead_ms,
+        log.cpu_s / log.wall_s,
+        log.peak_bytes / 1e6,
+        other,
+        f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}",
+    )
 
 
 def limit(lag_ms: Mapping[float, float]) -> str:
@@ -151,10 +164,18 @@ def bursts(url: str, pid: int) -> Row:
     last_ms = lag_ms[np.argsort(order)[: BURST * BURSTS]].reshape(BURSTS, BURST).max(1)
     share = float((last_ms <= 1e3 * BURST_S).mean())
     judged = verdict(log, other)
-    return Row("... bursts", judged.offered_per_s, judged.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
-               log.peak_bytes / 1e6, other,
-               f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
-               f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
+    return Row(
+        "... bursts",
+        judged.offered_per_s,
+        judged.achieved_per_s,
+        lag_ms,
+        overhead_ms,
+        log.cpu_s / log.wall_s,
+        log.peak_bytes / 1e6,
+        other,
+        f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
+        f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms",
+    )
 
 
 def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Row:
@@ -165,9 +186,11 @@ def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Ro
         tokenizer(Path(folder))
         load = OtherLoad([pid, os.getpid()])
         tool = subprocess.Popen(
-            [command, *OTHERS[name](url, rate, n, Path(folder))], cwd=folder,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [command, *OTHERS[name](url, rate, n, Path(folder))],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         spent_s, peak = watched(tool, 12 * SECONDS)
         other = load.cores()
     rows = told(url)
@@ -176,9 +199,17 @@ def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Ro
         raise RuntimeError(f"{command}: the stub saw {len(read_ns)} requests")
     span_s = (read_ns[-1] - read_ns[0]) / 1e9
     late_ms = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
-    return Row(name, rate, (len(read_ns) - 1) / span_s, late_ms - late_ms.min(), np.array([]),
-               spent_s / span_s, peak / 1e6, other,
-               f"{len(read_ns)} requests of {n} came; cores include its start and its report")  # fmt: skip
+    return Row(
+        name,
+        rate,
+        (len(read_ns) - 1) / span_s,
+        late_ms - late_ms.min(),
+        np.array([]),
+        spent_s / span_s,
+        peak / 1e6,
+        other,
+        f"{len(read_ns)} requests of {n} came; cores include its start and its report",
+    )
 
 
 def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
@@ -198,12 +229,21 @@ def guidellm(url: str, rate: float, n: int, folder: Path) -> list[str]:
     rows = [{"prompt": " ".join(f"w{k}" for k in prompt), "output_tokens_count": TOKENS} for prompt in words]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     return [
-        "run", "--backend", f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
-        "--profile", f"kind=constant,rate={rate:g}", "--constraint", f"kind=max_requests,count={n}",
-        "--data", f"kind=json_file,path={folder / 'prompts.jsonl'}",
-        "--tokenizer", f"kind=huggingface_auto,model={folder}",
-        "--output", f"kind=json,path={folder / 'report.json'}", "--disable-console",
-    ]  # fmt: skip
+        "run",
+        "--backend",
+        f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
+        "--profile",
+        f"kind=constant,rate={rate:g}",
+        "--constraint",
+        f"kind=max_requests,count={n}",
+        "--data",
+        f"kind=json_file,path={folder / 'prompts.jsonl'}",
+        "--tokenizer",
+        f"kind=huggingface_auto,model={folder}",
+        "--output",
+        f"kind=json,path={folder / 'report.json'}",
+        "--disable-console",
+    ]
 
 
 OTHERS: Mapping[str, Callable[[str, float, int, Path], list[str]]] = {"AIPerf": aiperf, "GuideLLM": guidellm}

@@ -70,8 +70,13 @@ def request(models: int, gpus: int) -> float:
     asked = config(models, gpus)
     names = tuple(m.name for m in asked.models)
     with tempfile.TemporaryDirectory() as folder:
-        took = [min(run("elastic", asked, jobs(names, n, RPS * gpus), Path(folder) / f"{n}-{again}")[0]
-                    for again in range(3)) for n in (50, REQUESTS + 50)]  # fmt: skip
+        took = [
+            min(
+                run("elastic", asked, jobs(names, n, RPS * gpus), Path(folder) / f"{n}-{again}")[0]
+                for again in range(3)
+            )
+            for n in (50, REQUESTS + 50)
+        ]
     return (took[1] - took[0]) / REQUESTS * 1e6
 
 

@@ -119,8 +119,9 @@ def replayed(folder: Path) -> Count:
 
 def simulated(rate_scale: float, folder: Path) -> Path:
     """Simulate `elastic` on light8 and one H100; return the folder of its rows."""
-    spec = Spec("elastic", models="light8", gpus=1, trace="hyperbolic-like", rate_scale=rate_scale,
-                pool_bytes=72_241_349_919)  # fmt: skip
+    spec = Spec(
+        "elastic", models="light8", gpus=1, trace="hyperbolic-like", rate_scale=rate_scale, pool_bytes=72_241_349_919
+    )
     return execute(resolve(spec), folder, "")
 
 
@@ -130,8 +131,11 @@ def main(runs: list[Path]) -> None:
         for folder in runs or [simulated(rate, Path(scratch)) for rate in (1.0, 2.5, 4.0)]:
             spec, n = specs.stored(record.meta(folder)["spec"]), replayed(folder)
             counted = f", {n.counted / n.packed:.3f} by the run's own count" if n.counted else ""
-            print(f"{spec.label}, {spec.models} at {spec.rate_scale:g} times the rate of {spec.trace}: pages take"
-                  f" {n.replayed / n.packed:.3f} times what packed ones take{counted}", flush=True)  # fmt: skip
+            print(
+                f"{spec.label}, {spec.models} at {spec.rate_scale:g} times the rate of {spec.trace}: pages take"
+                f" {n.replayed / n.packed:.3f} times what packed ones take{counted}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,17 @@ from tests.tools.speed import SLO_S, run
 from traces.arrivals import rng, zipf
 
 SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
-SYSTEMS = ("static", "elastic", "elastic+replicas", "swap", "prism", "alpaserve", "alpaserve+search=fast", "muxserve",
-           "muxserve:original")  # fmt: skip
+SYSTEMS = (
+    "static",
+    "elastic",
+    "elastic+replicas",
+    "swap",
+    "prism",
+    "alpaserve",
+    "alpaserve+search=fast",
+    "muxserve",
+    "muxserve:original",
+)
 KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
 S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
 LIMIT_S, PLACEMENT_S = 3600.0, 600.0  # CPU seconds of a case, and of its placement
@@ -95,8 +104,9 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
                 run(name, config, jobs(names, 1, rate), Path(folder) / "one", **fields)
                 placement = time.process_time() - placement
             with limited(limit_s, f"a run of {requests:,} requests"):
-                sim_s, write_s, _, outcome = run(name, config, jobs(names, requests, rate), Path(folder) / "run",
-                                                 **fields)  # fmt: skip
+                sim_s, write_s, _, outcome = run(
+                    name, config, jobs(names, requests, rate), Path(folder) / "run", **fields
+                )
         except (Infeasible, Unsupported, UserError) as why:
             print(f"- {why}")
             return
@@ -107,8 +117,10 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
 def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
     """Print the table."""
     print(f"{requests:,} requests of a Zipf tail: CPU seconds, one core, writer included")
-    print(f"{'models':>6} {'GPUs':>5} {'system':21} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
-          f"{'calls/req':>9} {'peak MiB':>9}")  # fmt: skip
+    print(
+        f"{'models':>6} {'GPUs':>5} {'system':21} {'CPU s':>7} {'req/CPU-s':>10} {'start s':>11} {'policy s':>9} "
+        f"{'calls/req':>9} {'peak MiB':>9}"
+    )
     for models, gpus in SIZES:
         for system in systems:
             words = [sys.executable, "-m", "tests.tools.scale", "--child", system, models, gpus, requests, limit_s]
@@ -118,8 +130,11 @@ def main(requests: int, systems: Sequence[str], limit_s: float) -> None:
                 print(f"{models:6} {gpus:5} {system:21} {' '.join(told)[:150]}", flush=True)
                 continue
             total, placement, policy_s, calls, peak = map(float, told)
-            print(f"{models:6} {gpus:5} {system:21} {total:7.1f} {requests / total:10,.0f} {placement:11.2f} "
-                  f"{policy_s:9.1f} {calls:9.2f} {peak:9.0f}", flush=True)  # fmt: skip
+            print(
+                f"{models:6} {gpus:5} {system:21} {total:7.1f} {requests / total:10,.0f} {placement:11.2f} "
+                f"{policy_s:9.1f} {calls:9.2f} {peak:9.0f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

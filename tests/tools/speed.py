@@ -70,8 +70,14 @@ def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output
     """Return Poisson arrivals of equal requests over models at random."""
     rng = np.random.default_rng(7)
     slo = (np.full(n, x) for x in SLO_S)
-    return Jobs(models, np.cumsum(rng.exponential(1 / rate, n)), rng.integers(0, len(models), n).astype(np.int32),
-                np.full(n, prompt, np.int32), np.full(n, output, np.int32), *slo)  # fmt: skip
+    return Jobs(
+        models,
+        np.cumsum(rng.exponential(1 / rate, n)),
+        rng.integers(0, len(models), n).astype(np.int32),
+        np.full(n, prompt, np.int32),
+        np.full(n, output, np.int32),
+        *slo,
+    )
 
 
 def run(system: str, config: Config, work: Jobs, folder: Path, **fields: Option) -> tuple[float, float, Sim, Outcome]:
@@ -92,8 +98,13 @@ def child(name: str, n: int) -> None:
     case = CASES[name]
     members = served(case.models)
     names, each = tuple(m.name for m in members), Plan(case.rate / len(members), 600, 300, "trace")
-    config = Config(members, gpu=case.gpu, gpus=case.gpus, noise=quantities.noise("h100", "vllm-graph"),
-                    plan=dict.fromkeys(names, each))  # fmt: skip
+    config = Config(
+        members,
+        gpu=case.gpu,
+        gpus=case.gpus,
+        noise=quantities.noise("h100", "vllm-graph"),
+        plan=dict.fromkeys(names, each),
+    )
     with tempfile.TemporaryDirectory() as folder:
         t = time.process_time()
         run(case.system, config, jobs(names, 50, case.rate), Path(folder) / "warm")
@@ -102,8 +113,17 @@ def child(name: str, n: int) -> None:
         sim_s, write_s, engine, outcome = run(case.system, config, work, Path(folder) / "run")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     stats = engine.stats()
-    print(n / (sim_s + write_s), sim_s, write_s, start, peak, stats["steps"] / n, outcome.policy_s,
-          outcome.policy_calls / n, outcome.slowest_s)  # fmt: skip
+    print(
+        n / (sim_s + write_s),
+        sim_s,
+        write_s,
+        start,
+        peak,
+        stats["steps"] / n,
+        outcome.policy_s,
+        outcome.policy_calls / n,
+        outcome.slowest_s,
+    )
 
 
 def main() -> None:

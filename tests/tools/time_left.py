@@ -43,8 +43,10 @@ class Heard:
 
 def main() -> int:
     """Print the table; return 1 where an estimate is off by more than `WITHIN`."""
-    specs = [resolve(Spec(name, trace=TRACE, rate_scale=rate, seed=seed, slo="absolute:ttft=1,tpot=0.1"))
-             for rate, seed, name in product(RATES, SEEDS, SYSTEMS)]  # fmt: skip
+    specs = [
+        resolve(Spec(name, trace=TRACE, rate_scale=rate, seed=seed, slo="absolute:ttft=1,tpot=0.1"))
+        for rate, seed, name in product(RATES, SEEDS, SYSTEMS)
+    ]
     sweep.compile_once()
     heard = Heard()
     with tempfile.TemporaryDirectory() as folder:

@@ -41,9 +41,11 @@ def write(path: Path, requests: int) -> None:
             "request_id": np.arange(done, done + n),
             "arrival_s": np.sort(draw.uniform(begin, end, n)),
             "model": [f"m{k:02}" for k in draw.choice(MODELS, n, p=shares)],
-            **{name: np.minimum(1 + draw.geometric(5 / most, n), most)
-               for name, most in zip(("prompt_tokens", "output_tokens"), TOKENS, strict=True)},
-        }  # fmt: skip
+            **{
+                name: np.minimum(1 + draw.geometric(5 / most, n), most)
+                for name, most in zip(("prompt_tokens", "output_tokens"), TOKENS, strict=True)
+            },
+        }
         rows = schema.table(columns, {"name": f"week-{requests}", "tier": "synthetic", "span_s": WEEK_S})
         writer = writer or pq.ParquetWriter(path, rows.schema, compression="zstd")
         writer.write_table(rows)
@@ -94,8 +96,11 @@ def main(requests: int, systems: list[str], gpus: int) -> None:
                 print(f"{system:16} {done.stderr.strip().splitlines()[-1]}", flush=True)
                 continue
             run_s, score_s, peak, attained = json.loads(done.stdout)
-            print(f"{system:16} {run_s:10.0f} {score_s:12.0f} {requests / (run_s + score_s):10,.0f} {peak:9.0f} "
-                  f"{100 * attained:11.1f}", flush=True)  # fmt: skip
+            print(
+                f"{system:16} {run_s:10.0f} {score_s:12.0f} {requests / (run_s + score_s):10,.0f} {peak:9.0f} "
+                f"{100 * attained:11.1f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -37,10 +37,12 @@ LOGS = ("azure-conv", "azure-code", "fineserve-30-100b", "mooncake-conversation"
 def log(arrival_s: list[float], chains: list[list[int]] | None = None) -> pa.Table:
     n = len(arrival_s)
     columns: dict[str, Any] = {
-        "request_id": np.arange(n), "arrival_s": np.array(arrival_s, float), "model": ["one"] * n,
+        "request_id": np.arange(n),
+        "arrival_s": np.array(arrival_s, float),
+        "model": ["one"] * n,
         "prompt_tokens": np.arange(1, n + 1) if chains is None else [max(1, 4 * len(chain)) for chain in chains],
         "output_tokens": np.ones(n, int),
-    }  # fmt: skip
+    }
     if chains is not None:
         columns["prefix_hashes"] = pa.array(chains, pa.list_(pa.uint64()))
     return schema.table(columns, {"name": "log", "span_s": max(arrival_s) + 1, "block_tokens": 4})
@@ -202,10 +204,13 @@ def dealt(traces_dir: Path) -> dict[str, Trace]:
 @cases(
     ("name", "count", "largest"),
     [
-        ("azure-conv", 6_871, 24), ("azure-code", 499, 456), ("fineserve-30-100b", 6_964, 22),
-        ("mooncake-conversation", 7_373, 43), ("mooncake-synthetic", 2_211, 24),
+        ("azure-conv", 6_871, 24),
+        ("azure-code", 499, 456),
+        ("fineserve-30-100b", 6_964, 22),
+        ("mooncake-conversation", 7_373, 43),
+        ("mooncake-synthetic", 2_211, 24),
     ],
-)  # fmt: skip
+)
 def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, count: int, largest: int) -> None:
     whole, mixed = trace(name), dealt[name]
     assert (mixed.name, mixed.tier, mixed.ordered, len(mixed)) == (f"{name}+models=8", "composed", True, len(whole))
@@ -307,8 +312,9 @@ def test_a_spread_keeps_shares_and_whole_sessions(idle: str, together: str) -> N
 def test_models_that_rest_are_idle_for_longer() -> None:
     when = np.sort(np.random.default_rng(4).uniform(0, 36_000, 6000)).tolist()
     rows = log(when).append_column("session_id", pa.array(range(6000), pa.uint64()))
-    active = [stats(of_table(deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")), "x"))["active_fraction"]
-              for idle in IDLE]  # fmt: skip
+    active = [
+        stats(of_table(deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")), "x"))["active_fraction"] for idle in IDLE
+    ]
     assert active[0] > active[1] > active[2]
 
 
@@ -328,9 +334,18 @@ def test_a_log_is_converted_once_and_kept(tmp_path: Path) -> None:
     assert canonical(first, folder) == (first, "")
 
 
-@cases(("text", "why"), [("x", "models is"), ("0", "models is"), ("2:zipf=x", "zipf is"), ("2:idle=lots", "idle is"),
-                         ("2:nope=1", "is not FIELD=VALUE"), ("2:deal=0,deal=1", "there twice"),
-                         ("9999999", "above")])  # fmt: skip
+@cases(
+    ("text", "why"),
+    [
+        ("x", "models is"),
+        ("0", "models is"),
+        ("2:zipf=x", "zipf is"),
+        ("2:idle=lots", "idle is"),
+        ("2:nope=1", "is not FIELD=VALUE"),
+        ("2:deal=0,deal=1", "there twice"),
+        ("9999999", "above"),
+    ],
+)
 def test_a_wrong_spread_is_told_so(text: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         spread(text)

@@ -299,8 +299,15 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
     when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
     order = np.argsort(when, kind="stable")
     tokens = np.ones(len(when), np.int32)
-    return replace(like, span_s=span_s, models=streams, arrival_s=when[order], model=model[order], prompt_tokens=tokens,
-                   output_tokens=tokens)  # fmt: skip
+    return replace(
+        like,
+        span_s=span_s,
+        models=streams,
+        arrival_s=when[order],
+        model=model[order],
+        prompt_tokens=tokens,
+        output_tokens=tokens,
+    )
 
 
 @cases("models", sorted(synthetic.RELEASED))
@@ -414,11 +421,13 @@ def test_lengths_beyond_the_bound_are_left_out_of_a_log(tmp_path: Path, monkeypa
 @cases(
     ("name", "why"),
     [
-        ("poisson+models=2", r'"\+models=2" is not'), ("hot-cold+alpha=1", r'"\+alpha=1" is not'),
-        ("power-law+lengths=sharegpt", 'lengths is "sharegpt"'), ("poisson+rate_rps=0", "rate_rps is 0"),
+        ("poisson+models=2", r'"\+models=2" is not'),
+        ("hot-cold+alpha=1", r'"\+alpha=1" is not'),
+        ("power-law+lengths=sharegpt", 'lengths is "sharegpt"'),
+        ("poisson+rate_rps=0", "rate_rps is 0"),
         ("poisson+lengths=fixed+prompt=4000", "4000 . 256 tokens are above max_tokens, 2048"),
     ],
-)  # fmt: skip
+)
 def test_what_such_a_generator_does_not_take_is_a_line(name: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         preset(name)

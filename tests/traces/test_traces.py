@@ -152,8 +152,12 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 # ---------------------------------------------------------------- Aegaeon's released workloads
 
-RELEASED = ["Request Time,Model Name,Input Length,Output Length", "00:00:00.250,synth_model_02,93,233",
-            "00:01:00.500,synth_model_00,5000,100", "00:01:01.000,synth_model_02,7,16"]  # fmt: skip
+RELEASED = [
+    "Request Time,Model Name,Input Length,Output Length",
+    "00:00:00.250,synth_model_02,93,233",
+    "00:01:00.500,synth_model_00,5000,100",
+    "00:01:01.000,synth_model_02,7,16",
+]
 
 
 @pytest.fixture
@@ -194,8 +198,11 @@ def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str,
 
 
 def test_the_name_of_a_released_workload_is_checked(released: str) -> None:
-    for name, says in {"aegaeon-synth": "is a family", "aegaeon-synth/forty": "not M-RATE-IN-OUT",
-                       f"{released}+span_s=4": "is not \\+max_tokens=N"}.items():  # fmt: skip
+    for name, says in {
+        "aegaeon-synth": "is a family",
+        "aegaeon-synth/forty": "not M-RATE-IN-OUT",
+        f"{released}+span_s=4": "is not \\+max_tokens=N",
+    }.items():
         with pytest.raises(UserError, match=says):
             load_trace.__wrapped__(name)
 
@@ -372,17 +379,34 @@ def test_a_row_whose_status_is_a_failure_is_left_out_whatever_it_used(tmp_path: 
     )
     made = table(path, COLUMNS)
     assert made["src_row"].to_pylist() == [2, 5, 6, 9, 10]
-    left = {"with status 499": 1, "with status 503": 1, "with status FAILED": 1, "with status timeout": 1,
-            "with status client disconnected": 1}  # fmt: skip
+    left = {
+        "with status 499": 1,
+        "with status 503": 1,
+        "with status FAILED": 1,
+        "with status timeout": 1,
+        "with status client disconnected": 1,
+    }
     assert schema.metadata(made)["dropped"] == left
     assert "left out: 1 with status 499, 1 with status 503" in readers.told(schema.metadata(made))
 
 
-@cases(("row", "column"), [
-    (",1,1,a", "t"), ("nan,1,1,a", "t"), ("-1,1,1,a", "t"), ("x,1,1,a", "t"), ("0.3,x,1,a", "in"), ("0.3,,1,a", "in"),
-    ("0.3,1.5,1,a", "in"), ("0.3,1,0,a", "out"), ("0.3,1,-7,a", "out"), ("0.3,1,3000000000,a", "out"),
-    ("0.3,1,1,", "m"), ("0.3,1,1,\x01", "m"),
-])  # fmt: skip
+@cases(
+    ("row", "column"),
+    [
+        (",1,1,a", "t"),
+        ("nan,1,1,a", "t"),
+        ("-1,1,1,a", "t"),
+        ("x,1,1,a", "t"),
+        ("0.3,x,1,a", "in"),
+        ("0.3,,1,a", "in"),
+        ("0.3,1.5,1,a", "in"),
+        ("0.3,1,0,a", "out"),
+        ("0.3,1,-7,a", "out"),
+        ("0.3,1,3000000000,a", "out"),
+        ("0.3,1,1,", "m"),
+        ("0.3,1,1,\x01", "m"),
+    ],
+)
 def test_each_refusal_of_a_row_names_the_option_that_leaves_it_out(tmp_path: Path, row: str, column: str) -> None:
     rows = [*GOOD, row, "0.9,1,1,a"]
     why = refusal(tmp_path, rows)
@@ -495,10 +519,13 @@ BURSTGPT = {
     ),
     "8 columns": (
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
-        ["5,a,1.5,ChatGPT,472,18,490,Conversation log", "45,,0,GPT-4,300,0,300,API log",
-         "118,,2,GPT-4,417,276,693,API log"],
+        [
+            "5,a,1.5,ChatGPT,472,18,490,Conversation log",
+            "45,,0,GPT-4,300,0,300,API log",
+            "118,,2,GPT-4,417,276,693,API log",
+        ],
     ),
-}  # fmt: skip
+}
 
 
 @cases(("header", "lines"), BURSTGPT)

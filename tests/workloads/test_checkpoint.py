@@ -120,9 +120,14 @@ def test_names_are_shapes_like_others() -> None:
 
 def test_dimensions_under_any_name() -> None:
     old = {
-        "n_layer": 4, "n_embd": 256, "n_head": 8, "n_inner": 512, "vocab_size": 1000, "n_positions": 4096,
+        "n_layer": 4,
+        "n_embd": 256,
+        "n_head": 8,
+        "n_inner": 512,
+        "vocab_size": 1000,
+        "n_positions": 4096,
         "activation_function": "gelu_new",
-    }  # fmt: skip
+    }
     read = checkpoint.of_config("m", old, "m").shape
     assert (read.layers, read.hidden, read.q_heads, read.kv_heads, read.head_dim) == (4, 256, 8, 8, 32)
     assert (read.ffn, read.gated, read.tied) == (512, False, False)
@@ -174,11 +179,21 @@ def test_sliding_layers(keys: dict[str, Any], slide: int) -> None:
 
 
 GEMMA_4: dict[str, Any] = {  # of 31 B
-    "model_type": "gemma4_text", "num_hidden_layers": 60, "hidden_size": 5376, "intermediate_size": 21504,
-    "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "head_dim": 256,
-    "global_head_dim": 512, "sliding_window": 1024, "attention_k_eq_v": True, "vocab_size": 262144,
-    "max_position_embeddings": 262144, "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
-}  # fmt: skip
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 60,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "attention_k_eq_v": True,
+    "vocab_size": 262144,
+    "max_position_embeddings": 262144,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 10,
+}
 
 
 def test_sliding_layers_of_heads_of_their_own() -> None:
@@ -200,10 +215,18 @@ def test_sliding_layers_of_heads_of_their_own() -> None:
 def test_a_dense_ffn_beside_the_experts_of_each_layer() -> None:
     """Gemma 4 of 26 B, of which its card says 25.2 B and 3.8 B of each token."""
     keys = GEMMA_4 | {
-        "num_hidden_layers": 30, "hidden_size": 2816, "intermediate_size": 2112, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128,
-        "top_k_experts": 8, "moe_intermediate_size": 704, "layer_types": GEMMA_4["layer_types"][:30],
-    }  # fmt: skip
+        "num_hidden_layers": 30,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+        "layer_types": GEMMA_4["layer_types"][:30],
+    }
     read = checkpoint.of_config("m", keys, "m").shape
     assert read.experts == Experts(layers=30, routed=128, top=8, ffn=704, shared_ffn=2112)
     assert sum(parameters(read)) == pytest.approx(25.2e9, rel=0.005)
@@ -267,11 +290,15 @@ def test_formats_of_each_method() -> None:
     assert stored(quant_method="gptq", bits=4, group_size=128, lm_head=True)[2] == "int4"
     assert stored(quant_method="modelopt", quant_algo="NVFP4") == ("nvfp4", 0.5625, "bf16")
     assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": integer}}) == (
-        "int4", 0.5 + 2 / 32, "int4",
-    )  # fmt: skip
-    assert stored(
-        quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"]
-    ) == ("fp8", 1.0, "bf16")  # fmt: skip
+        "int4",
+        0.5 + 2 / 32,
+        "int4",
+    )
+    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"]) == (
+        "fp8",
+        1.0,
+        "bf16",
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,18 +377,29 @@ def _bytes(dims: tuple[int, ...], kind: int) -> int:
 def q4(path: Path, **changed: Any) -> str:
     """Write a model of one layer whose tensors are Q4_K (12), Q6_K (14), F16 (1) and F32 (0)."""
     keys = {
-        "general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 256,
-        "llama.attention.head_count": 8, "llama.attention.head_count_kv": 2, "llama.feed_forward_length": 512,
-        "llama.context_length": 4096, "tokenizer.ggml.tokens": ["a"] * 1024,
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.embedding_length": 256,
+        "llama.attention.head_count": 8,
+        "llama.attention.head_count_kv": 2,
+        "llama.feed_forward_length": 512,
+        "llama.context_length": 4096,
+        "tokenizer.ggml.tokens": ["a"] * 1024,
+    }
     tensors = {
-        "token_embd.weight": ((256, 1024), 1), "blk.0.attn_norm.weight": ((256,), 0),
-        "blk.0.attn_q.weight": ((256, 256), 12), "blk.0.attn_k.weight": ((256, 64), 12),
-        "blk.0.attn_v.weight": ((256, 64), 14), "blk.0.attn_output.weight": ((256, 256), 12),
-        "blk.0.ffn_gate.weight": ((256, 512), 12), "blk.0.ffn_up.weight": ((256, 512), 12),
-        "blk.0.ffn_down.weight": ((512, 256), 14), "blk.0.ffn_norm.weight": ((256,), 0),
-        "output.weight": ((256, 1024), 14), "output_norm.weight": ((256,), 0),
-    }  # fmt: skip
+        "token_embd.weight": ((256, 1024), 1),
+        "blk.0.attn_norm.weight": ((256,), 0),
+        "blk.0.attn_q.weight": ((256, 256), 12),
+        "blk.0.attn_k.weight": ((256, 64), 12),
+        "blk.0.attn_v.weight": ((256, 64), 14),
+        "blk.0.attn_output.weight": ((256, 256), 12),
+        "blk.0.ffn_gate.weight": ((256, 512), 12),
+        "blk.0.ffn_up.weight": ((256, 512), 12),
+        "blk.0.ffn_down.weight": ((512, 256), 14),
+        "blk.0.ffn_norm.weight": ((256,), 0),
+        "output.weight": ((256, 1024), 14),
+        "output_norm.weight": ((256,), 0),
+    }
     return header(path, keys | changed, tensors)
 
 
@@ -518,18 +556,24 @@ def test_degrees_divide_heads_and_experts() -> None:
     ("changed", "says"),
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not a count from 1 to 1,000"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"), ({"hidden_size": -1}, "hidden_size is -1"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"), ({"num_key_value_heads": 3}, "do not divide"),
-        ({"head_dim": 0}, "head_dim is 0"), ({"head_dim": True}, "head_dim is true"),
-        ({"intermediate_size": 4096.0}, "intermediate_size is 4096.0"), ({"vocab_size": 10**30}, "vocab_size is 1000"),
-        ({"sliding_window": True}, "sliding_window is true"), ({"sliding_window": "4096"}, "sliding_window is"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": -1}, "hidden_size is -1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"head_dim": True}, "head_dim is true"),
+        ({"intermediate_size": 4096.0}, "intermediate_size is 4096.0"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000"),
+        ({"sliding_window": True}, "sliding_window is true"),
+        ({"sliding_window": "4096"}, "sliding_window is"),
         ({"sliding_window": 64, "sliding_window_pattern": "GX"}, "sliding_window_pattern"),
-        ({"tie_word_embeddings": "true"}, "tie_word_embeddings"), ({"vision_config": {"depth": "x"}}, "vision_config"),
+        ({"tie_word_embeddings": "true"}, "tie_word_embeddings"),
+        ({"vision_config": {"depth": "x"}}, "vision_config"),
         ({"num_local_experts": 10**9, "num_experts_per_tok": 2}, "num_local_experts is 1000000000"),
         ({"mlp_only_layers": [[1]], "num_local_experts": 8, "num_experts_per_tok": 2}, "another kind"),
         ({"hidden_size": 10**6, "intermediate_size": 10**7, "num_hidden_layers": 1000}, "parameters, above"),
     ],
-)  # fmt: skip
+)
 def test_a_size_that_cannot_be_is_named_with_its_bounds(changed: dict[str, Any], says: str) -> None:
     assert says in refused(DENSE | changed)
 
@@ -558,13 +602,16 @@ def test_a_gguf_is_held_against_its_bytes(tmp_path: Path) -> None:
 @cases(
     ("changed", "says"),
     [
-        ({"split.count": 3}, "one of 3 files"), ({"llama.block_count": 10**9}, "block_count is 1000000000"),
-        ({"llama.attention.head_count": 0}, "head_count is 0"), ({"llama.attention.head_count_kv": 3}, "do not divide"),
+        ({"split.count": 3}, "one of 3 files"),
+        ({"llama.block_count": 10**9}, "block_count is 1000000000"),
+        ({"llama.attention.head_count": 0}, "head_count is 0"),
+        ({"llama.attention.head_count_kv": 3}, "do not divide"),
         ({"llama.context_length": 0}, "context_length is 0"),
         ({"llama.embedding_length": 2**31}, "embedding_length"),
-        ({"llama.feed_forward_length": 0}, "feed_forward_length is missing"), ({"general.alignment": 0}, "alignment"),
+        ({"llama.feed_forward_length": 0}, "feed_forward_length is missing"),
+        ({"general.alignment": 0}, "alignment"),
     ],
-)  # fmt: skip
+)
 def test_a_gguf_of_sizes_that_cannot_be_is_one_line(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):
         shape(q4(tmp_path / "m.gguf", **changed))

@@ -138,10 +138,21 @@ def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
 
 def test_every_shipped_set_has_an_order() -> None:
     assert {name: square_order(model_set(name)) for name in sets()} == {
-        "aegaeon": 2, "agents8": 4, "eight8b": 1, "heavy8": 3, "light8": 3, "llama-3.1-8b-tp8": 1,
-        "llama-3.3-70b-tp8": 1, "prism18": 3, "prism58": 6, "quant3": 3, "today12": 6, "tp4": 2, "weaver": 1,
+        "aegaeon": 2,
+        "agents8": 4,
+        "eight8b": 1,
+        "heavy8": 3,
+        "light8": 3,
+        "llama-3.1-8b-tp8": 1,
+        "llama-3.3-70b-tp8": 1,
+        "prism18": 3,
+        "prism58": 6,
+        "quant3": 3,
+        "today12": 6,
+        "tp4": 2,
+        "weaver": 1,
         "weaver-tp2": 1,
-    }  # fmt: skip
+    }
 
 
 def test_it_is_a_field_of_a_spec() -> None:

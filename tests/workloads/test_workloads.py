@@ -562,7 +562,9 @@ def test_a_base_at_a_scale() -> None:
     assert (slo.scaled("P95", 5), slo.scaled("5/2xP95", 1)) == ("5xP95", "5/2xP95")
     assert (slo.scaled("P95@l40s", 5), slo.scaled("solo@mi300x", 2)) == ("5xP95@l40s", "2xsolo@mi300x")
     assert [slo.parse(text) for text in ("5xP95@l40s", "3/2xsolo@mi300x")] == [
-        slo.Scaled("P95", 5.0, 5.0, "l40s"), slo.Scaled("solo", 3.0, 2.0, "mi300x")]  # fmt: skip
+        slo.Scaled("P95", 5.0, 5.0, "l40s"),
+        slo.Scaled("solo", 3.0, 2.0, "mi300x"),
+    ]
     assert [slo.by_request(text) for text in ("3xsolo@l40s", "3xP95@l40s", "3xreleased")] == [True, False, False]
     with pytest.raises(UserError, match='"5/2xP95" has no scale'):
         slo.scaled("5/2xP95", 2)

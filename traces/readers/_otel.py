@@ -45,10 +45,13 @@ def _span(span: Mapping[str, Any]) -> Record:
     status = log.mapping(span.get("status"))
     code = status.get("code", status.get("status_code"))
     return {
-        "name": span.get("name"), "start": start, "trace": trace, "failed": code in ERROR,
+        "name": span.get("name"),
+        "start": start,
+        "trace": trace,
+        "failed": code in ERROR,
         "id": span.get("spanId") or span.get("span_id") or log.mapping(span.get("context")).get("span_id"),
         "attributes": _attributes(span.get("attributes")),
-    }  # fmt: skip
+    }
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -35,9 +35,13 @@ def read(path: Path, **asked: Any) -> pa.Table:
         conversation[chat] = conversation.get(parent, chat)
         blocks = record.get("hash_ids")
         return log.Request(
-            record.get("timestamp"), stream, record.get("input_length"), record.get("output_length"),
-            conversation[chat], blocks,
-        )  # fmt: skip
+            record.get("timestamp"),
+            stream,
+            record.get("input_length"),
+            record.get("output_length"),
+            conversation[chat],
+            blocks,
+        )
 
     known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
     return log.read(path, request, NAMES, **known | asked)

@@ -17,8 +17,10 @@ from traces import log
 from traces.records import Record
 
 KEYS = (
-    {"start_time", "usage_details"}, {"startTime", "usageDetails"}, {"startTime", "usage", "type", "traceId"},
-)  # fmt: skip
+    {"start_time", "usage_details"},
+    {"startTime", "usageDetails"},
+    {"startTime", "usage", "type", "traceId"},
+)
 NAMES = {
     "arrival_s": "start_time",
     "model": "provided_model_name",
@@ -50,8 +52,14 @@ def request(record: Record) -> log.Reading:
 
 
 def _first(record: Record, *names: str) -> Any:
-    return next((record[name] for name in names if not log.blank(record.get(name)) or
-                 isinstance(record.get(name), Mapping | list)), None)  # fmt: skip
+    return next(
+        (
+            record[name]
+            for name in names
+            if not log.blank(record.get(name)) or isinstance(record.get(name), Mapping | list)
+        ),
+        None,
+    )
 
 
 def _sum(usage: Mapping[str, Any], word: str, former: str) -> Any:
@@ -68,5 +76,9 @@ def read(path: Path, **asked: Any) -> pa.Table:
 
 def _safe(record: Record) -> log.Reading:
     """Read a record whose cells may be objects."""
-    return request({key: value if not isinstance(value, Mapping | list) else dict(log.mapping(value))
-                    for key, value in record.items()})  # fmt: skip
+    return request(
+        {
+            key: value if not isinstance(value, Mapping | list) else dict(log.mapping(value))
+            for key, value in record.items()
+        }
+    )

@@ -24,8 +24,20 @@ NAMES = {
     "prompt_tokens": "prompt_tokens",
     "output_tokens": "completion_tokens",
 }
-FIELDS = frozenset({*NAMES.values(), "model", "status", "cache_hit", "call_type", "session_id", "trace_id", "end_user",
-                    "request_id", "id"})  # fmt: skip
+FIELDS = frozenset(
+    {
+        *NAMES.values(),
+        "model",
+        "status",
+        "cache_hit",
+        "call_type",
+        "session_id",
+        "trace_id",
+        "end_user",
+        "request_id",
+        "id",
+    }
+)
 TEXT = ("completion", "responses", "messages", "generate_content")  # in the names of calls that generate text
 
 

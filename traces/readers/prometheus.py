@@ -35,8 +35,10 @@ from traces.usual import LAST_EPOCH_S
 FOLDER = True  # it reads folders too
 KEYS = ({"status", "data"},)
 DONE, PROMPT, OUTPUT = (
-    "vllm:request_success_total", "vllm:request_prompt_tokens_bucket", "vllm:request_generation_tokens_bucket",
-)  # fmt: skip
+    "vllm:request_success_total",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+)
 PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum"
 WHOLE = {DONE: "done", PROMPT_SUM: "prompt_sum", OUTPUT_SUM: "output_sum"}  # counters without buckets, in Series
 READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
@@ -111,12 +113,21 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
         "prompt_tokens": np.concatenate([prompt for prompt, _ in lengths])[order],
         "output_tokens": np.concatenate([output for _, output in lengths])[order],
     }
-    return schema.table(columns, {
-        "name": name or path.name.split(".")[0], "tier": "synthetic", "licence": "not stated", "source": path.name,
-        "length_origin": "sampled", "span_s": float(end - begin), "jitter_seed": jitter_seed, "streams": sorted(models),
-        "dropped": left,
-        "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
-    })  # fmt: skip
+    return schema.table(
+        columns,
+        {
+            "name": name or path.name.split(".")[0],
+            "tier": "synthetic",
+            "licence": "not stated",
+            "source": path.name,
+            "length_origin": "sampled",
+            "span_s": float(end - begin),
+            "jitter_seed": jitter_seed,
+            "streams": sorted(models),
+            "dropped": left,
+            "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
+        },
+    )
 
 
 def _models(path: Path, model: str | None) -> dict[str, Series]:

@@ -39,8 +39,9 @@ class Window(NamedTuple):
     shape: float
 
 
-def read(path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rps: float = RATE_RPS,
-         jitter_seed: int = 0) -> pa.Table:  # fmt: skip
+def read(
+    path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rps: float = RATE_RPS, jitter_seed: int = 0
+) -> pa.Table:
     """Draw the busiest `span_s` at `rate_rps` requests/s of all models together; UserError names a bad file."""
     clients, unlike = _clients(path)
     span_s = max(WINDOW_S, WINDOW_S * math.floor(span_s / WINDOW_S))
@@ -67,8 +68,11 @@ def read(path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rp
             if not (0 <= after < span_s and window.rate_rps):
                 continue
             rate = window.rate_rps * scale
-            came = (arrivals.weibull(draw, rate, WINDOW_S, window.shape) if window.law == "Weibull" else
-                    arrivals.gamma(draw, rate, WINDOW_S, window.cv or 1.0))  # fmt: skip
+            came = (
+                arrivals.weibull(draw, rate, WINDOW_S, window.shape)
+                if window.law == "Weibull"
+                else arrivals.gamma(draw, rate, WINDOW_S, window.cv or 1.0)
+            )
             if not len(came):
                 continue
             at = max((start for start in lengths if start <= window.at), default=min(lengths))
@@ -89,12 +93,21 @@ def read(path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rp
         "output_tokens": np.maximum(1, np.concatenate(output))[order],
         "tenant": pa.array(tenant).dictionary_encode().take(take),
     }
-    return schema.table(columns, {
-        "name": name or f"servegen-{path.name}", "tier": "synthetic", "licence": "Apache-2.0", "source": path.name,
-        "length_origin": "sampled", "span_s": span_s, "jitter_seed": jitter_seed, "streams": sorted(set(model)),
-        "note": f"drawn of {len(clients)} clients from {begin:g} s on, rates times {scale:.3g}"
-                + (f"; {unlike} clients without lengths left out" if unlike else ""),
-    })  # fmt: skip
+    return schema.table(
+        columns,
+        {
+            "name": name or f"servegen-{path.name}",
+            "tier": "synthetic",
+            "licence": "Apache-2.0",
+            "source": path.name,
+            "length_origin": "sampled",
+            "span_s": span_s,
+            "jitter_seed": jitter_seed,
+            "streams": sorted(set(model)),
+            "note": f"drawn of {len(clients)} clients from {begin:g} s on, rates times {scale:.3g}"
+            + (f"; {unlike} clients without lengths left out" if unlike else ""),
+        },
+    )
 
 
 Lengths = dict[float, tuple[tuple[Any, Any], tuple[Any, Any]]]  # by begin: values and shares of prompts, and of outputs
@@ -107,8 +120,14 @@ def _clients(path: Path) -> tuple[list[tuple[str, str, list[Window], Lengths]], 
     clients, unlike = [], 0
     for file in files:
         stem = file.name.partition("-trace.")[0]
-        data = next((d for d in (file.with_name(f"{stem}-dataset.json"), file.with_name(f"{stem}-dataset.json.gz"))
-                     if d.is_file()), None)  # fmt: skip
+        data = next(
+            (
+                d
+                for d in (file.with_name(f"{stem}-dataset.json"), file.with_name(f"{stem}-dataset.json.gz"))
+                if d.is_file()
+            ),
+            None,
+        )
         lengths = _lengths(data) if data else {}
         if lengths:
             clients.append((file.parent.name, f"{file.parent.name}/{stem}", _windows(file), lengths))

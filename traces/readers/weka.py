@@ -37,8 +37,13 @@ def read(path: Path, **asked: Any) -> pa.Table:
             if isinstance(at, int | float) and not isinstance(at, bool):
                 at = begin_s + after_s + at
                 last_s = max(last_s, at - begin_s)
-            yield {**call, "t": at, "model": known_model or call.get("model") or model, "session": session.get("id"),
-                   "scope": scope}  # fmt: skip
+            yield {
+                **call,
+                "t": at,
+                "model": known_model or call.get("model") or model,
+                "session": session.get("id"),
+                "scope": scope,
+            }
         begin_s += last_s
 
     def request(call: Record) -> log.Reading:
@@ -46,9 +51,13 @@ def read(path: Path, **asked: Any) -> pa.Table:
         if isinstance(blocks, list) and call.get("scope") is not None:
             blocks = [_local(call["scope"], block) for block in blocks]
         return log.Request(
-            call.get("t"), call.get("model"), call.get("in"), call.get("out"), call.get("session"),
+            call.get("t"),
+            call.get("model"),
+            call.get("in"),
+            call.get("out"),
+            call.get("session"),
             blocks,
-        )  # fmt: skip
+        )
 
     known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
     return log.read(path, request, NAMES, expand=expand, **known | asked)

@@ -25,7 +25,7 @@ from harness.engines.costs.kernels import (
     prefill_kernels_s,
     products_s,
     small_s,
-)  # fmt: skip
+)
 from harness.engines.costs.quantities import F8, GpuSpec, HostProfile, Toml, gpu, machine, quantities
 from harness.engines.costs.quantities import host as host_profile
 from harness.policy import parameters
@@ -81,8 +81,11 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         n, k = np.array(gemms(shape, tp)).T
         plain = shape.experts is None and shape.formats is None and shape.latent is None
         plain = plain and shape.dp == len(kinds) == 1
-        products = (gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) if plain  # the order of sums keeps its bits
-                    else products_s(q, spec, shape, tp, m))  # fmt: skip
+        products = (
+            gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1)
+            if plain  # the order of sums keeps its bits
+            else products_s(q, spec, shape, tp, m)
+        )
         layer = products + small_s(q["small"], spec, shape, tp, m)
         layer = layer + sum(exchanges_s(q, shape, tp, m))
         gemm[i] = _halved(np.maximum.accumulate(h.scale_decode * L * layer))

@@ -83,9 +83,11 @@ def host(profile: HostProfile, factors: Factors) -> HostProfile:
     """
     by = of(factors, "step")
     return profile._replace(
-        host0=by * profile.host0, host1=by * profile.host1, host_tp=by * profile.host_tp,
+        host0=by * profile.host0,
+        host1=by * profile.host1,
+        host_tp=by * profile.host_tp,
         scale_prefill=of(factors, "prompts") * profile.scale_prefill,
-    )  # fmt: skip
+    )
 
 
 def process(parts: Parts, factors: Factors) -> Parts:

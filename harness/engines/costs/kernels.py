@@ -348,9 +348,18 @@ def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: 
     stored = format_of(shape, "experts")
     quantity, dealt = experts_of(q, stored), min(shape.ep, tp)
     return experts.experts_s(
-        quantity, spec, m, shape.hidden, moe.ffn / (tp / dealt), moe.top, moe.routed, stored.weight_bytes,
-        part_sms=part.sms, part_hbm=part.hbm, ep=dealt,
-    )  # fmt: skip
+        quantity,
+        spec,
+        m,
+        shape.hidden,
+        moe.ffn / (tp / dealt),
+        moe.top,
+        moe.routed,
+        stored.weight_bytes,
+        part_sms=part.sms,
+        part_hbm=part.hbm,
+        ep=dealt,
+    )
 
 
 def experts_of(q: Toml, stored: Format) -> Toml:
@@ -361,9 +370,13 @@ def experts_of(q: Toml, stored: Format) -> Toml:
     if f"experts_{stored.name}" in q:
         return cast("Toml", q[f"experts_{stored.name}"])
     return {
-        "launch_s": 2 * q["gemm"]["launch_s"], "expert_s": 0.0, "move_x": 1.0, "flops_x": 1,
-        "hbm_frac": q["gemm"]["hbm_frac"], "flops_frac": q["gemm"]["best_flops_frac"],
-    }  # fmt: skip
+        "launch_s": 2 * q["gemm"]["launch_s"],
+        "expert_s": 0.0,
+        "move_x": 1.0,
+        "flops_x": 1,
+        "hbm_frac": q["gemm"]["hbm_frac"],
+        "flops_frac": q["gemm"]["best_flops_frac"],
+    }
 
 
 def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike) -> tuple[list[F8], list[F8]]:

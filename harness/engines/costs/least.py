@@ -77,14 +77,18 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
         head_s=tp * here * _ratio(t, head),
         decode_s=(tp * here * float(c["dec1"]), tp * here * seen * float(c["dec2"])),
         piece_s=(tp * here * float(c["pre0"]), tp * here * float(c["pre1"]), tp * here * float(c["pre2"])),
-        flop_s=(tp * min(lowest, float(c["fl_tok"] / c["flops"])),
-                tp * min(here * float(c["pre2"]), float(c["fl_area"] / c["flops"]))),
-        hbm_s=(tp * here * min(float(_at(t, gemm, np.ones(1))[0]), float(c["wbytes"] / c["hbm"])),
-               tp * here * seen * min(float(c["dec2"]), float(c["kbytes"] / c["hbm"]))),
+        flop_s=(
+            tp * min(lowest, float(c["fl_tok"] / c["flops"])),
+            tp * min(here * float(c["pre2"]), float(c["fl_area"] / c["flops"])),
+        ),
+        hbm_s=(
+            tp * here * min(float(_at(t, gemm, np.ones(1))[0]), float(c["wbytes"] / c["hbm"])),
+            tp * here * seen * min(float(c["dec2"]), float(c["kbytes"] / c["hbm"])),
+        ),
         wall_s=(floor + host if c["serial"] else max(floor, host), _ratio(t, gemm)),
         duty=busy,
         slow=float(min(1.0, c["pre_slow"], c["dec_slow"])),
-    )  # fmt: skip
+    )
 
 
 def _fill(c: np.void, p: F8) -> F8:

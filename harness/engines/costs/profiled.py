@@ -80,8 +80,9 @@ def _read(path: str, stamp: int) -> Measured:  # noqa: ARG001 - the stamp is par
 
 def _levels(path: str, values: Any) -> list[tuple[str, int, int, Any]]:
     try:
-        return [(m, int(n), int(share), at) for m, of in values.items() for n, by in of.items()
-                for share, at in by.items()]  # fmt: skip
+        return [
+            (m, int(n), int(share), at) for m, of in values.items() for n, by in of.items() for share, at in by.items()
+        ]
     except (AttributeError, ValueError):
         raise UserError(f"profile {path}: not a file of {FORM}") from None
 

@@ -111,8 +111,10 @@ def _user(table: str) -> Toml:
         form = "" if Path(table).is_file() else "; --table takes a file as in harness/engines/costs/tables"
         raise UserError(f"cost table {error}{form}") from None
     if {"aliases", "like"} & file.keys() or {"spec", *OPS} <= file.keys():
-        raise UserError(f"cost table {table}: this describes a GPU kind: put it into {SHOWN} and name "
-                        "it by --gpu; --table takes quantities of a kind, such as [gemm]")  # fmt: skip
+        raise UserError(
+            f"cost table {table}: this describes a GPU kind: put it into {SHOWN} and name "
+            "it by --gpu; --table takes quantities of a kind, such as [gemm]"
+        )
     toml.convert(file, whole.Machine if whole.is_whole(file) else forms.Table, f"cost table {table}: ")
     return file
 

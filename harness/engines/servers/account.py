@@ -105,9 +105,18 @@ def batches(
         tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns, pa.int64()))
         tokens = tokens.cast(SCHEMA.field("token_ns").type)
     yield from rows.batches(
-        R, ends.__getitem__, jobs, places, arrivals_s=stamps.arrivals(R, jobs, end_s, 0.0), fidelity="real",
-        end_s=end_s, api_in_s=host_s, api_out_s=0.0, tokens=tokens, first_tokens=first_tokens,
-    )  # fmt: skip
+        R,
+        ends.__getitem__,
+        jobs,
+        places,
+        arrivals_s=stamps.arrivals(R, jobs, end_s, 0.0),
+        fidelity="real",
+        end_s=end_s,
+        api_in_s=host_s,
+        api_out_s=0.0,
+        tokens=tokens,
+        first_tokens=first_tokens,
+    )
 
 
 def whole(log: Log, errors: Mapping[int, str]) -> list[str]:

@@ -478,9 +478,17 @@ class Servers(WallClock):
         else:
             woken_s = np.zeros(len(self.jobs))
         yield from account.batches(
-            self._R, self._ends, self._sent_s, self.log, woken_s, self.jobs, list(self._places), zero_ns=self._zero_ns,
-            end_s=self.now_s, token_times=self.config.token_times,
-        )  # fmt: skip
+            self._R,
+            self._ends,
+            self._sent_s,
+            self.log,
+            woken_s,
+            self.jobs,
+            list(self._places),
+            zero_ns=self._zero_ns,
+            end_s=self.now_s,
+            token_times=self.config.token_times,
+        )
 
     def stats(self) -> dict[str, float]:
         """See Engine."""

@@ -150,9 +150,14 @@ class Started:
         model, port = self.cluster.models[inst.model], free_port()
         chunk = self.config.chunk_tokens or self.config.prefill_tokens
         serve = commands.Serve(
-            inst.model, self.weights[inst.model], port, model.max_tokens, self.batch_cap(inst, kv_bytes), chunk,
+            inst.model,
+            self.weights[inst.model],
+            port,
+            model.max_tokens,
+            self.batch_cap(inst, kv_bytes),
+            chunk,
             drawn=not self.files,
-        )  # fmt: skip
+        )
         if self.mps is not None and not self.mps.answers():
             raise UserError("MPS has ended: a server would run without it")
         command = self.command(serve, inst, kv_bytes, sms)

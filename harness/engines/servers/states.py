@@ -37,34 +37,45 @@ SERVER = Diagram(
 )
 # What a policy sees of each state (View.weights).
 WEIGHTS: Mapping[State, Weights] = {
-    "planned": "loading", "starting": "loading", "waking": "loading", "ready": "in", "draining": "leaving",
-    "stopping": "leaving", "falling asleep": "leaving", "stopped": "out", "asleep": "out", "dead": "out",
-}  # fmt: skip
+    "planned": "loading",
+    "starting": "loading",
+    "waking": "loading",
+    "ready": "in",
+    "draining": "leaving",
+    "stopping": "leaving",
+    "falling asleep": "leaving",
+    "stopped": "out",
+    "asleep": "out",
+    "dead": "out",
+}
 
 
 def page() -> str:
     """Return the diagrams as the Markdown document docs/states.md."""
     seen = {w: ", ".join(state for state in WEIGHTS if WEIGHTS[state] == w) for w in dict.fromkeys(WEIGHTS.values())}
-    return "\n".join([
-        "# States of servers and requests",
-        "",
-        "The legal transitions of a server (`harness/engines/servers/states.py`) and of a request in the load client",
-        "(`harness/client/states.py`). `make docs` writes this page from the code. A run that makes another transition",
-        f"records it among the faults in its `side.json`; where `{STRICT}` is set, as in the tests, it raises.",
-        "",
-        "## Server",
-        "",
-        *SERVER.markdown(),
-        "",
-        "| `View.weights`, which a policy reads | states |",
-        "| --- | --- |",
-        *(f"| {weights} | {states} |" for weights, states in seen.items()),
-        "",
-        "## Request",
-        "",
-        *REQUEST.markdown(),
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# States of servers and requests",
+            "",
+            "The legal transitions of a server (`harness/engines/servers/states.py`) and of a request in the load",
+            "client (`harness/client/states.py`). `make docs` writes this page from the code. A run that makes another",
+            f"transition records it among the faults in its `side.json`; where `{STRICT}` is set, as in",
+            "the tests, it raises.",
+            "",
+            "## Server",
+            "",
+            *SERVER.markdown(),
+            "",
+            "| `View.weights`, which a policy reads | states |",
+            "| --- | --- |",
+            *(f"| {weights} | {states} |" for weights, states in seen.items()),
+            "",
+            "## Request",
+            "",
+            *REQUEST.markdown(),
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

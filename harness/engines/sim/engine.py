@@ -94,9 +94,20 @@ TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 NOWHERE = (  # rows that a request does not know of yet
-    "batch", "node", "home", "prev", "next", "next_piece", "heap_child", "heap_next", "heap_prev", "pending_batch",
-    "first_inst", "last_inst", "extents",
-)  # fmt: skip
+    "batch",
+    "node",
+    "home",
+    "prev",
+    "next",
+    "next_piece",
+    "heap_child",
+    "heap_next",
+    "heap_prev",
+    "pending_batch",
+    "first_inst",
+    "last_inst",
+    "extents",
+)
 NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on its own"
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 

@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 SUMS = {  # by name in the statistics: the field of a GPU that has it
-    "gpu_busy_s": "busy_s", "gpu_hbm_s": "hbm_s", "gpu_flop_s": "flop_s", "gpu_held_s": "held_s",
+    "gpu_busy_s": "busy_s",
+    "gpu_hbm_s": "hbm_s",
+    "gpu_flop_s": "flop_s",
+    "gpu_held_s": "held_s",
     "kv_byte_s": "kv_byte_s",
-}  # fmt: skip
+}
 
 
 class Span:
@@ -41,9 +44,7 @@ class Span:
         """Return the sums over the window, with its length `span_s`, after the run."""
         end_s = self._window_s if math.isfinite(self._window_s) else max(0.0, now_s)
         begin, end = (self._noted.get(at_s) or sums(gpus, at_s) for at_s in (0.0, end_s))
-        return {name: end[name] - begin[name] for name in SUMS} | {
-            "kv_cap_bytes": end["kv_cap_bytes"], "span_s": end_s
-        }  # fmt: skip
+        return {name: end[name] - begin[name] for name in SUMS} | {"kv_cap_bytes": end["kv_cap_bytes"], "span_s": end_s}
 
 
 def sums(gpus: NDArray[Any], at_s: float) -> dict[str, float]:

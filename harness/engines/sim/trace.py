@@ -304,8 +304,19 @@ class Recorder:
             r = int(R["next_piece"][r])
         decodes = int(n["decodes"])
         phase = "mixed" if prompts and decodes else "prefill" if prompts else "decode"
-        step = Step(self._sim._batches[lane >> 1], bool(lane & 1), phase, float(n["started_s"]), math.nan, 0,
-                    decodes, prompts, tokens, int(n["sms"]), 0.0)  # fmt: skip
+        step = Step(
+            self._sim._batches[lane >> 1],
+            bool(lane & 1),
+            phase,
+            float(n["started_s"]),
+            math.nan,
+            0,
+            decodes,
+            prompts,
+            tokens,
+            int(n["sms"]),
+            0.0,
+        )
         self._running[lane] = _Running(int(n["ran"]), float(self._work[lane]), step)
 
     def _end_step(self, lane: int, now: float) -> None:
@@ -328,8 +339,10 @@ class Recorder:
         R, w = S.requests.view(np.ndarray), S.s
         if len(self._key) < len(R):
             self._key, self._start, self._spent = (
-                np.full(len(R), -1), np.zeros(len(R)), np.zeros((len(R), len(SECONDS)))
-            )  # fmt: skip
+                np.full(len(R), -1),
+                np.zeros(len(R)),
+                np.zeros((len(R), len(SECONDS))),
+            )
         low, high = self._lowest, int(w["arrived"]) if w["opened"] == len(R) else len(R)
         states = R["state"][low:high]
         for r in (low + np.flatnonzero((states >= state.DONE) & (self._key[low:high] >= 0))).tolist():

@@ -74,8 +74,15 @@ def features(net: Net, work: Work) -> list[float]:
     layers = net.weight_bytes // net.float_bytes - head * (1 if s.tied else 2)
     pairs = 4 * s.layers * s.q_heads * s.head_dim
     multiplied = 2.0 * (layers * (tokens - 1) + head * (rows - 1))
-    return [1.0, s.layers, rows, net.float_bytes * (layers + head), multiplied, net.kv_token_bytes * work.ctx_tokens,
-            pairs * work.area]  # fmt: skip
+    return [
+        1.0,
+        s.layers,
+        rows,
+        net.float_bytes * (layers + head),
+        multiplied,
+        net.kv_token_bytes * work.ctx_tokens,
+        pairs * work.area,
+    ]
 
 
 def row(net: Net, fitted: Numbers) -> Row:
@@ -88,9 +95,11 @@ def row(net: Net, fitted: Numbers) -> Row:
     base, more = seconds(Work(1)), seconds(Work(0, 0.0, 1, 2)) - seconds(Work(0, 0.0, 1, 1))
     beside = seconds(Work(2)) - base - more  # of a sequence, its part of the LM head included
     cost = dict.fromkeys(COST.names or (), 0.0) | {
-        "host1": beside, "serial": 1.0, "dec2": net.kv_token_bytes * fitted.kv_s,
+        "host1": beside,
+        "serial": 1.0,
+        "dec2": net.kv_token_bytes * fitted.kv_s,
         "pre2": seconds(Work(0, 0.0, 1, 1, 1.0)) - seconds(Work(0, 0.0, 1, 1)),
-    }  # fmt: skip
+    }
     gemm = [base - beside, base - beside + more]
     rate = SHARES.copy()
     return Row(cost, [1, 2], gemm, [0.0, 0.0], SHARES, np.ones(1), rate[:, None], rate)

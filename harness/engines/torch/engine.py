@@ -56,9 +56,12 @@ class Torch(Core):
     )  # fmt: skip
     tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
     offers: Mapping[str, tuple[Option, ...]] = {
-        "kv": ("paged", "elastic"), "preempt": ("recompute", "swap"), "sharing": ("fluid", "turns"),
-        "process": ("model", "pair", "gpu", "kept"), "memory": ("real",),
-    }  # fmt: skip
+        "kv": ("paged", "elastic"),
+        "preempt": ("recompute", "swap"),
+        "sharing": ("fluid", "turns"),
+        "process": ("model", "pair", "gpu", "kept"),
+        "memory": ("real",),
+    }
     fidelity: Fidelity = "emulated"
     wall_clock = exclusive = True
     residents: Residents
@@ -90,8 +93,9 @@ class Torch(Core):
         block = max(config.block_tokens, k.block_tokens)
         self.accounts = {
             (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
-            for m, net in self.nets.items() for place, arena in self.arenas.items()
-        }  # fmt: skip
+            for m, net in self.nets.items()
+            for place, arena in self.arenas.items()
+        }
         self.workers = Workers(k, self.arenas, self.accounts)
         page_bytes = {m: account.page_bytes for (m, place), account in self.accounts.items() if place == 0}
         self.cluster = cluster(config, k, self.nets, page_bytes, self.arenas[0])
@@ -142,10 +146,14 @@ class Torch(Core):
         """See Engine; `policy_core` is this process's share of a core, beside the workers."""
         here, others = self._cores
         return {
-            **super().stats(), "moves": float(self.moves.count),
-            "loads": float(self.residents.loads), "evicts": float(self.residents.evicts),
-            "policy_core": here, "other_cores": others, "workers_lost": float(len(self.lost)),
-        }  # fmt: skip
+            **super().stats(),
+            "moves": float(self.moves.count),
+            "loads": float(self.residents.loads),
+            "evicts": float(self.residents.evicts),
+            "policy_core": here,
+            "other_cores": others,
+            "workers_lost": float(len(self.lost)),
+        }
 
     @cached_property
     def _cores(self) -> tuple[float, float]:

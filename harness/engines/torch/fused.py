@@ -98,9 +98,21 @@ def turned(
     """Launch the rotation of tokens' heads; keys and values go to the KV, and the queries are returned."""
     q = qkv.new_empty(len(qkv), s.q_heads, s.head_dim)
     kernels.rope_write[(len(qkv), s.q_heads + s.kv_heads)](
-        qkv, cos, sin, position, slot, q, anchor(kv), anchor(kv), layer * kv.stride(1), kv.stride(2),
-        HQ=s.q_heads, HKV=s.kv_heads, D=s.head_dim, num_warps=1,
-    )  # fmt: skip
+        qkv,
+        cos,
+        sin,
+        position,
+        slot,
+        q,
+        anchor(kv),
+        anchor(kv),
+        layer * kv.stride(1),
+        kv.stride(2),
+        HQ=s.q_heads,
+        HKV=s.kv_heads,
+        D=s.head_dim,
+        num_warps=1,
+    )
     return q
 
 

@@ -48,9 +48,22 @@ class Kind(NamedTuple):
 # GB/s; host memory is taken as it is used. The buffer is kvcached's 2 MiB for models about 2,000 times as large,
 # rounded up to granules.
 CPU = Kind(
-    "cpu", "emulated", 4, 4096, 64 * 1024, 1, 64 * MIB, 512 * MIB, 8 * GIB, 16 * 4096, 132, tuple(range(8, 132, 8)),
-    {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01}, True, "",
-)  # fmt: skip
+    "cpu",
+    "emulated",
+    4,
+    4096,
+    64 * 1024,
+    1,
+    64 * MIB,
+    512 * MIB,
+    8 * GIB,
+    16 * 4096,
+    132,
+    tuple(range(8, 132, 8)),
+    {"h2d": 0.1, "d2h": 0.1, "peer": 0.8, "disk": 0.01},
+    True,
+    "",
+)
 
 
 def kind(config: Config) -> Kind:
@@ -71,13 +84,24 @@ def kind(config: Config) -> Kind:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     mem_bytes = int(config.mem_fraction * spec.mem_bytes - MARGIN) // each
     return Kind(
-        "cuda", "real" if each == 1 else "emulated", 4 if os.environ.get("DTYPE") == "float32" else 2,
-        GRANULE, GRANULE, 64, float("inf"), mem_bytes, min(HOST, memory // 8), PART,
-        sms, tuple(range(spec.sm_step, sms, spec.sm_step)), {link: rate / 1e9 for link, rate in links.items()},
+        "cuda",
+        "real" if each == 1 else "emulated",
+        4 if os.environ.get("DTYPE") == "float32" else 2,
+        GRANULE,
+        GRANULE,
+        64,
+        float("inf"),
+        mem_bytes,
+        min(HOST, memory // 8),
+        PART,
+        sms,
+        tuple(range(spec.sm_step, sms, spec.sm_step)),
+        {link: rate / 1e9 for link, rate in links.items()},
         False,
         ("" if each == 1 else f"1 part of {each}, {sms} SMs, of ") + f"{models[0]}; disk at its rate from host memory; "
-        "a process is a thread with a stream", each,
-    )  # fmt: skip
+        "a process is a thread with a stream",
+        each,
+    )
 
 
 def cards() -> list[str]:

@@ -188,15 +188,29 @@ def described(folder: Path) -> Net:
         routed = has.get("num_experts") or has["num_local_experts"]  # of public checkpoints; of transformers 5
         experts = Experts(has["num_hidden_layers"], routed, has["num_experts_per_tok"], has["moe_intermediate_size"])
     shape = Shape(
-        folder.name, has["num_hidden_layers"], hidden, heads, has.get("num_key_value_heads", heads),
-        has.get("head_dim") or hidden // heads, has["intermediate_size"], has["vocab_size"], gated=True,
-        tied=has.get("tie_word_embeddings", False), max_tokens=has["max_position_embeddings"], experts=experts,
-    )  # fmt: skip
+        folder.name,
+        has["num_hidden_layers"],
+        hidden,
+        heads,
+        has.get("num_key_value_heads", heads),
+        has.get("head_dim") or hidden // heads,
+        has["intermediate_size"],
+        has["vocab_size"],
+        gated=True,
+        tied=has.get("tie_word_embeddings", False),
+        max_tokens=has["max_position_embeddings"],
+        experts=experts,
+    )
     theta = rope.get("rope_theta") or has.get("rope_theta") or 10_000.0
     return Net(
-        shape, kind == "qwen2", kind.startswith("qwen3"), float(theta), float(has["rms_norm_eps"]), str(folder),
+        shape,
+        kind == "qwen2",
+        kind.startswith("qwen3"),
+        float(theta),
+        float(has["rms_norm_eps"]),
+        str(folder),
         normed=has.get("norm_topk_prob", False),
-    )  # fmt: skip
+    )
 
 
 def checkpoint(folder: Path) -> dict[str, F4]:

@@ -26,10 +26,16 @@ class Way(NamedTuple):
 
 
 WAYS: Mapping[str, Way] = {
-    "host": Way(), "pool": Way(), "sleep": Way(), "parallel": Way(spread=True), "disk": Way("disk"),
-    "sleep2": Way("disk"), "cold": Way("disk", starts=True), "naive": Way(part=0.05),
+    "host": Way(),
+    "pool": Way(),
+    "sleep": Way(),
+    "parallel": Way(spread=True),
+    "disk": Way("disk"),
+    "sleep2": Way("disk"),
+    "cold": Way("disk", starts=True),
+    "naive": Way(part=0.05),
     "reinit": Way(starts=True, part=0.05),
-}  # fmt: skip
+}
 
 
 @dataclass(slots=True, eq=False)

@@ -35,9 +35,12 @@ def verdict(here: float, others: float, cores: int, devices: int, lanes: Iterabl
     reasons = list(_reasons(here, others, cores, devices, shares))
     text = f"own process {here:.1%} of a core, others {others:.1%}" + "".join(f", {share.text}" for share in shares)
     return {
-        "text": f"invalid: {'; '.join(reasons)}" if reasons else f"valid: {text}", "reasons": reasons,
-        "policy_core": here, "other_cores": others, "shares": [[s.model, s.asked, s.got] for s in shares],
-    }  # fmt: skip
+        "text": f"invalid: {'; '.join(reasons)}" if reasons else f"valid: {text}",
+        "reasons": reasons,
+        "policy_core": here,
+        "other_cores": others,
+        "shares": [[s.model, s.asked, s.got] for s in shares],
+    }
 
 
 def _reasons(here: float, others: float, cores: int, devices: int, shares: Iterable[Share]) -> Iterator[str]:

@@ -54,10 +54,17 @@ class Seen(WallView):
         begun = {request.rid: engine.kv[request.rid].tokens for request in prompts if request.rid in engine.kv}
         left = sum(request.ctx_tokens - begun.get(request.rid, 0) for request in prompts)
         return BatchState(
-            len(prompts) - len(begun), len(here), len(away), left,
-            sum(request.ctx_tokens for request in here), counts.steps, counts.decoded_tokens, counts.prefilled_tokens,
-            counts.busy_s, sum(transfer is not None and transfer.kv is None for transfer in away),
-        )  # fmt: skip
+            len(prompts) - len(begun),
+            len(here),
+            len(away),
+            left,
+            sum(request.ctx_tokens for request in here),
+            counts.steps,
+            counts.decoded_tokens,
+            counts.prefilled_tokens,
+            counts.busy_s,
+            sum(transfer is not None and transfer.kv is None for transfer in away),
+        )
 
     def request(self, rid: int) -> RequestState:
         """See View."""

@@ -31,8 +31,22 @@ from tests.harness.cli.test_cli import bench, ok
 from tests.harness.run.test_sweep import files
 
 SYSTEMS = "static,prism,qlm,aegaeon,muxserve:original"
-COMPARE = ("compare", "--systems", SYSTEMS, "--trace", "sample", "--models", "nemo-12b*4", "--gpus", "2", "--seeds",
-           "1", "--rate-scale", "2,4", "--no-plot")  # fmt: skip
+COMPARE = (
+    "compare",
+    "--systems",
+    SYSTEMS,
+    "--trace",
+    "sample",
+    "--models",
+    "nemo-12b*4",
+    "--gpus",
+    "2",
+    "--seeds",
+    "1",
+    "--rate-scale",
+    "2,4",
+    "--no-plot",
+)
 NAMES = ("static", "prism", "qlm", "aegaeon", "muxserve")
 
 
@@ -140,16 +154,36 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
 
 def test_parts_of_a_kind_are_folded_and_counted() -> None:
     inst, other = Inst("m", (0,)), Inst("m", (1,))
-    kinds = [("host", None), ("queue", inst), ("prefill", inst), ("queue", inst), ("prefill", inst), ("queue", inst),
-             ("decode", inst), ("queue", inst), ("decode", inst), ("queue", inst), ("decode", inst),
-             ("transfer", other), ("decode", other)]  # fmt: skip
+    kinds = [
+        ("host", None),
+        ("queue", inst),
+        ("prefill", inst),
+        ("queue", inst),
+        ("prefill", inst),
+        ("queue", inst),
+        ("decode", inst),
+        ("queue", inst),
+        ("decode", inst),
+        ("queue", inst),
+        ("decode", inst),
+        ("transfer", other),
+        ("decode", other),
+    ]
     names = {"prefill": "compute", "decode": "contention"}
-    parts = [Part(doing, 10 * i, 10 * i + 10, {names.get(doing, doing): 10}, 0, inst)
-             for i, (doing, inst) in enumerate(kinds)]  # fmt: skip
+    parts = [
+        Part(doing, 10 * i, 10 * i + 10, {names.get(doing, doing): 10}, 0, inst)
+        for i, (doing, inst) in enumerate(kinds)
+    ]
     shown = folded(parts)
     assert [(x.doing, x.gaps) for x in shown] == [
-        ("host", 0), ("queue", 0), ("prefill", 1), ("queue", 0), ("decode", 2), ("transfer", 0), ("decode", 0)
-    ]  # fmt: skip
+        ("host", 0),
+        ("queue", 0),
+        ("prefill", 1),
+        ("queue", 0),
+        ("decode", 2),
+        ("transfer", 0),
+        ("decode", 0),
+    ]
     assert shown[4].ns == {"contention": 30, "queue": 20}
     assert [x.end_ns for x in shown[:-1]] == [x.start_ns for x in shown[1:]]
     assert sum(sum(x.ns.values()) for x in shown) == 10 * len(kinds)
@@ -191,8 +225,11 @@ def test_misses_of_a_comparison_sum_to_their_latencies(sweep: Path, tmp_path: Pa
     for label in SYSTEMS.split(","):
         line = next(line.split() for line in lines if line.startswith(f"{label} "))
         rate = float(re.search(r"rate scale ([\d.]+)", lines[0])[1])  # type: ignore[index]
-        (point,) = (r for r in table if (r["label"], r["rate_scale"], r["definition"], r["over"])
-                  == (label, rate, "both", "pooled"))  # fmt: skip
+        (point,) = (
+            r
+            for r in table
+            if (r["label"], r["rate_scale"], r["definition"], r["over"]) == (label, rate, "both", "pooled")
+        )
         missed, offered = (int(x.replace(",", "")) for x in line[2:4])
         assert (offered, missed) == (point["n"], round((1 - point["value"]) * point["n"]))
         if missed:

@@ -24,18 +24,35 @@ SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", 
         "absolute:ttft=1,tpot=1", "--windows", "1", "--no-plot", "--grow", "1", "-q")  # fmt: skip
 ODD = "a<script>b</script>\"&' "
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
-         "--proxy-server=127.0.0.1:9", "--hide-scrollbars", "--virtual-time-budget=2000")  # fmt: skip
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--proxy-server=127.0.0.1:9",
+    "--hide-scrollbars",
+    "--virtual-time-budget=2000",
+)
 
 
 def made(**changes: object) -> Page:
     fields: dict[str, object] = {
-        "question": f"Why {ODD}?", "answer": "it is 3 [2, 4]", "pictures": [Picture("<svg></svg>", ODD)],
+        "question": f"Why {ODD}?",
+        "answer": "it is 3 [2, 4]",
+        "pictures": [Picture("<svg></svg>", ODD)],
         "tables": [Table(["name", "count"], [["a", "10"], ["b", "9"], ["c", "-"], ["d", "<1.5"]], title="Numbers")],
-        "notes": [ODD], "conditions": [("GPUs", "1 x h100")], "fidelity": "Simulated.", "made": [("count", ODD)],
-        "command": f"bench {ODD}", "source": "here",
-    }  # fmt: skip
+        "notes": [ODD],
+        "conditions": [("GPUs", "1 x h100")],
+        "fidelity": "Simulated.",
+        "made": [("count", ODD)],
+        "command": f"bench {ODD}",
+        "source": "here",
+    }
     return Page(**fields | changes)  # type: ignore[arg-type]
 
 
@@ -69,9 +86,21 @@ def test_a_page_loads_nothing_and_escapes_all_words() -> None:
     assert '<p class="answer">It is 3 [2, 4]</p>' in text
 
 
-@cases(("cell", "number"), [("10", 10.0), ("<0.418", 0.418), ("1.45 [0.76, 2.14]", 1.45), ("> 8", 8.0), ("-", None),
-                            ("1,234", 1234.0), ("+1.3 points", 1.3), ("never", None), ("12e3x", 12e3),
-                            ("1e999", None)])  # fmt: skip
+@cases(
+    ("cell", "number"),
+    [
+        ("10", 10.0),
+        ("<0.418", 0.418),
+        ("1.45 [0.76, 2.14]", 1.45),
+        ("> 8", 8.0),
+        ("-", None),
+        ("1,234", 1234.0),
+        ("+1.3 points", 1.3),
+        ("never", None),
+        ("12e3x", 12e3),
+        ("1e999", None),
+    ],
+)
 def test_the_key_by_which_a_cell_is_sorted(cell: str, number: float | None) -> None:
     assert value(cell) == number
 
@@ -83,8 +112,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for argv in (COMPARE, SIZE):
         ended = CliRunner().invoke(main, [*argv, "-o", str(out)])
         assert ended.exit_code == 0, ended.output
-    folders = {kind: next(out.glob(f"*/{name}")).parent
-               for kind, name in (("comparison", "attainment.parquet"), ("size", "size.parquet"))}  # fmt: skip
+    folders = {
+        kind: next(out.glob(f"*/{name}")).parent
+        for kind, name in (("comparison", "attainment.parquet"), ("size", "size.parquet"))
+    }
     for kind, folder in folders.items():
         assert question(folder) == kind
         ended = CliRunner().invoke(main, ["report", str(folder)])
@@ -155,16 +186,26 @@ def test_tables_are_sorted_by_their_heads(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.browser
 @browser
-@cases(("kind", "options", "size", "least"), [
-    ("comparison", [], (1100, 1400), 250), ("size", [], (1100, 1400), 250), ("size", [], (500, 1000), 250),
-    ("size", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (1100, 1400), 250),
-])  # fmt: skip
+@cases(
+    ("kind", "options", "size", "least"),
+    [
+        ("comparison", [], (1100, 1400), 250),
+        ("size", [], (1100, 1400), 250),
+        ("size", [], (500, 1000), 250),
+        ("size", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (1100, 1400), 250),
+    ],
+)
 def test_a_page_opens_without_a_network(
     stored: dict[str, Path], tmp_path: Path, kind: str, options: list[str], size: tuple[int, int], least: int
 ) -> None:
     shot = tmp_path / "shot.png"
-    opened(stored[kind] / "report.html", tmp_path / "home", *options, f"--screenshot={shot}",
-           f"--window-size={size[0]},{size[1]}")  # fmt: skip
+    opened(
+        stored[kind] / "report.html",
+        tmp_path / "home",
+        *options,
+        f"--screenshot={shot}",
+        f"--window-size={size[0]},{size[1]}",
+    )
     with Image.open(shot) as image:
         assert image.size == size
         pixels = image.convert("L")

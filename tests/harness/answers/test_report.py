@@ -232,8 +232,10 @@ def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[flo
 
 def by_model(shares: dict[str, dict[str, dict[float, float]]]) -> pa.Table:
     """Return a tidy table of labels whose models have equal traffic, from attainment by label, model and rate."""
-    pooled = {label: {x: [sum(of[x] for of in models.values()) / len(models)] * 3 for x in next(iter(models.values()))}
-              for label, models in shares.items()}  # fmt: skip
+    pooled = {
+        label: {x: [sum(of[x] for of in models.values()) / len(models)] * 3 for x in next(iter(models.values()))}
+        for label, models in shares.items()
+    }
     every = scored(pooled).to_pylist()
     rows = list[dict[str, object]]()
     for row in (row for row in every if row["definition"] == "both"):
@@ -297,8 +299,12 @@ def test_the_level_is_the_one_that_is_asked_for() -> None:
 def test_a_system_that_serves_some_model_nothing_has_a_mark() -> None:
     """Of ten models one is left out by a; b falls to 0 only where it is overloaded."""
     served = {f"m{k}": {x: met(x, 10.0) for x in XS} for k in range(9)}
-    of = by_model({"a": {**served, "rare": dict.fromkeys(XS, 0.0)},
-                   "b": {**served, "rare": {x: 1.0 if x < 8 else 0.0 for x in XS}}})  # fmt: skip
+    of = by_model(
+        {
+            "a": {**served, "rare": dict.fromkeys(XS, 0.0)},
+            "b": {**served, "rare": {x: 1.0 if x < 8 else 0.0 for x in XS}},
+        }
+    )
     view = shown(of, "a", "b")
     lines = comparison.terminal(view, bold=False)
     assert [line.split()[0] for line in lines[-3:-1]] == ["a†", "b"]
@@ -318,8 +324,12 @@ def test_few_windows_have_no_interval() -> None:
 
 def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
     """a dips at the lowest rate and holds up to 4; b falls without a dip."""
-    of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
-                 "b": {1.0: [0.999], 2.0: [0.99], 4.0: [0.9], 8.0: [0.1]}})  # fmt: skip
+    of = scored(
+        {
+            "a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
+            "b": {1.0: [0.999], 2.0: [0.99], 4.0: [0.9], 8.0: [0.1]},
+        }
+    )
     view = shown(of, "a", "b")
     head = " ".join(comparison.terminal(view, bold=False)[1].split())
     assert "pooled 97 % 90 % P95" in head
@@ -409,13 +419,17 @@ def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
 @cases(
     ("why", "says"),
     [
-        ("2 of 4 runs: other processes took 0.61 cores, the limit 0.2",
-         "end what else runs on this machine, then bench compare --systems a -o {again}"),
-        ("lag P99 is 9.1 ms, the limit 5 ms",
-         "a rate at which the client keeps up: bench compare --systems a --rate-scale 0.125 -o {again}"),
+        (
+            "2 of 4 runs: other processes took 0.61 cores, the limit 0.2",
+            "end what else runs on this machine, then bench compare --systems a -o {again}",
+        ),
+        (
+            "lag P99 is 9.1 ms, the limit 5 ms",
+            "a rate at which the client keeps up: bench compare --systems a --rate-scale 0.125 -o {again}",
+        ),
         ("the load of other processes was not measured", "let the client read the load of this machine (/proc), then "),
     ],
-)  # fmt: skip
+)
 def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path) -> None:
     """A stored run stays as it is, so the next ones go elsewhere."""
     of = marked(scored(APART), "invalid", "a", why)
@@ -428,10 +442,16 @@ def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path
 def test_the_next_command_explains_the_asker_s_system_by_folder_and_name(tmp_path: Path) -> None:
     """a holds 99 % up to 20 req/s and b up to 5: the table is at 16 req/s."""
     of = scored(APART)
-    measured = cast("Measured", SimpleNamespace(
-        table=of, xs=(1.0, 2.0, 4.0, 8.0, 16.0), folder=tmp_path / "of it",
-        reference=SimpleNamespace(scaling="rotate"), target=SimpleNamespace(definition="both"),
-    ))  # fmt: skip
+    measured = cast(
+        "Measured",
+        SimpleNamespace(
+            table=of,
+            xs=(1.0, 2.0, 4.0, 8.0, 16.0),
+            folder=tmp_path / "of it",
+            reference=SimpleNamespace(scaling="rotate"),
+            target=SimpleNamespace(definition="both"),
+        ),
+    )
     for subject in "ab":
         view = summarize(of, ["a", "b"], "both", 0.99, subject=subject)
         words = shlex.split(next_command(measured, view, "both", ["compare"]))
@@ -519,8 +539,12 @@ def test_the_last_column_is_folded_under_itself() -> None:
 def test_a_clause_is_the_longest_part_that_fits() -> None:
     text = "Prism: memory ballooning, models placed by pressure; the rest."
     assert [clause(text, room) for room in (100, 52, 30, 10, 3)] == [
-        text, "Prism: memory ballooning, models placed by pressure", "Prism: memory ballooning", "Prism", text,
-    ]  # fmt: skip
+        text,
+        "Prism: memory ballooning, models placed by pressure",
+        "Prism: memory ballooning",
+        "Prism",
+        text,
+    ]
 
 
 def test_a_paper_has_few_columns_and_bold_only_where_intervals_lie_apart() -> None:

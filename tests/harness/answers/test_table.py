@@ -9,8 +9,14 @@ import math
 
 from harness.answers.table import BOLD, PLAIN, Table, printed
 
-TABLE = Table(["name", "met", "a"], [["x_1", "99.5", "-"], ["y|<z>", "7", "5 %"]], notes=["noted"], title="at 4 req/s:",
-              groups=["", "SLO %", "a long title"], strong={(0, 1)})  # fmt: skip
+TABLE = Table(
+    ["name", "met", "a"],
+    [["x_1", "99.5", "-"], ["y|<z>", "7", "5 %"]],
+    notes=["noted"],
+    title="at 4 req/s:",
+    groups=["", "SLO %", "a long title"],
+    strong={(0, 1)},
+)
 
 
 def test_groups_stand_over_their_columns_and_the_best_is_bold() -> None:

@@ -24,8 +24,10 @@ from tests.harness.study.study_table import CLAIMS, PANELS, about, met, panel, t
 from tests.harness.study.study_table import cells as scores
 
 TABLE = table(list(scores()))
-FLEET = [panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo=rule, slo_scale=None)
-         for rule in ("5xP95", "9xP95")]  # fmt: skip
+FLEET = [
+    panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo=rule, slo_scale=None)
+    for rule in ("5xP95", "9xP95")
+]
 
 
 def printed(
@@ -76,8 +78,11 @@ def test_the_copy_on_other_seeds_tells_how_much_is_chance() -> None:
         "points, TTFT of rates at 24 req/s, where single windows attain 93 to 100 %"
     ) in told
     shares = {"prism": 0.9, "prism (A/A)": 0.5, "static": 0.9}
-    case = [{"condition": "case", "x": x, "label": label, "seed": 0, "ttft": share}
-            for label, share in shares.items() for x in (1.0, 16.0)]  # fmt: skip
+    case = [
+        {"condition": "case", "x": x, "label": label, "seed": 0, "ttft": share}
+        for label, share in shares.items()
+        for x in (1.0, 16.0)
+    ]
     both = pa.concat_tables([TABLE, table(case, windows=1)])  # one window, of which no chance is known
     facts = about([*PANELS, panel("case", 3, "rate_scale")])
     assert "2 of 4 differences cover 0; the largest is -6.6 " in " ".join(printed(both, facts))
@@ -105,7 +110,7 @@ def test_where_rates_tell_nothing_points_do() -> None:
         for seed in range(3)
         for x in (4.0, 8.0, 16.0)
     ]
-    told = printed(table(rows), about(PANELS[:1], []))  # fmt: skip
+    told = printed(table(rows), about(PANELS[:1], []))
     assert told[1:4] == ["system 99 % TTFT prism over it", "prism >24.0 -", "static >24.0 + +0.2 +0.4 +0.8 points"]
     assert told[4:7] == [
         "verdicts on prism: + ahead; one verdict",
@@ -128,9 +133,12 @@ def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
 
 def test_the_mean_over_models_and_the_worst_one_cross_beside_it() -> None:
     """Of two models, each half of the requests, one crosses 99 % at 10 and one at 5: the mean is between."""
-    rows = [row | {"over": "model", "model": model, "ttft": met(row["x"], knee)}
-            for row in scores() if row["condition"] == "rates" and row["label"] == "prism"
-            for model, knee in (("small", 10.0), ("large", 5.0))]  # fmt: skip
+    rows = [
+        row | {"over": "model", "model": model, "ttft": met(row["x"], knee)}
+        for row in scores()
+        if row["condition"] == "rates" and row["label"] == "prism"
+        for model, knee in (("small", 10.0), ("large", 5.0))
+    ]
     both = pa.concat_tables([TABLE, table(rows)])
     told = printed(both)
     assert "system 99 % TTFT slope mean worst prism over it" in told
@@ -142,10 +150,19 @@ def test_the_mean_over_models_and_the_worst_one_cross_beside_it() -> None:
 def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     def without(*seeds: int) -> list[str]:
         gone = {"infeasible": "no room", "ttft": 0.0}
-        return printed(table([
-            row | (gone if row["label"] == "static" and row["condition"] == "rates" and row["seed"] in seeds else {})
-            for row in scores()
-        ]))  # fmt: skip
+        return printed(
+            table(
+                [
+                    row
+                    | (
+                        gone
+                        if row["label"] == "static" and row["condition"] == "rates" and row["seed"] in seeds
+                        else {}
+                    )
+                    for row in scores()
+                ]
+            )
+        )
 
     told = without(0, 1, 2)
     assert "static does not fit -" in told
@@ -164,12 +181,19 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
 )
 def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, ...]], says: str) -> None:
     """Prism holds from 4 GPUs on; on 3 it misses, or some seeds have no room."""
-    told = printed(table([
-        row | ({"infeasible": "no room", "ttft": 0.0, "tpot": 0.0}
-               if (row["condition"], row["label"]) == ("counts", "prism") and row["seed"] in gone.get(row["x"], ())
-               else {})
-        for row in scores()
-    ]))  # fmt: skip
+    told = printed(
+        table(
+            [
+                row
+                | (
+                    {"infeasible": "no room", "ttft": 0.0, "tpot": 0.0}
+                    if (row["condition"], row["label"]) == ("counts", "prism") and row["seed"] in gone.get(row["x"], ())
+                    else {}
+                )
+                for row in scores()
+            ]
+        )
+    )
     counts = told[next(k for k, line in enumerate(told) if line.startswith("counts: ")) :]
     (line,) = (line for line in counts if line.startswith("prism 4 "))
     assert f" {says} " in line
@@ -180,8 +204,11 @@ def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, 
 
 def test_a_fleet_tells_the_count_of_each_seed() -> None:
     fewer = {("prism", 3.0, 0): 1.0, ("static", 5.0, 1): 1.0}
-    rows = [row | {"ttft": fewer.get((row["label"], row["x"], row["seed"]), row["ttft"])} for row in scores()
-            if row["condition"] == "counts"]  # fmt: skip
+    rows = [
+        row | {"ttft": fewer.get((row["label"], row["x"], row["seed"]), row["ttft"])}
+        for row in scores()
+        if row["condition"] == "counts"
+    ]
     facts = about(FLEET[:1], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
     told = printed(table(rows), facts, every=True)
     assert told[:5] == [
@@ -191,30 +218,52 @@ def test_a_fleet_tells_the_count_of_each_seed() -> None:
         "static >5 5 misses SLOs 5 to >5",
         "dedicated (8 GPUs) 8 - - -",  # a bound, on what it takes
     ]
-    assert told[5:9] == ["system at TTFT % loads evicts moved", "prism 4 100.0 7 6 2", "static 5 86.7 7 6 2",
-                         "dedicated (8 GPUs) 8 100.0 7 6 2"]  # fmt: skip
+    assert told[5:9] == [
+        "system at TTFT % loads evicts moved",
+        "prism 4 100.0 7 6 2",
+        "static 5 86.7 7 6 2",
+        "dedicated (8 GPUs) 8 100.0 7 6 2",
+    ]
 
 
 # ------------------------------------------------------------------ ratios
 
 
 def walk(kind: str, name: str, row: int, origin: str = "unknown") -> dict[str, Any]:
-    return panel(f"{name} ({kind})", row, "rate_rps", name=name, kind=kind, origin=origin * (kind != "base"),
-                 source="a section" * (kind != "base"), xs=(1.0, 16.0), unit_rps=1.0)  # fmt: skip
+    return panel(
+        f"{name} ({kind})",
+        row,
+        "rate_rps",
+        name=name,
+        kind=kind,
+        origin=origin * (kind != "base"),
+        source="a section" * (kind != "base"),
+        xs=(1.0, 16.0),
+        unit_rps=1.0,
+    )
 
 
 def rates(panels: Sequence[dict[str, Any]], held: dict[str, float]) -> pa.Table:
     """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel's condition."""
-    return table([
-        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
-        for entry in panels for name, most in (("prism", 8.0), ("static", held[entry["name"]]))
-        for seed in range(3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
-    ])  # fmt: skip
+    return table(
+        [
+            {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+            for entry in panels
+            for name, most in (("prism", 8.0), ("static", held[entry["name"]]))
+            for seed in range(3)
+            for x in (1.0, 2.0, 4.0, 8.0, 16.0)
+        ]
+    )
 
 
 def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
-    panels = [walk("base", START, 0), walk("cumulative", "pools", 1), walk("cumulative", "turns", 2),
-              walk("alone", "pools", 3), walk("alone", "turns", 4)]  # fmt: skip
+    panels = [
+        walk("base", START, 0),
+        walk("cumulative", "pools", 1),
+        walk("cumulative", "turns", 2),
+        walk("alone", "pools", 3),
+        walk("alone", "turns", 4),
+    ]
     facts = about(panels, [Claim("ratio", "prism", "static", paper=3.5)], layout="steps", definitions=["ttft"])
     rows = rates(panels, {START: 8.0, "pools": 4.0, "turns": 1.0})
     told = printed(rows, facts)
@@ -263,18 +312,34 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
 
 def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_traces() -> None:
     made = panel("fitted", 0, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0)
-    log = {"xs": (1.0, 16.0), "unit_rps": 1.0, "tier": "composed", "name": "a log", "trace": "log+models=8",
-           "left_out": "5 of 90 requests beyond 8 tokens"}  # fmt: skip
+    log = {
+        "xs": (1.0, 16.0),
+        "unit_rps": 1.0,
+        "tier": "composed",
+        "name": "a log",
+        "trace": "log+models=8",
+        "left_out": "5 of 90 requests beyond 8 tokens",
+    }
     halves = [panel(f"a log / {half} half", 1, "rate_rps", half=half, **log) for half in ("first", "second")]
     other = [panel("elsewhere", 2, "rate_rps", **log | {"name": "elsewhere", "gpus": 9, "half": "first"})]
     facts = about([made, *halves, *other], [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
     knees = {"fitted": 2.0, "a log / first half": 2.0, "a log / second half": 16.0, "elsewhere": 2.0}
-    rows = table([
-        {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most),
-         "windows": 1 if entry["half"] else 4}
-        for entry in facts.panels for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
-        for seed in range(1 if entry["half"] else 3) for x in (1.0, 2.0, 4.0, 8.0, 16.0)
-    ])  # fmt: skip
+    rows = table(
+        [
+            {
+                "condition": entry["condition"],
+                "x": x,
+                "label": name,
+                "seed": seed,
+                "ttft": met(x, most),
+                "windows": 1 if entry["half"] else 4,
+            }
+            for entry in facts.panels
+            for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
+            for seed in range(1 if entry["half"] else 3)
+            for x in (1.0, 2.0, 4.0, 8.0, 16.0)
+        ]
+    )
     told = printed(rows, facts)
     fitting = "real logs on which both systems fit confirm 0 of 1 fitted verdicts in every case"
     assert " ".join(told).startswith(f"{fitting}, 0 in most, 1 in half or fewer")
@@ -304,13 +369,27 @@ def test_parts_that_are_switched_off() -> None:
     panels = [panel("hyperbolic", 0, "rate_scale")]
     claim = Claim("difference", "prism", "prism+evict=never", subject="eviction", paper=(0.4, 1.0), says="it helps")
     shares = {"prism": {"": 0.9, "x": 0.9, "y": 0.9}, "prism+evict=never": {"": 0.8, "x": 0.9, "y": 0.4}}
-    rows = table([
-        {"condition": "hyperbolic", "x": 2.0, "label": name, "seed": seed, "ttft": share + 0.01 * seed,
-         "over": "model" if model else "pooled", "model": model or None}
-        for name, by_model in shares.items() for model, share in by_model.items() for seed in range(3)
-    ])  # fmt: skip
-    offered = [row | {"definition": "offered_rps", "value": 3.25} for row in rows.to_pylist()
-               if row["definition"] == "ttft" and row["over"] == "pooled"]  # fmt: skip
+    rows = table(
+        [
+            {
+                "condition": "hyperbolic",
+                "x": 2.0,
+                "label": name,
+                "seed": seed,
+                "ttft": share + 0.01 * seed,
+                "over": "model" if model else "pooled",
+                "model": model or None,
+            }
+            for name, by_model in shares.items()
+            for model, share in by_model.items()
+            for seed in range(3)
+        ]
+    )
+    offered = [
+        row | {"definition": "offered_rps", "value": 3.25}
+        for row in rows.to_pylist()
+        if row["definition"] == "ttft" and row["over"] == "pooled"
+    ]
     rows = pa.concat_tables([rows, pa.Table.from_pylist(offered, schema=rows.schema)])
     assert offered_rps(rows, 2.0) == pytest.approx(3.25)
     facts = about(panels, [claim], layout="parts", definitions=["ttft"], systems=[*shares], slo="5/2xP95")

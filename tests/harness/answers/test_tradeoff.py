@@ -25,10 +25,20 @@ from workloads.models import shape
 def test_gpus_are_held_from_the_order_of_a_load_until_weights_left() -> None:
     # two models, loaded at the start; both stop after 1 s, and a is started again at 10 s
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)
-    config = Config(tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"), gpus=2,
-                    plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")})  # fmt: skip
-    jobs = Jobs(("a", "b"), np.array([10.0]), np.zeros(1, np.int32), np.array([100], np.int32),
-                np.array([200], np.int32), np.ones(1), np.full(1, 0.1))  # fmt: skip
+    config = Config(
+        tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
+        gpus=2,
+        plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
+    )
+    jobs = Jobs(
+        ("a", "b"),
+        np.array([10.0]),
+        np.zeros(1, np.int32),
+        np.array([100], np.int32),
+        np.array([200], np.int32),
+        np.ones(1),
+        np.full(1, 0.1),
+    )
     fields: dict[str, Any] = {**Swap.presets["kubeai"], "look_s": 0.0, "keep_s": 1.0}
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)
     replay(Swap(engine.cluster, **fields), engine, jobs)
@@ -39,19 +49,40 @@ def test_gpus_are_held_from_the_order_of_a_load_until_weights_left() -> None:
     assert tidy.utilisation(stats)["gpu_held"] == pytest.approx(stats["gpu_held_s"] / (2 * stats["span_s"]))
 
 
-FACTS = about("tradeoff", panel("calm", rate_rps=0.1), panel("bursts", rate_rps=0.1, gpus=1), systems=["1 s", "1 h"],
-              definitions=["both"], titles=["idle time"], level=0.95)  # fmt: skip
+FACTS = about(
+    "tradeoff",
+    panel("calm", rate_rps=0.1),
+    panel("bursts", rate_rps=0.1, gpus=1),
+    systems=["1 s", "1 h"],
+    definitions=["both"],
+    titles=["idle time"],
+    level=0.95,
+)
 
 
 def cells(condition: str, label: str, met: float, share: float) -> list[dict[str, Any]]:
     pooled, worst = {"both": met, "gpu_held": share, "loads": 3.0, "offered_rps": 0.1}, {"both": met / 2}
-    return [{"condition": condition, "x": 1.0, "label": label, "seed": seed, "values": values, "over": over,
-             "model": "rare" if over == "model" else None}
-            for seed in range(3) for over, values in (("pooled", pooled), ("model", worst))]  # fmt: skip
+    return [
+        {
+            "condition": condition,
+            "x": 1.0,
+            "label": label,
+            "seed": seed,
+            "values": values,
+            "over": over,
+            "model": "rare" if over == "model" else None,
+        }
+        for seed in range(3)
+        for over, values in (("pooled", pooled), ("model", worst))
+    ]
 
 
-TABLE = measured(*cells("calm", "1 s", 0.5, 0.25), *cells("calm", "1 h", 0.99, 0.75),
-                 *cells("bursts", "1 s", 0.96, 0.5), *cells("bursts", "1 h", 0.97, 1.0))  # fmt: skip
+TABLE = measured(
+    *cells("calm", "1 s", 0.5, 0.25),
+    *cells("calm", "1 h", 0.99, 0.75),
+    *cells("bursts", "1 s", 0.96, 0.5),
+    *cells("bursts", "1 h", 0.97, 1.0),
+)
 
 
 def test_the_cheapest_that_attains_the_level_stands_first() -> None:

@@ -153,9 +153,11 @@ def test_rows_become_a_table() -> None:
     spans = {"start": (0.6, 0.8), "stop": (0.1,), "sleep": (0.2,), "wake": (0.3,)}
     way = {what: {"way": "sleep"} if what in {"sleep", "wake"} else {} for what in spans}
     lines = [
-        *rows(), beside(2, 0, 0.13, 0.1), beside(2, 4, 0.2, 0.1),
+        *rows(),
+        beside(2, 0, 0.13, 0.1),
+        beside(2, 4, 0.2, 0.1),
         *(Row(what, {"shape": "x", **way[what]}, s) for what, every in spans.items() for s in every),
-    ]  # fmt: skip
+    ]
     spec = dict.fromkeys(GpuSpec._fields[2:], (10e9, "a copy")) | {"sms": (2.0, "cores")}
     about = steps.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})
     file, fitted = steps.table(lines, about)

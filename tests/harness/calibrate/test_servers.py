@@ -283,9 +283,12 @@ def stub() -> Iterator[str]:
         "4",
     ]
     with subprocess.Popen(
-        [*command, "--with-parent"], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        [*command, "--with-parent"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as running:  # fmt: skip
+    ) as running:
         assert running.stdout is not None
         yield running.stdout.readline().rpartition(" ")[2].strip()
         running.send_signal(signal.SIGTERM)

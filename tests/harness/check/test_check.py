@@ -248,14 +248,22 @@ def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
         ("hears = ", "heard = ", "starts", "its default does not build: has no `hears`"),
         ("self.cluster = cluster", "raise SystemExit(0)", "starts", "does not build: SystemExit at mine.py:14 (0)"),
         ("class Mine:", "raise SystemExit(0)\nclass Mine:", "starts", "be imported: SystemExit at mine.py:7 (0)"),
-        ("for k, (m, model)", "raise SystemExit(0)\n        for k, (m, model)", "survives",
-         "raised SystemExit at mine.py:17 (0)"),
+        (
+            "for k, (m, model)",
+            "raise SystemExit(0)\n        for k, (m, model)",
+            "survives",
+            "raised SystemExit at mine.py:17 (0)",
+        ),
         ("for k, (m, model)", "yield Load('x')\n        for k, (m, model)", "survives", "answered Load(inst='x')"),
         ("for k, (m, model)", "yield 5\n        for k, (m, model)", "declared", "answered 5, which is no action"),
-        ("self.cluster = cluster", "self.cluster = cluster\n        1 / (len(cluster.gpus) - 3)", "survives",
-         "case crowd, without a request: raised ZeroDivisionError at mine.py:15 (division by zero)"),
+        (
+            "self.cluster = cluster",
+            "self.cluster = cluster\n        1 / (len(cluster.gpus) - 3)",
+            "survives",
+            "case crowd, without a request: raised ZeroDivisionError at mine.py:15 (division by zero)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_whatever_a_system_does_is_a_finding(old: str, new: str, law: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     assert old in GOOD
@@ -374,8 +382,13 @@ def test_what_a_system_may_not_import_or_call() -> None:
 
 
 def test_what_a_system_may_import_and_call() -> None:
-    imports = ("import math", "import numpy as np", "from scipy.optimize import milp",
-               "from collections.abc import Iterable", "from harness.policy.types import Inst")  # fmt: skip
+    imports = (
+        "import math",
+        "import numpy as np",
+        "from scipy.optimize import milp",
+        "from collections.abc import Iterable",
+        "from harness.policy.types import Inst",
+    )
     body = """
 x = request.id
 y = np.argsort(z).mean(axis=0)

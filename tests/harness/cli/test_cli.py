@@ -64,8 +64,23 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cases(("gpus", "unfit"), [(4, set()), (1, {"aegaeon", "disaggregated", "weaver"})])
 def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path: Path) -> None:
     """Those that need two GPUs of a kind (one that prefills, one for the hot model) say so on one."""
-    common = ("--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1", "--rate-scale", "1", "--set",
-              "window_s=10", "--set", "warmup_s=2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    common = (
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b*2",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--set",
+        "window_s=10",
+        "--set",
+        "warmup_s=2",
+        "--no-plot",
+        "-o",
+        tmp_path,
+    )
     lines = ok("compare", "--systems", "static:equal,all", *common, "--gpus", gpus).splitlines()
     rows = {line.split()[0].rstrip("†"): line for line in lines if line.strip()}
     reasons = dict(re.findall(r"^(\w+)  does not fit: (.+)$", "\n".join(lines), re.MULTILINE))
@@ -98,8 +113,22 @@ def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
 
 def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
     name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
-    args = ("compare", "--systems", "dedicated,static", "--models", "llama-3.2-1b*2", "--trace", name, "--seeds", "1",
-            "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    args = (
+        "compare",
+        "--systems",
+        "dedicated,static",
+        "--models",
+        "llama-3.2-1b*2",
+        "--trace",
+        name,
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1,2",
+        "--no-plot",
+        "-o",
+        tmp_path,
+    )
     output = ok(*args)
     assert "2 clients a model, 8 requests, 0.1 s between them" in output
     assert "--scaling clients" in output
@@ -158,8 +187,9 @@ def test_the_list_of_subcommands_cuts_nothing(path: tuple[str, ...]) -> None:
     group = load(path[0])
     assert isinstance(group, click.Group)
     for name, command in group.commands.items():
-        assert re.search(rf"^  {name} +{re.escape((command.help or '').splitlines()[0])}$", ok(*path, "--help"),
-                         re.MULTILINE), name  # fmt: skip
+        assert re.search(
+            rf"^  {name} +{re.escape((command.help or '').splitlines()[0])}$", ok(*path, "--help"), re.MULTILINE
+        ), name
 
 
 @cases("path", [(), *commands()])
@@ -174,8 +204,9 @@ def test_long_help_has_each_option_once_in_a_group_and_no_group_names_one_that_i
     known = set()
     for name, command in commands.items():
         text = ok(name, "--help")
-        options = [max(param.opts, key=len) for param in command.params
-                   if isinstance(param, click.Option) and not param.hidden]  # fmt: skip
+        options = [
+            max(param.opts, key=len) for param in command.params if isinstance(param, click.Option) and not param.hidden
+        ]
         assert sorted(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) == sorted([*options, "--help"])
         assert [line for line in text.splitlines() if line == "Output:"] == ["Output:"]
         known |= {option.lstrip("-") for option in options}
@@ -188,9 +219,18 @@ def test_help_imports_no_command() -> None:
         "print(*(name for name in sys.modules if name.startswith('harness.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    light = {"harness.cli", "harness.cli.app", "harness.cli.codes", "harness.cli.options", "harness.loop",
-             "harness.loop.interrupted", "harness.loop.strangers", "harness.rows", "harness.rows.definitions",
-             "harness.target"}  # fmt: skip
+    light = {
+        "harness.cli",
+        "harness.cli.app",
+        "harness.cli.codes",
+        "harness.cli.options",
+        "harness.loop",
+        "harness.loop.interrupted",
+        "harness.loop.strangers",
+        "harness.rows",
+        "harness.rows.definitions",
+        "harness.target",
+    }
     assert set(done.stdout.splitlines()[-1].split()) == light
 
 
@@ -255,9 +295,13 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
 def test_python_m_harness_is_bench_and_runs_from_any_folder(tmp_path: Path) -> None:
     for args in (["--version"], ["list", "traces"]):
         done = subprocess.run(
-            [sys.executable, "-m", "harness", *args], capture_output=True, text=True, check=True, cwd=tmp_path,
+            [sys.executable, "-m", "harness", *args],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         assert re.match(r"bench|\d+ of \d+ traces are here", done.stdout)
 
 
@@ -335,8 +379,23 @@ def test_machines_get_the_same_numbers(out: Path) -> None:
 
 
 def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None:
-    answer = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
-                          "--controls", "--json", "-o", tmp_path))  # fmt: skip
+    answer = json.loads(
+        ok(
+            "compare",
+            "--systems",
+            "static",
+            *MODELS,
+            "--seeds",
+            "2",
+            "--rate-scale",
+            "1",
+            "--no-plot",
+            "--controls",
+            "--json",
+            "-o",
+            tmp_path,
+        )
+    )
     rows = {row["system"]: row for row in answer["systems"]}
     assert list(rows) == ["static", "dedicated", "unshared", "static:oracle", f"static{AA}"]
     assert [row["control"] for row in rows.values()] == [False, True, True, True, True]
@@ -411,8 +470,23 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
     if (ROOT / "traces" / "data").exists():
         pytest.skip("traces/data may hold the real trace")
-    command = [sys.executable, "-m", "harness", "compare", "--systems", "static", "--trace", "arena-chat",
-               "--seeds", "1", "--rate-scale", "1", "--no-plot", "-o", str(tmp_path / "out")]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "compare",
+        "--systems",
+        "static",
+        "--trace",
+        "arena-chat",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--no-plot",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     first = done.stdout.splitlines()[0]
     assert first.startswith("arena-chat is not here")
@@ -530,8 +604,10 @@ def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict
 def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tuple[Path, str]]) -> None:
     (folder,) = {attained(sweep, "static")[0] for sweep, _ in crowd.values()}
     newest = max(crowd.values(), key=lambda entry: (entry[0] / record.SWEEP).stat().st_mtime_ns)[0]
-    rules = {sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
-             for sweep, _ in crowd.values()}  # fmt: skip
+    rules = {
+        sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
+        for sweep, _ in crowd.values()
+    }
     _, first, *others = ok("explain", folder, "--misses", "--all").partition("\nmodel ")[0].splitlines()
     assert first.startswith(f"SLO {rules.pop(newest)} (")
     assert first.endswith(f", as {newest.name} judged this run")
@@ -549,8 +625,10 @@ def test_explain_by_a_rule_that_nobody_used_measures_it(crowd: dict[str, tuple[P
 
 def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
-    path.write_text('system = "static"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\n'
-                    '[slo_s]\n"llama-3.2-1b/1" = [1e-9, 1.0]\n"llama-3.2-1b/2" = [60.0, 60.0]\n')  # fmt: skip
+    path.write_text(
+        'system = "static"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\n'
+        '[slo_s]\n"llama-3.2-1b/1" = [1e-9, 1.0]\n"llama-3.2-1b/2" = [60.0, 60.0]\n'
+    )
     lines = ok("run", path, "-o", tmp_path / "out").splitlines()
     share = float(re.search(r"attainment ([\d.]+) %", lines[0])[1])  # type: ignore[index]
     assert 0 < share < 100
@@ -626,16 +704,23 @@ def test_a_file_that_is_not_python_costs_its_own_line(tmp_path: Path, monkeypatc
     assert re.search(r"^static +broken: not Python", ok("list"), re.MULTILINE)
 
 
-@cases(("args", "answer"), [
-    (("list",), r"\d+ systems, \d+ engines, "), (("list", "systems"), r"\d+ systems; "),
-    (("list", "gpus"), r"\d+ kinds of GPU; "), (("list", "hosts"), r"\d+ host profiles, "),
-    (("list", "studies"), r"\d+ studies come "), (("list", "traces"), r"\d+ of \d+ traces are here; "),
-    (("list", "figures"), r"\d+ figures; "), (("list", "definitions"), r"\d+ definitions of SLO attainment; "),
-    (("trace", "stats", "sample"), r"sample: of 8 models the busiest has 34 % of the requests\. "),
-    (("explain", "static", "--misses"), r"\d+ of \d+ requests missed"),
-    (("explain", "static", "--request", "0"), r"request 0: (met|missed) TTFT"),
-    (("explain", "sweep", "--misses"), r"\S+ misses [\d.]+ %.*; \S+ misses [\d.]+ %"),
-])  # fmt: skip
+@cases(
+    ("args", "answer"),
+    [
+        (("list",), r"\d+ systems, \d+ engines, "),
+        (("list", "systems"), r"\d+ systems; "),
+        (("list", "gpus"), r"\d+ kinds of GPU; "),
+        (("list", "hosts"), r"\d+ host profiles, "),
+        (("list", "studies"), r"\d+ studies come "),
+        (("list", "traces"), r"\d+ of \d+ traces are here; "),
+        (("list", "figures"), r"\d+ figures; "),
+        (("list", "definitions"), r"\d+ definitions of SLO attainment; "),
+        (("trace", "stats", "sample"), r"sample: of 8 models the busiest has 34 % of the requests\. "),
+        (("explain", "static", "--misses"), r"\d+ of \d+ requests missed"),
+        (("explain", "static", "--request", "0"), r"request 0: (met|missed) TTFT"),
+        (("explain", "sweep", "--misses"), r"\S+ misses [\d.]+ %.*; \S+ misses [\d.]+ %"),
+    ],
+)
 def test_what_is_printed_is_one_screen_that_answers_first(
     args: tuple[str, ...], answer: str, out: Path, tmp_path: Path
 ) -> None:
@@ -655,8 +740,10 @@ def test_what_is_printed_is_one_screen_that_answers_first(
 def test_a_public_log_is_named_with_a_command_that_converts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "of burst" / "BurstGPT_1.csv"
     log.parent.mkdir()
-    log.write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-                   "5,ChatGPT,472,18,490,API log\n45,GPT-4,417,276,693,API log\n")  # fmt: skip
+    log.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,API log\n45,GPT-4,417,276,693,API log\n"
+    )
     (tmp_path / "notes.csv").write_text("of nobody\n")
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
     assert "1 public logs lie in TRACES_DIR" in ok("list", "traces").splitlines()[0]
@@ -742,16 +829,38 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
     source, path = tmp_path / "log.csv", tmp_path / "mine.parquet"
     rows = [f"{i * 500},m{i % 2},{10 + i},{20 + i}" for i in range(40)]
     source.write_text("t,who,n_in,n_out\n" + "\n".join(rows) + "\n")
-    columns = [f"{ours}={theirs}" for ours, theirs in (("arrival_s", "t"), ("model", "who"), ("prompt_tokens", "n_in"),
-                                                 ("output_tokens", "n_out"))]  # fmt: skip
+    columns = [
+        f"{ours}={theirs}"
+        for ours, theirs in (
+            ("arrival_s", "t"),
+            ("model", "who"),
+            ("prompt_tokens", "n_in"),
+            ("output_tokens", "n_out"),
+        )
+    ]
     named = [word for column in columns for word in ("--column", column)]
     assert (
         ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms")
         .splitlines()[1]
         .startswith("40 requests of 2 models in 20 s")
     )
-    text = ok("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--rate-scale", "1",
-              "--seeds", "1", "--no-plot", "--all", "-o", tmp_path / "out")  # fmt: skip
+    text = ok(
+        "compare",
+        "--systems",
+        "static",
+        "--trace",
+        path,
+        "--models",
+        "llama-3.2-1b*2",
+        "--rate-scale",
+        "1",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "--all",
+        "-o",
+        tmp_path / "out",
+    )
     assert "2 of 2 models" in text
     assert "40 requests in 20 s" in text
 
@@ -763,13 +872,35 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
     result = CliRunner().invoke(main, ["new", str(path)])
     assert result.exit_code == 2
     assert path.read_text() == written
-    text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
-              tmp_path / "out")  # fmt: skip
+    text = ok(
+        "compare",
+        "--systems",
+        f"static,{path}",
+        *MODELS,
+        "--rate-scale",
+        "1",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path / "out",
+    )
     assert re.search(r"^mine \(unchecked\) +100\.0", text, re.MULTILINE)
     assert text.startswith("mine meets 100.0 % of SLOs at ")  # it is a file's, though not the first
     assert ok("check", path).splitlines()[-1] == f"next: bench compare --systems {path},static"
-    text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
-              tmp_path / "out")  # fmt: skip
+    text = ok(
+        "compare",
+        "--systems",
+        f"static,{path}",
+        *MODELS,
+        "--rate-scale",
+        "1",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path / "out",
+    )
     assert re.search(r"^mine +100\.0", text, re.MULTILINE)
 
 
@@ -787,8 +918,21 @@ def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) ->
 
 
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
-    text = ok("compare", "--systems", "dedicated,static:equal,chunked+tau=256", *MODELS, "--gpus", "1", "--seeds", "1",
-              "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    text = ok(
+        "compare",
+        "--systems",
+        "dedicated,static:equal,chunked+tau=256",
+        *MODELS,
+        "--gpus",
+        "1",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path,
+    )
     for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):
         assert f"\n{label}  " in text
     assert Spec("static", preset="equal").label == "static:equal"

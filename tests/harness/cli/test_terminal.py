@@ -23,8 +23,20 @@ from harness.loop.system import ROOT
 from harness.run.teller import Left
 from tests.cases import cases
 
-COMPARE = ("compare", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "2",
-           "--workers", "1", "--no-plot")  # fmt: skip
+COMPARE = (
+    "compare",
+    "--systems",
+    "static,chunked",
+    "--trace",
+    "sample",
+    "--models",
+    "llama-3.2-1b*2",
+    "--seeds",
+    "2",
+    "--workers",
+    "1",
+    "--no-plot",
+)
 WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
 
@@ -105,11 +117,18 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     monkeypatch.setattr(terminal, "FIRST_S", 5.0)
     teller = Terminal()
     for at_s, what, done, total in (
-        (0.0, "planning", 0, 2), (4.0, "planning", 1, 2), (4.5, "planning", 2, 2),  # over before 5 s
-        (4.5, "fig7", 0, 4), (9.5, "fig7", 1, 4), (14.0, "fig7", 4, 4),
-        (14.0, "fig7, round 2", 0, 2), (20.0, "fig7, round 2", 1, 2), (20.0, "fig7, round 2", 2, 2),  # the same stage
-        (21.0, "scores", 0, 9), (27.0, "scores", 3, 9),
-    ):  # fmt: skip
+        (0.0, "planning", 0, 2),
+        (4.0, "planning", 1, 2),
+        (4.5, "planning", 2, 2),  # over before 5 s
+        (4.5, "fig7", 0, 4),
+        (9.5, "fig7", 1, 4),
+        (14.0, "fig7", 4, 4),
+        (14.0, "fig7, round 2", 0, 2),
+        (20.0, "fig7, round 2", 1, 2),
+        (20.0, "fig7, round 2", 2, 2),  # the same stage
+        (21.0, "scores", 0, 9),
+        (27.0, "scores", 3, 9),
+    ):
         at[0] = at_s
         teller.progress(what, done, total)
     assert capsys.readouterr().err.splitlines() == [
@@ -138,13 +157,16 @@ def test_a_pipe_gets_a_line_every_30_s_also_of_a_resumed_stage(
     ]
 
 
-@cases(("left", "says"), [
-    (Left(300.0, 100.0, None, 1.0), ", about 90 s left"),  # 10 s later
-    (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left of this round"),
-    (Left(300.0, 610.0, 1210.0, 1.0), ", about 10 min left, at most 20 min with more seeds"),
-    (Left(300.0, 5.0, None, 0.45), ", about 0 s left; the machine is busy: 45 % of a core a run"),
-    (Left(300.0, None, None, 1.0), ""),  # of a system that no stored run tells of
-])  # fmt: skip
+@cases(
+    ("left", "says"),
+    [
+        (Left(300.0, 100.0, None, 1.0), ", about 90 s left"),  # 10 s later
+        (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left of this round"),
+        (Left(300.0, 610.0, 1210.0, 1.0), ", about 10 min left, at most 20 min with more seeds"),
+        (Left(300.0, 5.0, None, 0.45), ", about 0 s left; the machine is busy: 45 % of a core a run"),
+        (Left(300.0, None, None, 1.0), ""),  # of a system that no stored run tells of
+    ],
+)
 def test_what_is_left_of_a_sweep_in_words(
     left: Left, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,8 +225,11 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert not any("so far" in line for line in left)
     plain = subprocess.run(
         [sys.executable, "-m", "harness", *COMPARE, "-o", str(tmp_path / "a")],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "so far" not in plain.stdout + plain.stderr
     table = [line.rstrip() for line in plain.stdout.splitlines() if re.match(r"(static|chunked) {2,}", line)]
     assert table

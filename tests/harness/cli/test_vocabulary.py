@@ -45,8 +45,11 @@ def test_the_example_of_an_action_or_an_event_is_one(kind: type) -> None:
 def test_the_example_of_a_query_asks_it(query: str) -> None:
     method: Any = vars(View)[query]
     line = vocabulary.example(method.fget if isinstance(method, property) else method)
-    asked = [node.attr for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Attribute)
-             and isinstance(node.value, ast.Name) and node.value.id == "view"]  # fmt: skip
+    asked = [
+        node.attr
+        for node in ast.walk(ast.parse(line))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "view"
+    ]
     assert asked == [query]
 
 

@@ -54,10 +54,16 @@ def jobs(
 ) -> Jobs:
     n = len(at_s)
     return Jobs(
-        ("m",), np.array(at_s, float), np.zeros(n, np.int32), np.full(n, prompt, np.int32),
-        np.full(n, output, np.int32), np.full(n, np.inf), np.full(n, np.inf),
-        None if after is None else np.array(after, np.int32), None if after is None else np.full(n, think_s),
-    )  # fmt: skip
+        ("m",),
+        np.array(at_s, float),
+        np.zeros(n, np.int32),
+        np.full(n, prompt, np.int32),
+        np.full(n, output, np.int32),
+        np.full(n, np.inf),
+        np.full(n, np.inf),
+        None if after is None else np.array(after, np.int32),
+        None if after is None else np.full(n, think_s),
+    )
 
 
 @contextmanager
@@ -110,9 +116,14 @@ def test_a_prompt_has_its_length_and_its_seed() -> None:
     assert request.path == "/v1/completions"
     del request.body["prompt"]
     assert request.body == {
-        "model": "name", "max_tokens": 3, "min_tokens": 3, "ignore_eos": True, "temperature": 0, "stream": True,
+        "model": "name",
+        "max_tokens": 3,
+        "min_tokens": 3,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }  # fmt: skip
+    }
     other = second[0]
     assert (other.body["cache_prompt"], other.body["timings_per_token"]) == (False, True)
     assert "min_tokens" not in other.body

@@ -19,9 +19,16 @@ MS = 1_000_000
 
 
 def log(
-    lag_ms: float = 0.2, ttft_ms: float = 50.0, *, n: int = 101, every_ms: float = 10.0, last_ms: float = 0.0,
-    late: int = 0, shared: int = 0, precise: bool = True,
-) -> Log:  # fmt: skip
+    lag_ms: float = 0.2,
+    ttft_ms: float = 50.0,
+    *,
+    n: int = 101,
+    every_ms: float = 10.0,
+    last_ms: float = 0.0,
+    late: int = 0,
+    shared: int = 0,
+    precise: bool = True,
+) -> Log:
     """Return n requests of 10 chunks every so often; `late` of them lag by 1 s; `shared` chunks come with another."""
     book = Book(n)
     for i in range(n):

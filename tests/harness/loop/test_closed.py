@@ -45,9 +45,16 @@ def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think
     after = np.maximum(np.arange(requests) - clients, -1).astype(np.int32)
     unit, never = np.ones(requests, np.int32), np.full(requests, math.inf)
     return Jobs(
-        ("m",), np.where(after < 0, 0.0, math.inf), 0 * unit, prompt * unit, output * unit, never, never,
-        after=after, think_s=np.full(requests, think_s),
-    )  # fmt: skip
+        ("m",),
+        np.where(after < 0, 0.0, math.inf),
+        0 * unit,
+        prompt * unit,
+        output * unit,
+        never,
+        never,
+        after=after,
+        think_s=np.full(requests, think_s),
+    )
 
 
 def ran(work: Jobs, config: Config = CONFIG) -> requests.Rows:
@@ -190,13 +197,16 @@ def test_lengths_of_a_closed_loop_have_a_range(tmp_path: Path) -> None:
     assert ran_.num_rows == 450
 
 
-@cases(("name", "why"), [
-    ("closed+range_ratio=1", "range_ratio is 1, not a share from 0 to below 1"),
-    ("closed+range_ratio=-0.1", "not a share"),
-    ("closed+range_ratio=0.2+lengths=arena", "range_ratio is of fixed lengths, and lengths is arena"),
-    ("closed+prompt=4000+output=4000+range_ratio=0.1", "4400 + 4400 tokens are above max_tokens, 8192"),
-    ("sample+range_ratio=0.1", "is not +FIELD=VALUE of sample"),
-])  # fmt: skip
+@cases(
+    ("name", "why"),
+    [
+        ("closed+range_ratio=1", "range_ratio is 1, not a share from 0 to below 1"),
+        ("closed+range_ratio=-0.1", "not a share"),
+        ("closed+range_ratio=0.2+lengths=arena", "range_ratio is of fixed lengths, and lengths is arena"),
+        ("closed+prompt=4000+output=4000+range_ratio=0.1", "4400 + 4400 tokens are above max_tokens, 8192"),
+        ("sample+range_ratio=0.1", "is not +FIELD=VALUE of sample"),
+    ],
+)
 def test_ranges_that_are_none_are_refused(name: str, why: str) -> None:
     with pytest.raises(UserError, match=re.escape(why)):
         synthetic.preset(name)

@@ -126,12 +126,14 @@ BROKEN = {
     "fails": ("def make(config, options, machine):\n    return 1 / 0", ":2: ZeroDivisionError (division by zero)"),
     "lacks all": ("def make(config, options, machine): return object()", ": its engine has no `can`"),
     "lacks one": (
-        ("from harness.engines.sim.engine import Sim\nclass Mine(Sim): poll = property()\n"
-        "def make(*parts): return Mine(*parts)"),
+        (
+            "from harness.engines.sim.engine import Sim\nclass Mine(Sim): poll = property()\n"
+            "def make(*parts): return Mine(*parts)"
+        ),
         ": its engine has no `poll`",
     ),
     "ends it all": ("import sys\nsys.exit(3)\ndef make(config, options, machine): ...", ":2: SystemExit (3)"),
-}  # fmt: skip
+}
 
 
 @cases("how", [*BROKEN])

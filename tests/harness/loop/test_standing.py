@@ -87,19 +87,23 @@ def short(
 def test_orders_are_issued_again_oldest_first_when_something_comes_free() -> None:
     issued, policy, log, outcome, sim = short({0.5: (LIMIT, ADMIT)}, {LIMIT: 1.5, ADMIT: 1.0})
     assert issued[2:] == [
-        (0.5, LIMIT, False), (0.5, ADMIT, False),
-        (1.0, LIMIT, False), (1.0, ADMIT, True),
+        (0.5, LIMIT, False),
+        (0.5, ADMIT, False),
+        (1.0, LIMIT, False),
+        (1.0, ADMIT, True),
         (1.5, LIMIT, True),
-    ]  # fmt: skip
+    ]
     assert done_s(sim) == [2.0]
     assert not any(isinstance(event, Done | Freed) for _, event in policy.heard)
     assert outcome.refused == 2
     assert outcome.first_refused == f"{LIMIT} at t = 0.5 s: not now, it is short"
     assert log.notes == [
-        Note(0.5, LIMIT, "refused", "it is short"), Note(0.5, ADMIT, "refused", "it is short"),
-        Note(1.0, LIMIT, "refused", "it is short"), Note(1.0, ADMIT, "issued"),
+        Note(0.5, LIMIT, "refused", "it is short"),
+        Note(0.5, ADMIT, "refused", "it is short"),
+        Note(1.0, LIMIT, "refused", "it is short"),
+        Note(1.0, ADMIT, "issued"),
         Note(1.5, LIMIT, "issued"),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_order_stands_until_the_policy_speaks_of_the_same_thing() -> None:

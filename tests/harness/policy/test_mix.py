@@ -64,14 +64,20 @@ def test_one_kind_is_as_it_was(gpus: int, node_gpus: int) -> None:
     assert mix.canonical("h100-80g", str.upper) == "H100-80G"
 
 
-@cases(("gpu", "why"), {
-    "a count of zero": ("h100*0+l40s*4", 'gpu "h100*0+l40s*4": no GPU in "h100*0"'),
-    "no count": ("h100*x+l40s", '"h100*x" is not KIND*COUNT'),
-    "an empty part": ("h100*2+", '"" is not KIND*COUNT'),
-    "one kind": ("h100*2", "has one kind: give h100 as the kind, and 2 as the number of GPUs"),
-    "an unknown kind": ("h100*2+l40*4", "unknown GPU kind 'l40'"),
-    "a part of a copy": ("h100*3+l40s*4", "gpus is 6: h100*3+l40s*4 is 7 GPUs, so a cluster of it has 7, 14, 21 ..."),
-}.values())  # fmt: skip
+@cases(
+    ("gpu", "why"),
+    {
+        "a count of zero": ("h100*0+l40s*4", 'gpu "h100*0+l40s*4": no GPU in "h100*0"'),
+        "no count": ("h100*x+l40s", '"h100*x" is not KIND*COUNT'),
+        "an empty part": ("h100*2+", '"" is not KIND*COUNT'),
+        "one kind": ("h100*2", "has one kind: give h100 as the kind, and 2 as the number of GPUs"),
+        "an unknown kind": ("h100*2+l40*4", "unknown GPU kind 'l40'"),
+        "a part of a copy": (
+            "h100*3+l40s*4",
+            "gpus is 6: h100*3+l40s*4 is 7 GPUs, so a cluster of it has 7, 14, 21 ...",
+        ),
+    }.values(),
+)
 def test_another_form_is_one_line(gpu: str, why: str) -> None:
     with pytest.raises(UserError) as told:
         resolve(spec(gpu=gpu))
@@ -137,8 +143,9 @@ def test_a_model_of_its_own_has_the_smallest_gpus_that_hold_it() -> None:
 @cases("name", ["static", "static:equal", "elastic", "swap", "swap:ollama", "swap:router"])
 def test_what_is_too_large_for_one_kind_is_on_the_other(name: str) -> None:
     base, _, preset = name.partition(":")
-    setup = Setup(resolve(spec(base, preset=preset or None, models="llama-3.1-8b*3,gemma-3-27b", gpu="l40s*2+h100*2",
-                               gpus=4)))  # fmt: skip
+    setup = Setup(
+        resolve(spec(base, preset=preset or None, models="llama-3.1-8b*3,gemma-3-27b", gpu="l40s*2+h100*2", gpus=4))
+    )
     places = [a.inst for a in setup.policy.on(Woke("start"), setup.engine.view()) if isinstance(a, Load)]
     assert {inst.place for inst in places if inst.model.startswith("gemma")} <= {(2,), (3,)}
 
@@ -150,12 +157,15 @@ def test_a_group_larger_than_a_kind_is_refused_by_name(tmp_path: Path) -> None:
         _ = Setup(resolve(spec(gpu="h100*2+l40s*2", gpus=4, models=str(path), trace="sample+models=1"))).policy
 
 
-@cases(("fields", "why"), {
-    "a cost table": ({"table": "mine.toml"}, "table: a cost table is of one kind of GPU"),
-    "real servers": ({"engine": "vllm"}, "engine vllm: sim alone takes a mix of kinds"),
-    "a placement across kinds": ({"homes": {f"llama-3.2-1b/{k}": [1, 2] for k in range(1, 9)}}, "of several kinds"),
-    "calls of other costs": ({"gpu": "mi300x*2+h100*4", "host": "vllm-0.14"}, "other costs of calls on mi300x"),
-}.values())  # fmt: skip
+@cases(
+    ("fields", "why"),
+    {
+        "a cost table": ({"table": "mine.toml"}, "table: a cost table is of one kind of GPU"),
+        "real servers": ({"engine": "vllm"}, "engine vllm: sim alone takes a mix of kinds"),
+        "a placement across kinds": ({"homes": {f"llama-3.2-1b/{k}": [1, 2] for k in range(1, 9)}}, "of several kinds"),
+        "calls of other costs": ({"gpu": "mi300x*2+h100*4", "host": "vllm-0.14"}, "other costs of calls on mi300x"),
+    }.values(),
+)
 def test_what_has_one_kind_only_is_refused(fields: Mapping[str, Any], why: str) -> None:
     with pytest.raises(UserError) as told:
         resolve(spec(**fields))
@@ -166,11 +176,14 @@ def test_what_has_one_kind_only_is_refused(fields: Mapping[str, Any], why: str) 
 # ---------------------------------------------------------------- the base of an SLO
 
 
-@cases(("gpu", "models", "base"), {
-    "the first kind": (MIX, "llama-3.2-1b*8", "h100"),
-    "whatever holds it too": ("l40s*4+h100*2", "llama-3.2-1b*8", "l40s"),
-    "the first that holds every model": ("l40s*4+h100*2", "llama-3.2-1b*7,gemma-3-27b", "h100"),
-}.values())  # fmt: skip
+@cases(
+    ("gpu", "models", "base"),
+    {
+        "the first kind": (MIX, "llama-3.2-1b*8", "h100"),
+        "whatever holds it too": ("l40s*4+h100*2", "llama-3.2-1b*8", "l40s"),
+        "the first that holds every model": ("l40s*4+h100*2", "llama-3.2-1b*7,gemma-3-27b", "h100"),
+    }.values(),
+)
 def test_the_base_of_a_mix_is_that_of_its_first_kind_that_holds_every_model(gpu: str, models: str, base: str) -> None:
     mine = spec(gpu=gpu, models=models)
     assert base_specs(mine) == base_specs(spec(gpu=base, gpus=2, models=models))
@@ -191,11 +204,22 @@ def test_the_rule_names_the_kind_and_a_request_alone_takes_its_seconds_there(tmp
     assert Setup(spec(gpu="h100", gpus=1)).solo_s(member, tokens, tokens, gpu="l40s") == alone["l40s"]
 
 
-@cases(("fields", "base", "why"), {
-    "no kind holds all": ({"gpu": "l40s*4+l4*2", "models": "llama-3.2-1b*7,gemma-3-27b"}, "", "no kind of l40s*4+l4*2"),
-    "an unknown kind": ({}, "l40", "unknown GPU kind 'l40'; did you mean l40s?"),
-    "a real engine": ({"gpu": "h100", "gpus": 1, "engine": "vllm"}, "l40s", "SLO base on l40s: engine vllm has h100"),
-}.values())  # fmt: skip
+@cases(
+    ("fields", "base", "why"),
+    {
+        "no kind holds all": (
+            {"gpu": "l40s*4+l4*2", "models": "llama-3.2-1b*7,gemma-3-27b"},
+            "",
+            "no kind of l40s*4+l4*2",
+        ),
+        "an unknown kind": ({}, "l40", "unknown GPU kind 'l40'; did you mean l40s?"),
+        "a real engine": (
+            {"gpu": "h100", "gpus": 1, "engine": "vllm"},
+            "l40s",
+            "SLO base on l40s: engine vllm has h100",
+        ),
+    }.values(),
+)
 def test_a_base_that_is_nowhere_is_one_line(fields: Mapping[str, Any], base: str, why: str) -> None:
     with pytest.raises(UserError) as told:
         base_specs(spec(**fields), base)
@@ -207,8 +231,10 @@ def test_an_answer_says_of_which_kind_its_base_is() -> None:
     alone = "5xP95 is that of a model alone on h100"
     of_mix = sized(asked=question(kinds=(MIX,), rule="5xP95"), rules={MIX: "5xP95@h100"})
     assert words.base(of_mix) == f"{alone} (P95@l40s: on that kind)"
-    several = sized(asked=question(kinds=("h100", "l40s", MIX), rule="5xP95"),
-                    rules={"h100": "5xP95", "l40s": "5xP95", MIX: "5xP95@h100"})  # fmt: skip
+    several = sized(
+        asked=question(kinds=("h100", "l40s", MIX), rule="5xP95"),
+        rules={"h100": "5xP95", "l40s": "5xP95", MIX: "5xP95@h100"},
+    )
     assert words.base(several) == f"{alone} for h100, l40s for l40s, h100 for {MIX} (P95@h100: on that kind for all)"
     for kinds, rule in ((("h100",), "5xP95"), (("h100", "l40s"), "5xP95@h100"), ((MIX,), "absolute:ttft=1,tpot=1")):
         assert words.base(sized(asked=question(kinds=kinds, rule=rule))) == ""

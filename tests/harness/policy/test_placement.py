@@ -62,9 +62,10 @@ def test_the_search_is_as_good_as_any_placement_of_few_models(
 @pytest.mark.full
 @settings(max_examples=25)  # 0.08 s each
 @given(
-    st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 9.0)), min_size=14, max_size=16), st.sampled_from([4, 8]),
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 9.0)), min_size=14, max_size=16),
+    st.sampled_from([4, 8]),
     st.integers(0, 10**6),
-)  # fmt: skip
+)
 def test_local_search_keeps_room_and_is_no_worse_than_what_is_known(
     models: list[tuple[int, float]], gpus: int, where: int
 ) -> None:
@@ -233,8 +234,15 @@ def test_a_queue_serves_the_models_that_live_on_its_gpu() -> None:
 
 def test_floors_fit_and_random_ones_are_the_seeds() -> None:
     models = "llama-7b*12,llama-13b*4,llama-30b:tp=4*2,llama-65b:tp=8"
-    spec = Spec("muxserve", preset="original", models=models, trace="power-law+models=19+rate_rps=1",
-                gpu="a100-80g", gpus=32, served=2048)  # fmt: skip
+    spec = Spec(
+        "muxserve",
+        preset="original",
+        models=models,
+        trace="power-law+models=19+rate_rps=1",
+        gpu="a100-80g",
+        gpus=32,
+        served=2048,
+    )
     cluster = Setup(spec).engine.cluster
     placed = {"first": floors.first_fit(cluster), **{str(k): floors.random(cluster, k) for k in range(3)}}
     for homes in placed.values():

@@ -53,5 +53,6 @@ def test_slots_start_with_the_models_in_turn_each_with_one_that_fits() -> None:
     slots = [Slot(CLUSTER, gpus) for gpus in ((0, 1), (2,), (3,), (4, 5))]
     actions = list(start(slots, ["a", "b", "c"], "host"))
     assert [slot.model for slot in slots] == ["a", "c", "c", "a"]  # b has not one GPU: the next after it
-    assert actions == [x for slot in slots if slot.model for x in (Load(slot.batch(slot.model).inst),
-                                                               Run(slot.batch(slot.model)))]  # fmt: skip
+    assert actions == [
+        x for slot in slots if slot.model for x in (Load(slot.batch(slot.model).inst), Run(slot.batch(slot.model)))
+    ]

@@ -20,30 +20,55 @@ SLO = {"a": (1.0, 0.1)}  # 1 s to the first token, 0.1 s for each other
 
 # Eleven tokens each. Waits named ttft_ are those until the first token.
 LATE_FIRST = {  # first at 3 s, of which 2.5 s for KV; then a time slice of 0.4 s: TPOT is met
-    "tokens": [3 + 0.06 * k for k in range(11)], "ttft_kv": 2.5, "ttft_compute": 0.5, "compute": 0.2, "time_slice": 0.4,
-}  # fmt: skip
+    "tokens": [3 + 0.06 * k for k in range(11)],
+    "ttft_kv": 2.5,
+    "ttft_compute": 0.5,
+    "compute": 0.2,
+    "time_slice": 0.4,
+}
 SLOW_DECODE = {  # first at 0.9 s, of which 0.8 s for weights; then 2 s, of which contention 0.6 s and 1.4 s in steps
-    "tokens": [0.9 + 0.2 * k for k in range(11)], "ttft_load": 0.8, "ttft_compute": 0.1,
-    "compute": 1.4, "contention": 0.6,
-}  # fmt: skip
+    "tokens": [0.9 + 0.2 * k for k in range(11)],
+    "ttft_load": 0.8,
+    "ttft_compute": 0.1,
+    "compute": 1.4,
+    "contention": 0.6,
+}
 BATCHED = SLOW_DECODE | {"alone_prefill": 0.1, "alone_decode": 0.3}  # alone 0.3 s of steps: batching took 1.1 s
 BOTH = {  # 1.2 s for admission, then 1.5 s for a step: both limits are missed, and the decode's wait is the longer
-    "tokens": [1.5 + 0.2 * k for k in range(11)], "ttft_admission": 1.2, "ttft_compute": 0.3,
-    "queue": 1.5, "compute": 0.5,
-}  # fmt: skip
+    "tokens": [1.5 + 0.2 * k for k in range(11)],
+    "ttft_admission": 1.2,
+    "ttft_compute": 0.3,
+    "queue": 1.5,
+    "compute": 0.5,
+}
 STALLED = {  # in time, but for one gap of 0.5 s for a transfer in the middle of its decode: TPOT 0.09 s
-    "tokens": [0.1 + 0.045 * k + 0.45 * (k > 5) for k in range(11)], "ttft_host": 0.1,
-    "transfer": 0.45, "compute": 0.45,
-}  # fmt: skip
+    "tokens": [0.1 + 0.045 * k + 0.45 * (k > 5) for k in range(11)],
+    "ttft_host": 0.1,
+    "transfer": 0.45,
+    "compute": 0.45,
+}
 THINLY = {  # a hundred gaps within the limit, in each 0.05 s of contention; one is 0.45 s longer, for a transfer
-    "tokens": [0.1 + 0.09 * k + 0.45 * (k > 50) for k in range(101)], "ttft_host": 0.1,
-    "compute": 4.0, "contention": 5.0, "transfer": 0.45, "gap_compute": 0.04, "gap_contention": 0.05,
-    "gap_transfer": 0.45, "alone_prefill": 0.0, "alone_decode": 4.0,
-}  # fmt: skip
+    "tokens": [0.1 + 0.09 * k + 0.45 * (k > 50) for k in range(101)],
+    "ttft_host": 0.1,
+    "compute": 4.0,
+    "contention": 5.0,
+    "transfer": 0.45,
+    "gap_compute": 0.04,
+    "gap_contention": 0.05,
+    "gap_transfer": 0.45,
+    "alone_prefill": 0.0,
+    "alone_decode": 4.0,
+}
 LONG_STEP = {  # ten steps of 0.03 s alone; one took 0.2 s, batched with a prompt, and contention 0.1 s more
-    "tokens": [0.1 + 0.03 * k + 0.27 * (k > 5) for k in range(11)], "ttft_host": 0.1, "compute": 0.47,
-    "contention": 0.1, "gap_compute": 0.2, "gap_contention": 0.1, "alone_prefill": 0.0, "alone_decode": 0.3,
-}  # fmt: skip
+    "tokens": [0.1 + 0.03 * k + 0.27 * (k > 5) for k in range(11)],
+    "ttft_host": 0.1,
+    "compute": 0.47,
+    "contention": 0.1,
+    "gap_compute": 0.2,
+    "gap_contention": 0.1,
+    "alone_prefill": 0.0,
+    "alone_decode": 0.3,
+}
 NEVER_BEGAN = {"ttft_load": 9.0, "ttft_kv": 1.0}
 CUT = {"tokens": [0.5, 0.6], "state": "unfinished", "ttft_load": 0.5, "compute": 0.1, "queue": 8.0}
 
@@ -173,8 +198,10 @@ def test_excess_is_what_it_takes_beyond_alone() -> None:
 
 def test_of_an_earlier_schema_the_whole_life_stands_for_either_part() -> None:
     requests = rows(LATE_FIRST)
-    old = type(requests)(**{name: getattr(requests, name) for name in requests.__slots__} | {
-        "ttft_waits_s": np.full_like(requests.waits_s, math.nan)})  # fmt: skip
+    old = type(requests)(
+        **{name: getattr(requests, name) for name in requests.__slots__}
+        | {"ttft_waits_s": np.full_like(requests.waits_s, math.nan)}
+    )
     np.testing.assert_array_equal(causes.excess_s(old)[:, 0], causes.excess_s(old)[:, 1])
     assert causes.parts_missed(old, limits(old, SLO), "both").tolist() == [[True, False, False]]
 

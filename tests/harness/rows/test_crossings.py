@@ -26,10 +26,14 @@ Curve = Callable[[float], float]  # attainment by x
 
 
 def rows(curves: Mapping[str, Curve], xs: tuple[float, ...] = RATES, seeds: int = 3, **facts: Any) -> pa.Table:
-    return table([
-        {"condition": "p", "x": x, "label": label, "seed": seed, "ttft": curve(x)} | facts
-        for label, curve in curves.items() for x in xs for seed in range(seeds)
-    ])  # fmt: skip
+    return table(
+        [
+            {"condition": "p", "x": x, "label": label, "seed": seed, "ttft": curve(x)} | facts
+            for label, curve in curves.items()
+            for x in xs
+            for seed in range(seeds)
+        ]
+    )
 
 
 def knee(at: float, slope: float = 4.0) -> Curve:
@@ -153,8 +157,14 @@ def test_the_fewest_gpus_are_a_number_that_was_run() -> None:
     assert (crossing.at, crossing.fails) == (Estimate(4.0, None, None, 12), 3.0)
 
 
-@cases(("axis", "at"), [("rate_scale", Estimate(1.0, None, None, 1, "<")), ("gpus", Estimate(16.0, None, None, 1, ">")),
-                        ("slo_scale", Estimate(16.0, None, None, 1, ">"))])  # fmt: skip
+@cases(
+    ("axis", "at"),
+    [
+        ("rate_scale", Estimate(1.0, None, None, 1, "<")),
+        ("gpus", Estimate(16.0, None, None, 1, ">")),
+        ("slo_scale", Estimate(16.0, None, None, 1, ">")),
+    ],
+)
 def test_without_room_the_easiest_x_is_not_enough(axis: str, at: Estimate) -> None:
     crossing = crossings.crossing(rows({"a": knee(10.0)}, infeasible="no room"), {"axis": axis}, "a", "ttft", LEVEL)
     assert crossing is not None
@@ -285,8 +295,11 @@ def test_models_weigh_alike_and_the_worst_stands_alone() -> None:
     made = pa.concat_tables([rows({"a": knee(9.0)}), *each]).unify_dictionaries()
     at = {over: crossings.crossing(made, PANEL, "a", "ttft", LEVEL, over) for over in ("pooled", "mean", "worst")}
     rates = {over: c and c.at.mean for over, c in at.items()}
-    assert rates == {"pooled": pytest.approx(18.0), "worst": pytest.approx(10.0),
-                     "mean": pytest.approx(2 * (2 / (1 / 10**4 + 1 / 5**4)) ** 0.25)}  # fmt: skip
+    assert rates == {
+        "pooled": pytest.approx(18.0),
+        "worst": pytest.approx(10.0),
+        "mean": pytest.approx(2 * (2 / (1 / 10**4 + 1 / 5**4)) ** 0.25),
+    }
 
 
 def test_a_model_that_some_windows_never_asked_for_may_be_the_worst() -> None:

@@ -202,10 +202,17 @@ def test_window_holds_its_start_and_not_its_end() -> None:
     assert in_window(r, 10.0).tolist() == [False, True, True, False]
 
 
-@cases(("values", "q", "expected"), [
-    ([1, 2, 3, 4, 5], 0.5, 3), ([1, 2, 3, 4, 5], 0.95, 4.8), ([1, math.nan], 0.5, INF), ([1, 2, math.nan], 0.5, 2),
-    ([math.nan, math.nan], 0.5, INF), ([7], 0.99, 7),
-])  # fmt: skip
+@cases(
+    ("values", "q", "expected"),
+    [
+        ([1, 2, 3, 4, 5], 0.5, 3),
+        ([1, 2, 3, 4, 5], 0.95, 4.8),
+        ([1, math.nan], 0.5, INF),
+        ([1, 2, math.nan], 0.5, 2),
+        ([math.nan, math.nan], 0.5, INF),
+        ([7], 0.99, 7),
+    ],
+)
 def test_a_latency_that_never_came_is_infinite(values: list[float], q: float, expected: float) -> None:
     assert attainment.quantile(np.array(values, float), q) == pytest.approx(expected)
 
@@ -365,10 +372,30 @@ def test_taking_all_is_all(requests: list[dict[str, Any]], slo: attainment.Slo) 
 
 
 def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
-    spec = {"system": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "rate_scale": 2.0,
-            "seed": seed, "window_s": 10.0, "slo": "5xP95", "engine": "sim", "scaling": "rotate"}  # fmt: skip
-    stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0,
-             "cap_bound": 0.03, "chunk_bound": 0.01, "prefill_bound": 0.0}  # fmt: skip
+    spec = {
+        "system": "static",
+        "trace": "t",
+        "models": "heavy8",
+        "gpu": "h100",
+        "gpus": 2,
+        "rate_scale": 2.0,
+        "seed": seed,
+        "window_s": 10.0,
+        "slo": "5xP95",
+        "engine": "sim",
+        "scaling": "rotate",
+    }
+    stats = {
+        "kv_byte_s": 30.0,
+        "kv_cap_bytes": 4.0,
+        "gpus": 2.0,
+        "span_s": 15.0,
+        "gpu_busy_s": 6.0,
+        "loads": 3.0,
+        "cap_bound": 0.03,
+        "chunk_bound": 0.01,
+        "prefill_bound": 0.0,
+    }
     late = {"arrival": 2.0, "first": 8.0, "done": 9.0, "made": 3, "model": "b", "ttft_kv": 5.0}
     good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
     warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
@@ -440,8 +467,10 @@ def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seed
 
     def at(rate: float, cap: float, chunk: float, seed: int) -> tidy.Run:
         spec, stats = base.meta["spec"], base.meta["stats"]
-        meta = {"spec": {**spec, "rate_scale": rate, "seed": seed},
-                "stats": {**stats, "cap_bound": cap, "chunk_bound": chunk}}  # fmt: skip
+        meta = {
+            "spec": {**spec, "rate_scale": rate, "seed": seed},
+            "stats": {**stats, "cap_bound": cap, "chunk_bound": chunk},
+        }
         return replace(base, name=f"r-{rate}-{seed}", meta={**base.meta, **meta})
 
     runs = [at(1.0, 0.0, 0.01, 0), at(2.0, 0.005, 0.01, 0), at(2.0, 0.025, 0.01, 1), at(4.0, 0.5, 0.0, 0)]

@@ -225,16 +225,20 @@ def test_a_study_of_many_runs_has_the_table_of_one_in_folders(tmp_path: Path, mo
     assert any(done < total for what, done, total in heard.steps if what == "comparison")
 
 
-@cases(("runs", "shard", "digits"), [(10_001, "1-1", 2), (1_000_000, "1-1", 3), (1_000_000, "3-64", 2),
-                                     (1_000_000, "3-1000", 1), (10**9, "1-1", 4)])  # fmt: skip
+@cases(
+    ("runs", "shard", "digits"),
+    [(10_001, "1-1", 2), (1_000_000, "1-1", 3), (1_000_000, "3-64", 2), (1_000_000, "3-1000", 1), (10**9, "1-1", 4)],
+)
 def test_a_part_holds_a_few_hundred_runs(runs: int, shard: str, digits: int) -> None:
     assert Partition("s", shard, runs).digits == digits
 
 
 def test_a_run_without_rows_has_a_place_in_a_part(tmp_path: Path) -> None:
     for name, rows, facts in (
-        ("a-1f", [batch(70_000)], META), ("b-1e", [], {"spec": {}, "skipped": "no room"}), ("c-10", [batch(3)], META),
-    ):  # fmt: skip
+        ("a-1f", [batch(70_000)], META),
+        ("b-1e", [], {"spec": {}, "skipped": "no room"}),
+        ("c-10", [batch(3)], META),
+    ):
         record.write(tmp_path / "staged" / name, rows, facts)
     runs = sorted((tmp_path / "staged").iterdir())
     part = tmp_path / "runs" / "study=s" / "shard=1-1" / "1.parquet"
@@ -256,8 +260,22 @@ def compare(out, workers):
 
 
 @pytest.mark.full
-@cases(("name", "n"), [("write", 2), ("write", 7), ("replace", 1), ("replace", 4), ("replace", 7), ("replace", 9),
-                       ("fsync", 3), ("fsync", 20), ("mkdir", 3), ("rmdir", 3), ("rmdir", 8)])  # fmt: skip
+@cases(
+    ("name", "n"),
+    [
+        ("write", 2),
+        ("write", 7),
+        ("replace", 1),
+        ("replace", 4),
+        ("replace", 7),
+        ("replace", 9),
+        ("fsync", 3),
+        ("fsync", 20),
+        ("mkdir", 3),
+        ("rmdir", 3),
+        ("rmdir", 8),
+    ],
+)
 def test_killed_at_any_write_it_ends_with_the_same_bytes(name: str, n: int, packed: Path, tmp_path: Path) -> None:
     from tests.harness.run.test_kill import AT_CALL
 

@@ -158,8 +158,15 @@ def test_a_ratio_has_one_word(ends: tuple[float, float | None, float | None], wo
     assert (judged.p < 0.05) == words.startswith(("ahead", "behind"))
 
 
-@cases(("ends", "word"), [((0.0, -0.004, 0.004), "equal"), ((0.01, 0.002, 0.02), "ahead"), ((0.0, -0.01, 0.01), ""),
-                          ((-0.03, -0.04, -0.02), "behind")])  # fmt: skip
+@cases(
+    ("ends", "word"),
+    [
+        ((0.0, -0.004, 0.004), "equal"),
+        ((0.01, 0.002, 0.02), "ahead"),
+        ((0.0, -0.01, 0.01), ""),
+        ((-0.03, -0.04, -0.02), "behind"),
+    ],
+)
 def test_a_difference_has_one_word(ends: tuple[float, float, float], word: str) -> None:
     assert apart(Estimate(*ends, 40), 0.005) == word
 

@@ -81,8 +81,14 @@ def bytes_of(folder: Path) -> bytes:
     return (folder / record.ROWS).read_bytes()
 
 
-@cases("kind", {"in a folder": record.read, "in pieces": lambda run: pa.concat_tables(record.Pieces(run / record.ROWS)),
-                "in a part": lambda run: record.read(run.parent / "part" / run.name)})  # fmt: skip
+@cases(
+    "kind",
+    {
+        "in a folder": record.read,
+        "in pieces": lambda run: pa.concat_tables(record.Pieces(run / record.ROWS)),
+        "in a part": lambda run: record.read(run.parent / "part" / run.name),
+    },
+)
 def test_a_nullable_column_that_stored_runs_lack_is_null_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Path], pa.Table]
 ) -> None:
@@ -168,8 +174,11 @@ def test_an_error_while_rows_come_leaves_nothing(tmp_path: Path) -> None:
 
 def test_seconds_become_whole_nanoseconds_once() -> None:
     assert record.to_ns(np.array([0.1, np.nan, -1.0000000006, 86_400.000000001])).to_pylist() == [
-        100_000_000, None, -1_000_000_001, 86_400_000_000_001,
-    ]  # fmt: skip
+        100_000_000,
+        None,
+        -1_000_000_001,
+        86_400_000_000_001,
+    ]
 
 
 # ------------------------------------------------------------------ kills and full disks
@@ -338,8 +347,13 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
     assert len(harness.load(tmp_path / "qlm-00").requests.frame()) == 0
 
 
-@cases(("schema", "why"), {"earlier": (None, "is of schema 1: release 0.2.0 reads it"),
-                           "later": ("3", "is of schema 3, and this release reads 2: update it")})  # fmt: skip
+@cases(
+    ("schema", "why"),
+    {
+        "earlier": (None, "is of schema 1: release 0.2.0 reads it"),
+        "later": ("3", "is of schema 3, and this release reads 2: update it"),
+    },
+)
 def test_files_of_another_schema_are_refused(tmp_path: Path, schema: str | None, why: str) -> None:
     record.write(tmp_path / "run", [batch(1)], META)
     scored = tmp_path / "run" / record.SWEEP

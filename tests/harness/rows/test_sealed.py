@@ -207,8 +207,12 @@ def test_forms() -> None:
     assert sealed.fault(good, form, "it") == ""
     bad = {"a": [True], "b": {"n": 1.0}, "c": "z", "d": ["p"]}
     faults = [sealed.fault({**good, key: value}, form, "it") for key, value in bad.items()]
-    assert faults == ["item 1 of it.a is true, not a number", "it.b.n is 1.0, not a whole number",
-                    'it.c is "z", not one of x, y', 'it.d is ["p"], not a list of 2']  # fmt: skip
+    assert faults == [
+        "item 1 of it.a is true, not a number",
+        "it.b.n is 1.0, not a whole number",
+        'it.c is "z", not one of x, y',
+        'it.d is ["p"], not a list of 2',
+    ]
 
 
 def test_facts_of_stored_files_have_their_forms(whole: Store) -> None:

@@ -89,13 +89,16 @@ def test_a_curve_that_falls_is_its_own_fit(curve: dict[float, float]) -> None:
     assert statistics.held(falls, 0.5) == max((x for x, y in falls.items() if y >= 0.5), default=None)
 
 
-@cases(("attained", "holds"), [
-    ([1.0, 1.0, 0.98, 0.5], 2.0),
-    ([0.985, 1.0, 1.0, 0.5], 4.0),  # .995 up to rate 4: a first dip is no capacity
-    ([1.0, 0.96, 0.995, 0.5], 1.0),  # .9775 at rates 2 and 4: a late success is none either
-    ([0.97, 0.995, 0.9, 0.5], None),  # .9825 at the lowest two
-    ([1.0, 1.0, 1.0, math.nan], 4.0),  # what is not defined is missed
-])  # fmt: skip
+@cases(
+    ("attained", "holds"),
+    [
+        ([1.0, 1.0, 0.98, 0.5], 2.0),
+        ([0.985, 1.0, 1.0, 0.5], 4.0),  # .995 up to rate 4: a first dip is no capacity
+        ([1.0, 0.96, 0.995, 0.5], 1.0),  # .9775 at rates 2 and 4: a late success is none either
+        ([0.97, 0.995, 0.9, 0.5], None),  # .9825 at the lowest two
+        ([1.0, 1.0, 1.0, math.nan], 4.0),  # what is not defined is missed
+    ],
+)
 def test_what_holds_by_hand(attained: list[float], holds: float | None) -> None:
     curve = dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True))
     assert statistics.held(curve, 0.99) == holds

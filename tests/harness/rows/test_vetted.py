@@ -91,8 +91,11 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
     def captions() -> list[str]:
         spec = lines[0] | {"preset": None}
         turns = pd.DataFrame(columns=["phase", "start_s", "end_s", "gpus", "model"])
-        return [style.caption(table.to_pandas(), [1]), caption(table, facts, "mean"),
-                fig_turns.caption(turns.astype({"start_s": float, "end_s": float}), {"spec": spec})]  # fmt: skip
+        return [
+            style.caption(table.to_pandas(), [1]),
+            caption(table, facts, "mean"),
+            fig_turns.caption(turns.astype({"start_s": float, "end_s": float}), {"spec": spec}),
+        ]
 
     for text in captions():
         assert text.count("Unchecked") == text.count("bench check has not passed on the file: ") == 1

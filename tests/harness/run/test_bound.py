@@ -37,8 +37,21 @@ from harness.study.measure import measure
 from tests.cases import cases
 from tests.harness.engines.sim import worlds
 
-KINDS = (0, worlds.TURNED, worlds.WILD, worlds.CUT, worlds.SLICED, worlds.SHARED, worlds.LAYERED, worlds.LENT,
-         worlds.BESIDE, worlds.MEASURED, worlds.MIXED, worlds.RESERVED, worlds.HOSTED)  # fmt: skip
+KINDS = (
+    0,
+    worlds.TURNED,
+    worlds.WILD,
+    worlds.CUT,
+    worlds.SLICED,
+    worlds.SHARED,
+    worlds.LAYERED,
+    worlds.LENT,
+    worlds.BESIDE,
+    worlds.MEASURED,
+    worlds.MIXED,
+    worlds.RESERVED,
+    worlds.HOSTED,
+)
 SETS = (
     "llama-3.1-8b",
     "llama-3.1-8b*2",
@@ -59,8 +72,16 @@ def under(jobs: Jobs, slo: Limits) -> Jobs:
     return replace(jobs, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
 
 
-def above(config: Config, priced: Any, jobs: Jobs, table: pa.Table, slo: Limits, window_s: float, end_s: float,
-          sharing: bound.Sharing) -> Iterator[str]:  # fmt: skip
+def above(
+    config: Config,
+    priced: Any,
+    jobs: Jobs,
+    table: pa.Table,
+    slo: Limits,
+    window_s: float,
+    end_s: float,
+    sharing: bound.Sharing,
+) -> Iterator[str]:
     """Yield the definitions by which a run lies above the bound of its world."""
     rows = requests.rows(table)
     offered = (rows.arrival_s >= 0) & (rows.arrival_s < window_s)
@@ -113,12 +134,19 @@ def small(seed: int) -> Spec:
     rng = np.random.default_rng(seed)
     extra: dict[str, Any] = {"sharing": "turns"} if rng.random() < 0.15 else {}
     return Spec(
-        "elastic", models=str(rng.choice(SETS)), gpus=int(rng.choice([1, 1, 2, 2, 4])),
-        gpu=str(rng.choice(["h100", "h100", "a100-80g", "h200"])), host=str(rng.choice(["vllm-0.15", "vllm-0.12"])),
-        trace=f"{rng.choice(['hyperbolic-like', 'arena-like'])}+span_s=40", seed=int(rng.integers(1000)),
-        rate_scale=float(rng.choice([2, 8, 20, 40])), warmup_s=2.0, drain_s=30.0, noise=float(rng.choice([0.0, 0.05])),
+        "elastic",
+        models=str(rng.choice(SETS)),
+        gpus=int(rng.choice([1, 1, 2, 2, 4])),
+        gpu=str(rng.choice(["h100", "h100", "a100-80g", "h200"])),
+        host=str(rng.choice(["vllm-0.15", "vllm-0.12"])),
+        trace=f"{rng.choice(['hyperbolic-like', 'arena-like'])}+span_s=40",
+        seed=int(rng.integers(1000)),
+        rate_scale=float(rng.choice([2, 8, 20, 40])),
+        warmup_s=2.0,
+        drain_s=30.0,
+        noise=float(rng.choice([0.0, 0.05])),
         **extra,
-    )  # fmt: skip
+    )
 
 
 @cases("world", range(15))
@@ -161,8 +189,10 @@ def step(t: Tables, k: int, p: int, ends: int, decodes: int, context: float, are
     """Return the kernel seconds of a step by the formula of coef.py, and the part of the GPU that they keep."""
     c, m = t.cost[k], p + decodes
     slope = [(f[k][-1] - f[k][-2]) / (t.grid[-1] - t.grid[-2]) for f in (t.gemm, t.head)]
-    at = [np.interp(x, t.grid, f[k]) + s * max(0, x - t.grid[-1]) if x else 0.0
-          for x, f, s in zip((m, ends + decodes), (t.gemm, t.head), slope, strict=True)]  # fmt: skip
+    at = [
+        np.interp(x, t.grid, f[k]) + s * max(0, x - t.grid[-1]) if x else 0.0
+        for x, f, s in zip((m, ends + decodes), (t.gemm, t.head), slope, strict=True)
+    ]
     kernels = sum(at) + (c["pre0"] * max(1, ends) + c["pre1"] * p + c["pre2"] * area if p else 0.0)
     if decodes:
         kernels += max(c["att0"] + c["att1"] * decodes, c["dec0"] + c["dec1"] * decodes + c["dec2"] * context)
@@ -247,8 +277,16 @@ def test_overlaps_are_the_most_windows_at_one_instant_of_each() -> None:
 def few(arrival: list[float], prompt: list[int], ttft_s: list[float], **more: Any) -> Jobs:
     n = len(arrival)
     ones = np.ones(n, np.int32)
-    return Jobs(("m",), np.array(arrival), 0 * ones, np.array(prompt, np.int32), ones, np.array(ttft_s),
-                np.full(n, math.inf), **more)  # fmt: skip
+    return Jobs(
+        ("m",),
+        np.array(arrival),
+        0 * ones,
+        np.array(prompt, np.int32),
+        ones,
+        np.array(ttft_s),
+        np.full(n, math.inf),
+        **more,
+    )
 
 
 def test_what_a_prefix_may_spare_is_what_another_request_of_the_model_has_too() -> None:

@@ -139,8 +139,9 @@ def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.Mo
     """Of those that it lists: a system or an engine is a file, and `make docs` adds it to the page at leisure."""
     monkeypatch.setattr(host, "card", lambda name: None)
     text = (ROOT / "docs/matrix.md").read_text(encoding="utf-8")
-    (_, _, *engines, _), _, *shown = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
-                                      if line.startswith("|"))  # fmt: skip
+    (_, _, *engines, _), _, *shown = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")
+    )
     systems = list(dict.fromkeys(cells[0] for cells in shown))
     assert {"prism", "static"} <= set(systems)
     assert {"sim", "llamacpp", "vllm"} <= set(engines)

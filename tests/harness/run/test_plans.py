@@ -74,8 +74,10 @@ def test_a_window_holds_each_row_of_its_fold_once_at_any_offset(spec: Spec) -> N
             Setup(resolve(replace(turned, seed=seed))).jobs(),
             Setup(resolve(replace(spec, seed=seed % 2))).jobs(),
         )
-        pairs = (Counter(zip(x.model.tolist(), x.prompt_tokens.tolist(), x.output_tokens.tolist(), strict=True))
-                 for x in (mine, plain))  # fmt: skip
+        pairs = (
+            Counter(zip(x.model.tolist(), x.prompt_tokens.tolist(), x.output_tokens.tolist(), strict=True))
+            for x in (mine, plain)
+        )
         assert next(pairs) == next(pairs)
         assert 0 <= mine.arrival_s.min() <= mine.arrival_s.max() < 300.0
 
@@ -339,8 +341,22 @@ def test_a_half_without_requests_is_named(tmp_path: Path) -> None:
     as_log(tmp_path / "log.csv", 0.25, 1.25, 2.25, 100.25)
     ok("trace", "convert", tmp_path / "log.csv", "-o", tmp_path / "log.parquet", "--span-s", "300")
     (tmp_path / "own.toml").write_text(LOG_MODELS)
-    common = ("compare", "--systems", "static", "--trace", tmp_path / "log.parquet", "--models", tmp_path / "own.toml",
-              "--scaling", "none", "--slo", "absolute:ttft=1,tpot=1", "--no-plot", "-o", tmp_path / "out")  # fmt: skip
+    common = (
+        "compare",
+        "--systems",
+        "static",
+        "--trace",
+        tmp_path / "log.parquet",
+        "--models",
+        tmp_path / "own.toml",
+        "--scaling",
+        "none",
+        "--slo",
+        "absolute:ttft=1,tpot=1",
+        "--no-plot",
+        "-o",
+        tmp_path / "out",
+    )
     refused = bench(*common)
     assert refused.exit_code == 2
     assert "log: its second half, of 150 s, has no request" in refused.stderr

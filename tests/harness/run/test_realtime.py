@@ -42,8 +42,16 @@ POOR = """
 def real(tmp_path: Path) -> Spec:
     """Return a spec on such an engine."""
     (path := tmp_path / "real.py").write_text(REAL)
-    return Spec("static", engine=str(path), trace="sample", models="llama-3.2-1b*2", slo="", noise=0.0, warmup_s=5.0,
-                window_s=20.0)  # fmt: skip
+    return Spec(
+        "static",
+        engine=str(path),
+        trace="sample",
+        models="llama-3.2-1b*2",
+        slo="",
+        noise=0.0,
+        warmup_s=5.0,
+        window_s=20.0,
+    )
 
 
 @cases(

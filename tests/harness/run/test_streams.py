@@ -85,8 +85,13 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     rows = drawn(300, streams=3)
     counts = np.bincount(rows.model)
     file = tmp_path / "gateway.parquet"
-    columns = {"request_id": np.arange(300), "arrival_s": rows.arrival_s, "prompt_tokens": rows.prompt_tokens,
-               "output_tokens": rows.output_tokens, "model": [rows.models[k] for k in rows.model]}  # fmt: skip
+    columns = {
+        "request_id": np.arange(300),
+        "arrival_s": rows.arrival_s,
+        "prompt_tokens": rows.prompt_tokens,
+        "output_tokens": rows.output_tokens,
+        "model": [rows.models[k] for k in rows.model],
+    }
     meta = {"name": "gateway", "tier": "replayed", "span_s": SPAN_S}
     pq.write_table(schema.table(columns, meta), file)
 
@@ -124,9 +129,10 @@ TWO = '[[model]]\nname = "chat"\nshape = "llama-3.2-1b"\n[[model]]\nname = "code
 
 def of_log(tmp_path: Path) -> tuple[Path, Path]:
     """A log of 300 requests, of which 80 are of chat-v2, and a set of chat and code."""
-    (log := tmp_path / "two.csv").write_text("timestamp,model,prompt_tokens,completion_tokens\n" + "".join(
-        f"{i / 5},{'code' if i % 3 == 0 else 'chat' if i < 180 else 'chat-v2'},800,150\n"
-        for i in range(300)))  # fmt: skip
+    (log := tmp_path / "two.csv").write_text(
+        "timestamp,model,prompt_tokens,completion_tokens\n"
+        + "".join(f"{i / 5},{'code' if i % 3 == 0 else 'chat' if i < 180 else 'chat-v2'},800,150\n" for i in range(300))
+    )
     (models := tmp_path / "two.toml").write_text(TWO)
     load_models.cache_clear()
     return log, models
@@ -144,13 +150,16 @@ def test_a_log_with_streams_that_no_model_serves_is_refused_with_counts(tmp_path
     assert bench("compare", "--systems", "static", "--models", models, "--dry-run", *ABSOLUTE).exit_code == 0  # fitted
 
 
-@cases(("options", "why"), [
-    (("--rename", "chat-v3=chat"), '--rename chat-v3=chat: the log has no stream "chat-v3"; did you mean chat-v2?'),
-    (("--rename", "chat-v2=chat", "--rename", "chat-v2=code"), "--rename: chat-v2 is there twice"),
-    (("--rename", "chat-v2=chat,chat-v2=code"), "--rename: chat-v2 is there twice"),
-    (("--drop-streams", "rag"), '--drop-streams rag: the log has no stream "rag"'),
-    (("--rename", "chat=a,code=b", "--drop-streams", "*"), "--drop-streams * leaves no request of 300"),
-])  # fmt: skip
+@cases(
+    ("options", "why"),
+    [
+        (("--rename", "chat-v3=chat"), '--rename chat-v3=chat: the log has no stream "chat-v3"; did you mean chat-v2?'),
+        (("--rename", "chat-v2=chat", "--rename", "chat-v2=code"), "--rename: chat-v2 is there twice"),
+        (("--rename", "chat-v2=chat,chat-v2=code"), "--rename: chat-v2 is there twice"),
+        (("--drop-streams", "rag"), '--drop-streams rag: the log has no stream "rag"'),
+        (("--rename", "chat=a,code=b", "--drop-streams", "*"), "--drop-streams * leaves no request of 300"),
+    ],
+)
 def test_a_stream_that_is_not_there_and_a_log_without_requests_are_refused(
     tmp_path: Path, options: tuple[str, ...], why: str
 ) -> None:
@@ -183,8 +192,10 @@ def test_renamed_streams_are_one_and_dropped_ones_are_counted(tmp_path: Path) ->
 def test_requests_of_a_gateway_whose_clock_is_off_are_shifted(tmp_path: Path) -> None:
     """Gateways a and b take requests in turn, each second one; b's clock is 40 s late, so its rows stand later."""
     rows = [(t + 40 * (t % 2), "ab"[t % 2]) for t in range(10)]
-    (log := tmp_path / "both.csv").write_text("timestamp,gateway,prompt_tokens,completion_tokens\n" + "".join(
-        f"{at + 0.5},{gateway},{100 + k},5\n" for k, (at, gateway) in enumerate(rows)))  # fmt: skip
+    (log := tmp_path / "both.csv").write_text(
+        "timestamp,gateway,prompt_tokens,completion_tokens\n"
+        + "".join(f"{at + 0.5},{gateway},{100 + k},5\n" for k, (at, gateway) in enumerate(rows))
+    )
     made = tmp_path / "both.parquet"
     common = ("trace", "convert", log, "-o", made, "--sort")
     for name, column in (("b", ("--column", "model=gateway")), ("b", ("--column", "src=gateway", "--model", "chat"))):

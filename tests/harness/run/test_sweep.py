@@ -103,8 +103,14 @@ def test_a_resolved_spec_is_closed_and_resolving_again_changes_nothing() -> None
     spec = resolve(TINY)
     assert resolve(spec) == spec
     assert [name for name, value in as_dict(spec).items() if value is None] == [
-        "preset", "table", "pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps", "process_bytes",  # the machine's own
-    ]  # fmt: skip
+        "preset",
+        "table",
+        "pcie_gbps",
+        "nvlink_gbps",
+        "net_gbps",
+        "disk_gbps",
+        "process_bytes",  # the machine's own
+    ]
     assert spec.trace_sha256 == load_trace("sample").sha256
     assert (spec.window_s, spec.warmup_s) == (60.0, 60.0)  # the longer of 60 s and 5 %, at most the span
 
@@ -741,8 +747,12 @@ def test_costs_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> 
 
 
 def test_what_is_left_of_a_sweep_is_the_cost_of_its_runs(tmp_path: Path) -> None:
-    specs = [replace(TINY, system=name, rate_scale=x, seed=seed)
-             for name in ("static", "chunked") for x in (1.0, 4.0) for seed in (0, 1)]  # fmt: skip
+    specs = [
+        replace(TINY, system=name, rate_scale=x, seed=seed)
+        for name in ("static", "chunked")
+        for x in (1.0, 4.0)
+        for seed in (0, 1)
+    ]
     todo = sweep.tasks(specs)
     ahead = estimates.Ahead(todo, estimates.Costs(), later=1000.0, slots=2)
     order = ahead.longest(todo)

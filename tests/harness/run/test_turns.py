@@ -53,8 +53,17 @@ def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
     """Record a run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
     rows, now = [], 0.0
     for i, gap in enumerate([*gaps, 0.0]):
-        rows.append({"gpus": "0", "model": f"m/{i % 2}", "phase": "decode", "why": "time", "steps": 1,
-                     "start_s": now, "end_s": now + 1.0})  # fmt: skip
+        rows.append(
+            {
+                "gpus": "0",
+                "model": f"m/{i % 2}",
+                "phase": "decode",
+                "why": "time",
+                "steps": 1,
+                "start_s": now,
+                "end_s": now + 1.0,
+            }
+        )
         now += 1.0 + gap
     spec = {
         "system": "aegaeon",
@@ -90,8 +99,12 @@ def test_a_switch_by_stage(tmp_path: Path) -> None:
 def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
     run = stored(tmp_path / "a", [0.2] * 8)
     assert len(fig_turns.render(run, tmp_path / "turns", "x")) == 3
-    many = pd.DataFrame([{"gpus": g, "model": "m/1", "phase": "decode", "why": "time", "steps": 1, "start_s": 1.0,
-                          "end_s": 2.0} for g in ("10", "9", "8")])  # fmt: skip
+    many = pd.DataFrame(
+        [
+            {"gpus": g, "model": "m/1", "phase": "decode", "why": "time", "steps": 1, "start_s": 1.0, "end_s": 2.0}
+            for g in ("10", "9", "8")
+        ]
+    )
     assert fig_turns.points(many)["gpus"].unique().tolist() == ["8", "9"]
     with pytest.raises(UserError, match=r"no turns here; bench run SPEC\.toml --record"):
         fig_turns.read(tmp_path)
@@ -102,9 +115,11 @@ def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
 def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
     log, batch = turns.Turns(), Batch(Inst("m", (0,)))
     orders = [
-        (0.0, [Run(batch, "decode")]), (1.0, [Run(batch, "prefill")]),
-        (2.0, [Run(batch, "decode", sms=28), Run(batch, "prefill", sms=104)]), (3.0, [Run(batch, "prefill", steps=0)]),
-    ]  # fmt: skip
+        (0.0, [Run(batch, "decode")]),
+        (1.0, [Run(batch, "prefill")]),
+        (2.0, [Run(batch, "decode", sms=28), Run(batch, "prefill", sms=104)]),
+        (3.0, [Run(batch, "prefill", steps=0)]),
+    ]
     for now_s, actions in orders:
         log.decided(TurnEnded(batch, "decode", "time", 0, 0.0), tuple(actions), now_s)
     facts = {"partitions": log.partitioned(), "sms": 132}
@@ -118,8 +133,16 @@ def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
-    spec = from_dict({**asked("pdmux"), "trace": "sample", "models": "llama-3.2-1b", "gpus": 1, "rate_scale": 20.0,
-                      "slo": "absolute:ttft=1,tpot=0.01"})  # fmt: skip
+    spec = from_dict(
+        {
+            **asked("pdmux"),
+            "trace": "sample",
+            "models": "llama-3.2-1b",
+            "gpus": 1,
+            "rate_scale": 20.0,
+            "slo": "absolute:ttft=1,tpot=0.01",
+        }
+    )
     folder = recorded(resolve(spec), tmp_path, "")
     paths = fig_split.render(folder, tmp_path / "split", "x")
     assert len(paths) == 3

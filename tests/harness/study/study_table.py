@@ -48,12 +48,24 @@ CLAIMS = [
 def about(panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] = CLAIMS, **facts: Any) -> About:
     """Return facts of a study as its table's metadata has them."""
     usual = {
-        "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
-        "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"],
+        "study": "fig7",
+        "layout": "lines",
+        "paper": "A paper, figure 7",
+        "level": 0.99,
+        "slo": "P95",
+        "definitions": ["ttft", "tpot"],
+        "titles": [],
+        "systems": ["prism", "static"],
         "texts": {"prism": "prism", "static": "static"},
-        "controls": ["dedicated", "unshared", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
-        "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
-    }  # fmt: skip
+        "controls": ["dedicated", "unshared", "prism (A/A)"],
+        "seeds": 3,
+        "sample": asdict(Sample()),
+        "fuller": "",
+        "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."],
+        "judges": [],
+        "runs": {},
+        "key": "x",
+    }
     stored = {"panels": list(panels), "claims": [asdict(claim) for claim in claims], "values": [None] * len(claims)}
     return About.of(usual | stored | facts)
 
@@ -75,8 +87,15 @@ def cells() -> Iterator[dict[str, Any]]:
             for x in (2.0, 3.0, 4.0, 5.0):
                 holds = label == "prism" and x >= 4
                 none = infeasible if x == 2 else None
-                yield {"condition": "counts", "x": x, "label": label, "seed": seed, "infeasible": none, "gpus": int(x),
-                       "ttft": 1.0 if holds else 0.0 if none else 0.8}  # fmt: skip
+                yield {
+                    "condition": "counts",
+                    "x": x,
+                    "label": label,
+                    "seed": seed,
+                    "infeasible": none,
+                    "gpus": int(x),
+                    "ttft": 1.0 if holds else 0.0 if none else 0.8,
+                }
     for seed in range(3):  # a GPU a model, whatever is asked
         yield {"condition": "rates", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
         yield {"condition": "counts", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
@@ -112,9 +131,22 @@ def table(rows: Sequence[Mapping[str, Any]], windows: int = 4) -> pa.Table:
 
 def _window(row: Mapping[str, Any], count: int, k: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of window k of as many as a row stands for."""
-    base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
-            "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 900 // count,
-            "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
+    base = {
+        "run": "r",
+        "system": row["label"],
+        "trace": TRACE,
+        "models": "heavy8",
+        "gpu": "h100",
+        "gpus": 2,
+        "scaling": "rotate",
+        "rate_scale": 1.0,
+        "slo": "5xP95",
+        "tier": "synthetic",
+        "n": 900 // count,
+        "fidelity": "simulated",
+        "plan_origin": "trace",
+        "over": "pooled",
+    }
     base |= {key: value for key, value in row.items() if key not in {"ttft", "windows"}}
     base["seed"] = count * row["seed"] + k
     values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}

@@ -111,7 +111,7 @@ RULE = [
     (gain(input="poll_s"), here(3.0, 2.9, 3.1), "input"),
     (gain(lacks="its trace"), here(3.0, 2.9, 3.1), "not testable"),
     (gain(comparable=False, why="no rate"), here(3.0, 2.9, 3.1), "not comparable"),
-]  # fmt: skip
+]
 
 
 @cases(("claim", "estimate", "says"), RULE)
@@ -144,12 +144,20 @@ def test_seeds_and_bounds_state_their_number_and_limit() -> None:
 @cases(
     ("parts", "says"),
     [
-        (["size", "size"], "size"), (["size", "direction"], "direction"), (["contradicted"] * 2, "contradicted"),
-        (["size", "up to"], "up to"), (["size", "up to", "direction"], "direction"), (["up to", "open"], "open"),
-        (["size", "contradicted"], "open"), (["direction", "open"], "open"), (["size", "not run"], "not run"),
-        (["does not fit", "not run"], "does not fit"), (["input"], "input"), ([], "not run"),
+        (["size", "size"], "size"),
+        (["size", "direction"], "direction"),
+        (["contradicted"] * 2, "contradicted"),
+        (["size", "up to"], "up to"),
+        (["size", "up to", "direction"], "direction"),
+        (["up to", "open"], "open"),
+        (["size", "contradicted"], "open"),
+        (["direction", "open"], "open"),
+        (["size", "not run"], "not run"),
+        (["does not fit", "not run"], "does not fit"),
+        (["input"], "input"),
+        ([], "not run"),
     ],
-)  # fmt: skip
+)
 def test_a_statement_has_the_class_that_all_of_its_parts_have(parts: Sequence[str], says: str) -> None:
     assert together(parts) == says == together(parts[::-1])
 
@@ -203,11 +211,15 @@ def test_size_is_within_direction_and_never_contradicted(paper: float, mean: flo
 @cases(
     ("support", "short"),
     [
-        (Support(10, 5), ""), (Support(9, 5), "9 misses"), (Support(10, 4), "4 windows"),
-        (Support(0, 1), "0 misses of 10 and 1 windows of 5"), (Support(None, 5), ""), (Support(None, 3), "3 windows"),
+        (Support(10, 5), ""),
+        (Support(9, 5), "9 misses"),
+        (Support(10, 4), "4 windows"),
+        (Support(0, 1), "0 misses of 10 and 1 windows of 5"),
+        (Support(None, 5), ""),
+        (Support(None, 3), "3 windows"),
         (None, "misses and windows unknown"),
     ],
-)  # fmt: skip
+)
 def test_a_class_rests_on_ten_misses_and_five_windows(support: Support | None, short: str) -> None:
     v = by_number(gain(), None, here(3.0, 2.6, 3.4), "", support)
     assert v.says == "size"
@@ -260,10 +272,16 @@ def attained(label: str, knee: float, xs: Sequence[float], condition: str, rises
     for x in xs:
         share = min(1.0, 0.01 * ((knee / x) if rises else (x / knee)) ** 3)
         rows += [
-            {"condition": condition, "x": x, "label": label, "seed": seed, "n": 20_000,
-             "ttft": 1.0 - share * (1.05 if seed % 2 else 0.95)}
+            {
+                "condition": condition,
+                "x": x,
+                "label": label,
+                "seed": seed,
+                "n": 20_000,
+                "ttft": 1.0 - share * (1.05 if seed % 2 else 0.95),
+            }
             for seed in range(SEEDS)
-        ]  # fmt: skip
+        ]
     return rows
 
 
@@ -277,14 +295,19 @@ def rated() -> list[dict[str, Any]]:
 
 
 def verdicts(claim: Claim, rows: Sequence[Mapping[str, Any]], **facts: Any) -> list[Verdict]:
-    known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES), panel("limit", 1, "slo_scale")], [claim],
-                  systems=list(KNEES), texts=NAMES, seeds=SEEDS, **facts)  # fmt: skip
+    known = about(
+        [panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES), panel("limit", 1, "slo_scale")],
+        [claim],
+        systems=list(KNEES),
+        texts=NAMES,
+        seeds=SEEDS,
+        **facts,
+    )
     return claims.verdicts(table(rows, 1), known)
 
 
 def test_a_ratio_is_judged_over_the_best_static() -> None:
-    (v,) = verdicts(Claim(
-        "ratio", "prism", "best static", on=AT["rates"], paper=8 / 3), rated())  # fmt: skip
+    (v,) = verdicts(Claim("ratio", "prism", "best static", on=AT["rates"], paper=8 / 3), rated())
     assert v.here is not None
     assert v.here.mean == pytest.approx(8 / 3, rel=1e-3)
     assert v.says == "size"
@@ -298,15 +321,22 @@ def test_a_ratio_is_judged_over_the_best_static() -> None:
 
 def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> None:
     claim = Claim(
-        "ratio", "prism:osdi26 or prism", "static:rate and qlm", on=AT["rates"], paper="ahead",
+        "ratio",
+        "prism:osdi26 or prism",
+        "static:rate and qlm",
+        on=AT["rates"],
+        paper="ahead",
         also=({"over": "best static"}, {"system": "prism"}, {"condition": "elsewhere"}),
-    )  # fmt: skip
+    )
     results = verdicts(claim, rated())
     assert [(v.claim.system, v.claim.over, v.says, v.claim.evidence) for v in results] == [
-        ("prism:osdi26", "static:rate", "direction", False), ("prism:osdi26", "qlm", "contradicted", False),
-        ("prism", "static:rate", "direction", False), ("prism", "qlm", "contradicted", False),
-        ("prism:osdi26", "best static", "direction", True), ("prism", "best static", "direction", True),
-    ]  # fmt: skip
+        ("prism:osdi26", "static:rate", "direction", False),
+        ("prism:osdi26", "qlm", "contradicted", False),
+        ("prism", "static:rate", "direction", False),
+        ("prism", "qlm", "contradicted", False),
+        ("prism:osdi26", "best static", "direction", True),
+        ("prism", "best static", "direction", True),
+    ]
     judged = [(v.says, v.reading) for v in results if not v.claim.evidence]
     assert of_statement(judged) == "contradicted"  # by qlm, of either
     assert of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
@@ -337,8 +367,9 @@ def test_a_level_is_met_at_an_x_by_every_seed() -> None:
     rows += attained("static:rate", 1.0, xs, "limit", rises=True)  # odd seeds miss
     met = Claim("crossing", "prism and static:rate", on={"condition": "limit"}, paper="met", at=1.0)
     assert [(v.text, v.says) for v in verdicts(met, rows)] == [
-        ("met by 8 of 8 seeds", "direction"), ("met by 4 of 8 seeds", "open"),
-    ]  # fmt: skip
+        ("met by 8 of 8 seeds", "direction"),
+        ("met by 4 of 8 seeds", "open"),
+    ]
     (missed,) = verdicts(Claim("crossing", "qlm", on={"condition": "limit"}, paper="missed", at=1.0), rows)
     assert (missed.text, missed.says) == ("met by 0 of 8 seeds", "direction")
     assert missed.note.startswith("at least 69 %")  # 0.05 ** (1 / 8)
@@ -350,7 +381,7 @@ def test_every_static_is_one_that_never_reaches() -> None:
     assert [(v.claim.system, v.text, v.says) for v in results] == [
         ("static:rate", "reached by 0 of 8 seeds", "direction"),
         ("static:equal", "reached by 0 of 8 seeds", "direction"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_half_of_a_real_trace_decides_nothing() -> None:
@@ -384,8 +415,10 @@ def test_a_count_lies_between_those_of_its_seeds() -> None:
     held = {"prism": [3, 3, 4], "static:rate": [5, 5, 5]}
     rows = [
         {"condition": "counts", "x": x, "label": name, "seed": seed, "ttft": float(x >= least), "gpus": int(x)}
-        for name, counts in held.items() for seed, least in enumerate(counts) for x in xs
-    ]  # fmt: skip
+        for name, counts in held.items()
+        for seed, least in enumerate(counts)
+        for x in xs
+    ]
 
     def verdict(claim: Claim) -> Verdict:
         (v,) = claims.verdicts(table(rows), about([counts], [claim], systems=list(KNEES), texts=NAMES))
@@ -427,10 +460,18 @@ def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None
 def shares(label: str, by_model: dict[str, Sequence[float]], x: float = 2.0) -> list[dict[str, Any]]:
     """Return attainment by model (pooled: ""), a number a seed."""
     return [
-        {"condition": "t", "x": x, "label": label, "seed": seed, "ttft": share, "over": "model" if model else "pooled",
-         "model": model or None}
-        for model, each in by_model.items() for seed, share in enumerate(each)
-    ]  # fmt: skip
+        {
+            "condition": "t",
+            "x": x,
+            "label": label,
+            "seed": seed,
+            "ttft": share,
+            "over": "model" if model else "pooled",
+            "model": model or None,
+        }
+        for model, each in by_model.items()
+        for seed, share in enumerate(each)
+    ]
 
 
 def test_a_loss_is_paired_by_seed_and_names_the_model_that_loses_most() -> None:
@@ -447,8 +488,9 @@ def test_a_loss_is_paired_by_seed_and_names_the_model_that_loses_most() -> None:
     (verdict,) = claims.verdicts(rows, facts)
     assert (verdict.panel, verdict.text, verdict.says) == (None, "50.0 points (y)", "size")
     assert (claims.claim_text(claim, facts), claims.paper_text(claim)) == (
-        "b, the model that gains most", "at least 40 points",
-    )  # fmt: skip
+        "b, the model that gains most",
+        "at least 40 points",
+    )
 
 
 # ------------------------------------------------------------------ the ends of a bridge

@@ -68,11 +68,17 @@ def test_a_column_that_is_none_is_a_line(tmp_path: Path) -> None:
     wrong = (
         ('measures = ["done_rp"]', "", 'measures: no column "done_rp"; did you mean done_rps?'),
         ("for_system = { prism = { batch_cap = 2 } }", "", 'for_system: no system "prism"'),
-        ('measures = ["batch"]', '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0\nmeasure = "ended"',
-         'measure is "ended"'),
-        ('layout = "claims"', '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0',
-         'neither the key "measure"'),
-    )  # fmt: skip
+        (
+            'measures = ["batch"]',
+            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0\nmeasure = "ended"',
+            'measure is "ended"',
+        ),
+        (
+            'layout = "claims"',
+            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0',
+            'neither the key "measure"',
+        ),
+    )
     for head, tail, says in wrong:
         (tmp_path / "mine.toml").write_text(text.format(head, tail))
         with pytest.raises(UserError, match=f"^mine.toml: .*{says}"):
@@ -161,8 +167,10 @@ def test_no_claim_rests_on_shares_of_sms_unsaid() -> None:
 def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
     hot = [claim for claim in load.study("weaver").claim if claim.model == "hot"]
     paper = {(c.system, c.over, c.measure, c.on.get("condition")): c.paper for c in hot}
-    highest = {name: paper[system, "", "done_rps", "30 req/s"] for name, system in (("dedicated", "dedicated"),
-                                                                                  ("Weaver", "weaver"))}  # fmt: skip
+    highest = {
+        name: paper[system, "", "done_rps", "30 req/s"]
+        for name, system in (("dedicated", "dedicated"), ("Weaver", "weaver"))
+    }
     assert fig_weaver.PAPER["highest"] == highest
     slow, split = (
         paper["CPU control", "", "tpot_ms", "L40S, 2 req/s"],
@@ -247,8 +255,10 @@ def test_muxserves_systems_have_what_is_their_own(monkeypatch: pytest.MonkeyPatc
     specs = {name: study.spec_of(study.condition[0], name) for name in study.systems}
     assert {spec.profile for spec in specs.values()} == {"/there/muxserve/llama-a100-sm-share.json"}
     assert {name: spec.placement for name, spec in specs.items() if spec.placement} == {
-        "temporal": "muxserve:original", "first-fit": "first-fit", "random": "random",
-    }  # fmt: skip
+        "temporal": "muxserve:original",
+        "first-fit": "first-fit",
+        "random": "random",
+    }
     assert {name for name, spec in specs.items() if spec.batch_cap == 256} == {"spatial", "muxserve++", "alpaserve"}
     monkeypatch.delenv("PROFILES_DIR")
     with pytest.raises(UserError, match="the environment variable PROFILES_DIR is not set"):
@@ -277,8 +287,9 @@ def test_short_runs_of_muxserve(profiles_dir: Path, tmp_path: Path) -> None:
 def test_all_columns_have_a_line_in_the_docstring() -> None:
     words = (columns.__doc__ or "").replace("_N", "_2").replace("_B", "_16").replace(",", " ").split()
     assert {name.replace("_6", "_2").replace("_128", "_16") for name in COLUMNS} - {"decode_tps_1628"} <= {
-        *words, *(word.rstrip(":") for word in words)
-    }  # fmt: skip
+        *words,
+        *(word.rstrip(":") for word in words),
+    }
 
 
 # ------------------------------------------------------------------ prices

@@ -134,8 +134,9 @@ def test_a_model_of_several_gpus_has_them_all_and_one_alone_asks_for_whole_ones(
 
 
 def seat(model: str, port: int, gpu: int, node: int, copy: int = 1) -> Seat:
-    return Seat(Serve(model, Path("o/m"), port, 99, 9, 9, drawn=False), (8 * node + gpu,), Gpu(gpu, 0.9), node,
-                copy=copy)  # fmt: skip
+    return Seat(
+        Serve(model, Path("o/m"), port, 99, 9, 9, drawn=False), (8 * node + gpu,), Gpu(gpu, 0.9), node, copy=copy
+    )
 
 
 def test_nodes_have_a_file_each_and_copies_a_name_each() -> None:

@@ -44,8 +44,10 @@ class World:
             share = 0.3 if whose else 0.7
             n = self.rng.poisson(share * most * self.blocks)
             self.drawn[seed, whose] = (
-                self.rng.integers(0, self.blocks, n), self.rng.random(n) * most, self.rng.geometric(1 / BURST, n),
-            )  # fmt: skip
+                self.rng.integers(0, self.blocks, n),
+                self.rng.random(n) * most,
+                self.rng.geometric(1 / BURST, n),
+            )
         return self.drawn[seed, whose]
 
     def run(self, system: str, seed: int, x: float) -> Counted:
@@ -217,10 +219,12 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
     at: float, xs: tuple[float, ...], axis: str, x: float | None
 ) -> None:
     few = {seed: 0.0 if seed % 6 else 6.0 for seed in range(36)}  # a steep curve, whose misses come in few windows
-    curves: dict[str, Windows] = {"a": {
-        seed: {k: Counted(round(2000 * times * min(0.9, 0.01 * (k / at) ** 6.0)), 2000.0) for k in xs}
-        for seed, times in few.items()
-    }}  # fmt: skip
+    curves: dict[str, Windows] = {
+        "a": {
+            seed: {k: Counted(round(2000 * times * min(0.9, 0.01 * (k / at) ** 6.0)), 2000.0) for k in xs}
+            for seed, times in few.items()
+        }
+    }
     given = tuple(crossings.turned(k) for k in xs) if axis == "slo_scale" else xs
     more = enough.more(curves, {"axis": axis, "xs": given, "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
     seeds, asked_xs = asked(more)["a"]

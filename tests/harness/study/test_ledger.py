@@ -225,9 +225,18 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def test_every_study_with_claims_is_a_source() -> None:
     assert list(ledger.sources()) == [
-        "aegaeon", "fig12", "fig7", "muxserve", "pagedattention", "pdmux", "pdmux-70b", "prism-ablations",
-        "prism-bridge", "warmserve", "weaver",
-    ]  # fmt: skip
+        "aegaeon",
+        "fig12",
+        "fig7",
+        "muxserve",
+        "pagedattention",
+        "pdmux",
+        "pdmux-70b",
+        "prism-ablations",
+        "prism-bridge",
+        "warmserve",
+        "weaver",
+    ]
 
 
 def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +259,9 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (ratio.says, ratio.section, ratio.number) == ("ours holds 7 times the rate", "2, figure 1", "7x")
     assert (ratio.verdict, ratio.why) == ("not comparable", "no rate | is stated")
     assert [(line.what, line.evidence) for line in ratio.lines] == [
-        ("static / chunked, rate at 99 % TTFT", False), ("chunked / static, rate at 99 % TTFT", True),
-    ]  # fmt: skip
+        ("static / chunked, rate at 99 % TTFT", False),
+        ("chunked / static, rate at 99 % TTFT", True),
+    ]
     (absent,) = full.lines
     assert (full.verdict, absent.note, absent.here) == ("full form", "`bench study mine --full` runs it", "-")
     assert absent.where == "sample, llama-3.1-8b*3, more"
@@ -264,15 +274,20 @@ def test_what_takes_no_part_and_what_nothing_ran_with_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = LINES.replace('system = "static"', 'system = "static and prism"').replace("comparable = false\n", "")
-    written(tmp_path, "mine.toml", text + '\n[[claim]]\nwhat = "crossing"\nsystem = "static"\npaper = "never"\n'
-            'on = { condition = "rates", trace = "arena-chat" }\n')  # fmt: skip
+    written(
+        tmp_path,
+        "mine.toml",
+        text + '\n[[claim]]\nwhat = "crossing"\nsystem = "static"\npaper = "never"\n'
+        'on = { condition = "rates", trace = "arena-chat" }\n',
+    )
     monkeypatch.chdir(tmp_path)
     *_, ratio, elsewhere, _ = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()).statements
     assert (ratio.verdict, ratio.lines[0].note) == ("not run", "prism took no part")
     assert [line.says in CLASSES for line in ratio.lines] == [False, True, True]
     assert (elsewhere.verdict, elsewhere.lines[0].note) == (
-        "not run", "nothing ran with condition rates, trace arena-chat",
-    )  # fmt: skip
+        "not run",
+        "nothing ran with condition rates, trace arena-chat",
+    )
 
 
 def test_parts_a_fleet_and_steps_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +302,11 @@ def test_parts_a_fleet_and_steps_as_statements(tmp_path: Path, monkeypatch: pyte
     assert part.number == "at least 40 points"
     (line,) = activation.lines
     assert (line.where, line.here, activation.verdict, activation.why) == (
-        "idle links of a whole node", "0.74 s", "input", "0.7 s are of the paper"
-    )  # fmt: skip
+        "idle links of a whole node",
+        "0.74 s",
+        "input",
+        "0.7 s are of the paper",
+    )
     (count,) = held(FLEET)
     assert (count.number, count.lines[0].here, count.verdict) == ("2", "≤1", "open")
     assert "llama-3.2-1b*2, 1 to 2 x h100" in count.lines[0].where
@@ -320,8 +338,15 @@ ROW = Statement("P, figure 1", "2.1", "it holds 2x", "2x", (LINE,), "sufficient:
 
 def test_a_statement_of_several_studies_is_one() -> None:
     mine = ROW._replace(name="shared")
-    beside = Statement("P, figure 7", "", "another wording", "2x", (LINE._replace(says="contradicted", evidence=True),),
-                       "sufficient: quotas.", "shared")  # fmt: skip
+    beside = Statement(
+        "P, figure 7",
+        "",
+        "another wording",
+        "2x",
+        (LINE._replace(says="contradicted", evidence=True),),
+        "sufficient: quotas.",
+        "shared",
+    )
     for order in ((mine, beside), (beside, mine)):
         (statement,) = merged(order)
         assert (statement.says, statement.verdict, len(statement.lines)) == ("it holds 2x", "direction", 2)
@@ -348,8 +373,13 @@ def test_a_page_counts_its_classes_and_has_each_statement_once() -> None:
     page = list(words.markdown(Ledger((ROW._replace(lines=(LINE, weaker)),), {"fig7": "no trace\nhere"})))
     counts = [line for line in page if line.startswith("- **")]
     assert [line.split("**")[1] for line in counts] == [
-        "0 size", "0 up to", "1 direction", "0 contradicted", "0 open", "0 input"
-    ]  # fmt: skip
+        "0 size",
+        "0 up to",
+        "1 direction",
+        "0 contradicted",
+        "0 open",
+        "0 input",
+    ]
     text = "\n".join(page)
     assert text.count("it holds 2x") == 1
     assert "\n## P\n" in text
@@ -394,8 +424,11 @@ def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> 
     decided = [claim for claim in judged if claim.why and claim.comparable and not claim.measure]
     assert all("sufficient" in claim.why.lower() or "kernels take turns" in claim.why for claim in decided)
     assert {claim.paper for claim in judged} >= {"ahead", "met", "missed", "never", "reached"}
-    assert [claim.paper for claim in every if isinstance(claim.paper, tuple) and claim.paper[1] >= 100 > claim.paper[0]
-            and claim.what == "ratio"] == []  # fmt: skip
+    assert [
+        claim.paper
+        for claim in every
+        if isinstance(claim.paper, tuple) and claim.paper[1] >= 100 > claim.paper[0] and claim.what == "ratio"
+    ] == []
 
 
 def sourced(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, Source | UserError]) -> None:

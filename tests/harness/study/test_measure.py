@@ -137,8 +137,10 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
 
 def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
     rows = crossings.of_panel(shown.table, shown.about.panels[0])
-    xs = {name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
-          for name in ("chunked", *CONTROLS, "chunked" + AA)}  # fmt: skip
+    xs = {
+        name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
+        for name in ("chunked", *CONTROLS, "chunked" + AA)
+    }
     assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
     assert shown.about.controls == (*CONTROLS, "chunked" + AA)
     seeds = {row["label"]: row["seed"] for row in rows.to_pylist()}
@@ -391,8 +393,12 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
     asked = study(tmp_path, LINES).only(["scales", "counts"])
-    asked = replace(asked, condition=tuple(
-        replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition))  # fmt: skip
+    asked = replace(
+        asked,
+        condition=tuple(
+            replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition
+        ),
+    )
     straight = measure(asked, tmp_path / "one", workers=1)
     with pytest.raises(KeyboardInterrupt):
         measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
@@ -479,8 +485,9 @@ def test_a_rate_at_which_nothing_was_offered_decides_nothing_and_is_asked_for_on
     heard = Heard()
     measured = measure(study(tmp_path, SPARSE), tmp_path / "out", workers=1, teller=heard)
     rows = measured.table.select(["label", "x", "seed", "definition", "n"]).to_pylist()
-    offered = {(row["x"], row["seed"]): row["n"] for row in rows
-               if row["label"] == "static" and row["definition"] == "ttft"}  # fmt: skip
+    offered = {
+        (row["x"], row["seed"]): row["n"] for row in rows if row["label"] == "static" and row["definition"] == "ttft"
+    }
     low = min(x for x, _ in offered)
     assert {n for (x, _), n in offered.items() if x == low} == {0}
     assert max(offered.values()) > 0

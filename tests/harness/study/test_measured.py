@@ -19,16 +19,35 @@ RATES = (2.5, 5.0, 10.0, 20.0)
 
 def about(*panels: dict[str, Any], **more: Any) -> About:
     empty: dict[str, Any] = {f.name: () for f in fields(About)} | {
-        "study": "s", "layout": "claims", "paper": "P", "level": 0.99, "slo": "", "sample": {}, "runs": {}, "texts": {},
-        "fuller": "", "setting": "here", "headline": "", "bound": None, "definitions": ("both",), "seeds": 2,
+        "study": "s",
+        "layout": "claims",
+        "paper": "P",
+        "level": 0.99,
+        "slo": "",
+        "sample": {},
+        "runs": {},
+        "texts": {},
+        "fuller": "",
+        "setting": "here",
+        "headline": "",
+        "bound": None,
+        "definitions": ("both",),
+        "seeds": 2,
         "systems": ("a", "b"),
-    }  # fmt: skip
+    }
     return About(**empty | {"panels": panels} | more)
 
 
 def panel(name: str, trace: str = "sample", condition: str = "") -> dict[str, Any]:
-    return {"name": name, "condition": condition or name, "trace": trace, "kind": "", "axis": "gpus", "xs": [4.0],
-            "unit_rps": 1.0}  # fmt: skip
+    return {
+        "name": name,
+        "condition": condition or name,
+        "trace": trace,
+        "kind": "",
+        "axis": "gpus",
+        "xs": [4.0],
+        "unit_rps": 1.0,
+    }
 
 
 def table(*rows: tuple[str, str, str, str, int, float | None]) -> pa.Table:
@@ -46,9 +65,11 @@ def claim(**more: Any) -> Claim:
 
 ROWS = table(
     *(("c", system, "m", "hot", seed, of * (seed + 1)) for system, of in (("a", 6.0), ("b", 2.0)) for seed in (0, 1)),
-    ("d", "a", "m", "hot", 0, 9.0), ("d", "b", "m", "hot", 0, 3.0), ("d", "a", "m", "hot", 1, 1.0),
+    ("d", "a", "m", "hot", 0, 9.0),
+    ("d", "b", "m", "hot", 0, 3.0),
+    ("d", "a", "m", "hot", 1, 1.0),
     ("d", "b", "m", "hot", 1, 1.0),
-)  # fmt: skip
+)
 BOTH = about(panel("c"), panel("d"))
 
 
@@ -88,8 +109,13 @@ def test_the_least_is_told_by_the_field_of_its_system() -> None:
 )
 def test_the_rate_within_slos_lies_where_attainment_falls_below_the_level(shares: list[float], held: float) -> None:
     panels = [panel("alpha", f"power-law+rate_rps={rps:g}", f"alpha {rps}") for rps in RATES]
-    rows = table(*((f"alpha {rps}", system, "within", "", 0, share) for system in ("a", "b")
-                   for rps, share in zip(RATES, shares, strict=True)))  # fmt: skip
+    rows = table(
+        *(
+            (f"alpha {rps}", system, "within", "", 0, share)
+            for system in ("a", "b")
+            for rps, share in zip(RATES, shares, strict=True)
+        )
+    )
     of = about(*panels)
     assert measured.column(of, rows, panels, "a", measured.HELD_RPS) == {0: pytest.approx(held)}
     ((_, ratio),) = measured.of_claim(rows, of, claim(measure="held_rps", over="b", most=True))
@@ -103,12 +129,18 @@ def test_laws_of_lengths_are_lines_of_a_claim_and_the_answer_spans_them() -> Non
         *((law, "a", "m", "", seed, of) for law, of in (("geometric", 2.0), ("lognormal", 3.0)) for seed in (0, 1))
     )
     stated = [claim(headline="B"), claim(says="nothing is known", measure="", lacks="the rows")]
-    of = about(*panels, claims=tuple({f.name: getattr(c, f.name) for f in fields(c)} for c in stated),
-               values=(None, None), headline="A is {} rate")  # fmt: skip
+    of = about(
+        *panels,
+        claims=tuple({f.name: getattr(c, f.name) for f in fields(c)} for c in stated),
+        values=(None, None),
+        headline="A is {} rate",
+    )
     every = words.judged(rows, of)
     assert [(line.law, line.verdict.text) for line in every] == [
-        ("geometric", "2.00 [2.00, 2.00]"), ("lognormal", "3.00 [3.00, 3.00]"), ("", "-"),
-    ]  # fmt: skip
+        ("geometric", "2.00 [2.00, 2.00]"),
+        ("lognormal", "3.00 [3.00, 3.00]"),
+        ("", "-"),
+    ]
     assert words.answer(of, every) == "A is 2.00 to 3.00 times B's rate"
     assert [line.verdict.says for line in every] == ["size", "contradicted", "not testable"]
     assert claims.reason(every[-1].verdict) == "lacks the rows"

@@ -202,8 +202,12 @@ source = "nothing says so"
 @pytest.mark.full
 def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
     text = RATIO.replace('\n[[condition]]\nname = "alone"\n', STEPS).replace('"matrix"', '"steps"\ncumulative = true')
-    for key, value in {"ours": f"{capped}+most_rps=6.0", "theirs": f"{capped}+most_rps=2.0", "capped": str(capped),
-                       "paper": "paper = 2.0"}.items():  # fmt: skip
+    for key, value in {
+        "ours": f"{capped}+most_rps=6.0",
+        "theirs": f"{capped}+most_rps=2.0",
+        "capped": str(capped),
+        "paper": "paper = 2.0",
+    }.items():
         text = text.replace(f"{{{key}}}", value)
     measured = measure(study(tmp_path, text), tmp_path / "out", workers=1)
     lines = told(measured)

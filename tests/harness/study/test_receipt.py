@@ -90,8 +90,7 @@ def test_a_second_call_opens_no_run(case: Case, monkeypatch: pytest.MonkeyPatch)
     assert files(case.out) == kept
     assert again.table.equals(case.first.table)
     assert again.about == case.first.about
-    assert (again.folder, again.target, again.reference) == (
-        case.first.folder, case.first.target, case.first.reference)  # fmt: skip
+    assert (again.folder, again.target, again.reference) == (case.first.folder, case.first.target, case.first.reference)
     assert told(again, every=True) == told(case.first, every=True)
     assert again.tasks == case.first.tasks  # read where they are asked for
     assert opened.paths

@@ -94,11 +94,21 @@ def test_a_dip_at_a_low_rate_is_not_the_knee() -> None:
 
 def test_each_system_is_followed_to_its_own_fall() -> None:
     """Octaves by the first seed from the lowest rate, at least two of them; then each grid, of all seeds."""
-    asked, curves = rounds(KNEE, Range(LEVEL, (), 0.5), lambda name, x, _: float(x <= {"a": 4.0, "b": 0.1}[name]),
-                           systems=("a", "b"), seeds=2)  # fmt: skip
+    asked, curves = rounds(
+        KNEE,
+        Range(LEVEL, (), 0.5),
+        lambda name, x, _: float(x <= {"a": 4.0, "b": 0.1}[name]),
+        systems=("a", "b"),
+        seeds=2,
+    )
     *search, last = asked
-    assert [ask.xs for ask in search] == [{"a": (0.5,), "b": (0.5,)}, {"a": (1.0,), "b": (1.0,)},
-                                          {"a": (2.0,), "b": (2.0,)}, {"a": (4.0,)}, {"a": (8.0,)}]  # fmt: skip
+    assert [ask.xs for ask in search] == [
+        {"a": (0.5,), "b": (0.5,)},
+        {"a": (1.0,), "b": (1.0,)},
+        {"a": (2.0,), "b": (2.0,)},
+        {"a": (4.0,)},
+        {"a": (8.0,)},
+    ]
     assert all(ask.first_seed and not ask.last for ask in search)
     assert (last.first_seed, last.last) == (False, True)
     assert last.xs["a"] == (0.5, 1, 2, 4, 5.66, 8)
@@ -117,8 +127,9 @@ def common(knees: Mapping[str, float]) -> tuple[list[float], dict[str, list[floa
 
     So one whose knee is at k crosses 99 % at k / 0.99, and 90 % at k / 0.9.
     """
-    asked, curves = rounds(COMMON, Range(LEVEL, (), 1.0), lambda name, x, _: min(1.0, knees[name] / x),
-                           systems=(*knees,))  # fmt: skip
+    asked, curves = rounds(
+        COMMON, Range(LEVEL, (), 1.0), lambda name, x, _: min(1.0, knees[name] / x), systems=(*knees,)
+    )
     search = [ask for ask in asked if ask.first_seed]
     assert asked[: len(search)] == search  # one seed looks for where all then run
     assert not any(ask.last for ask in asked)
@@ -130,8 +141,11 @@ def common(knees: Mapping[str, float]) -> tuple[list[float], dict[str, list[floa
 @pytest.mark.parametrize(("level", "top"), [(0.99, 4.0), (0.90, 4.0), (0.88, 8.0)])
 def test_a_target_is_searched_beyond_where_it_is_crossed(level: float, top: float) -> None:
     """A system that meets 85 % at 4 is past a knee at 90 %, and not yet past one at 88 %: it is run to 8."""
-    asked, curves = rounds(COMMON, Range(level, (), 1.0), lambda _, x, __: {1.0: 1.0, 2.0: 0.99, 4.0: 0.845}.get(
-        x, max(0.0, 1.0 - 0.038 * x)))  # fmt: skip
+    asked, curves = rounds(
+        COMMON,
+        Range(level, (), 1.0),
+        lambda _, x, __: {1.0: 1.0, 2.0: 0.99, 4.0: 0.845}.get(x, max(0.0, 1.0 - 0.038 * x)),
+    )
     assert max(max(ask.xs["a"]) for ask in asked if ask.first_seed) == top
     (curve,) = (of[0] for of in curves.values())
     assert min(of["ttft"] for of in curve.values()) < level <= max(of["ttft"] for of in curve.values())
@@ -309,8 +323,9 @@ def test_under_noise_the_answer_is_sampled_and_holds() -> None:
         step, noise = draw.randint(4, 32), {n: draw.gauss(0, 0.01) for n in range(4, 33)}
         curve: dict[float, float] = {}
 
-        def attained(n: int, _: int, step: int = step, noise: Mapping[int, float] = noise,
-                     curve: dict[float, float] = curve) -> float:  # fmt: skip
+        def attained(
+            n: int, _: int, step: int = step, noise: Mapping[int, float] = noise, curve: dict[float, float] = curve
+        ) -> float:
             curve[float(n)] = min(1.0, max(0.0, (0.995 if n >= step else 0.97) + noise[n]))
             return curve[float(n)]
 

@@ -203,8 +203,15 @@ def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
     plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
     c = replace(config(**scaled), gpus=gpus, plan=plan)
     zero, slo_s = np.zeros(models), np.ones(models)
-    jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(models, dtype=np.int32),
-                np.full(models, 64, np.int32), np.full(models, 200, np.int32), slo_s, slo_s)  # fmt: skip
+    jobs = Jobs(
+        tuple(m.name for m in c.models),
+        zero,
+        np.arange(models, dtype=np.int32),
+        np.full(models, 64, np.int32),
+        np.full(models, 200, np.int32),
+        slo_s,
+        slo_s,
+    )
     engine = Sim(c)
     replay(find("static")(engine.cluster), engine, jobs)
     return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
@@ -260,8 +267,11 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     assert (stored.first, stored.second, stored.many) == ("loads", "half", False)
     assert stored.base.mean == 0.5  # 8 requests in a window, all of 4
     assert {key: lead.mean for key, lead in leads.items()} == {
-        ("pcie", "x 0.5"): 0.5, ("pcie", "x 2"): 0.5, ("swap", "x 0.5"): 0.5, ("swap", "x 2"): -0.5,
-    }  # fmt: skip
+        ("pcie", "x 0.5"): 0.5,
+        ("pcie", "x 2"): 0.5,
+        ("swap", "x 0.5"): 0.5,
+        ("swap", "x 2"): -0.5,
+    }
     assert [stored.order(lead) for lead in leads.values()] == [1, 1, 1, -1]
     assert [constant.name for constant in stored.ranked][:2] == ["swap", "pcie"]
     last = sensitivity_text.sentence(stored)
@@ -349,11 +359,21 @@ PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
     """Return a panel's table: attainment by system and rate; None where it has no room."""
-    return table([
-        {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 0.0 if share is None else share,
-         "infeasible": "no room" if share is None else None}
-        for label, curve in attained.items() for x, share in curve.items() for seed in range(2)
-    ])  # fmt: skip
+    return table(
+        [
+            {
+                "condition": "rates",
+                "x": x,
+                "label": label,
+                "seed": seed,
+                "ttft": 0.0 if share is None else share,
+                "infeasible": "no room" if share is None else None,
+            }
+            for label, curve in attained.items()
+            for x, share in curve.items()
+            for seed in range(2)
+        ]
+    )
 
 
 def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
@@ -390,8 +410,10 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
     assert {change.setting for change in changes if change.constant == "passes"} == {"x 0.5", "x 1.5"}
     assert [change.setting for change in changes if change.constant == "decode_fill"] == [
-        "x 0.875", "x 1.125", "x 1.25"
-    ]  # fmt: skip
+        "x 0.875",
+        "x 1.125",
+        "x 1.25",
+    ]
     assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["passes"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("dedicated")])[1]["reserve"]
     for constant in constants(specs):
@@ -415,8 +437,22 @@ def test_a_change_multiplies_the_factor_that_a_spec_has() -> None:
     ],
 )
 def test_wrong_words_are_one_line(tmp_path: Path, more: list[str], says: str) -> None:
-    args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
-            "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    args = (
+        "sensitivity",
+        "--systems",
+        "static,chunked",
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b*2",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path,
+    )
     result = bench(*args, *more)
     assert result.exit_code == 2
     assert says in result.stderr
@@ -424,8 +460,22 @@ def test_wrong_words_are_one_line(tmp_path: Path, more: list[str], says: str) ->
 
 
 def test_one_system_has_no_order(tmp_path: Path) -> None:
-    result = bench("sensitivity", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
-                   "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    result = bench(
+        "sensitivity",
+        "--systems",
+        "static",
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b*2",
+        "--seeds",
+        "1",
+        "--rate-scale",
+        "1",
+        "--no-plot",
+        "-o",
+        tmp_path,
+    )
     assert result.exit_code == 2
     assert "an order takes two systems" in result.stderr
 
@@ -444,8 +494,11 @@ def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
 
 
 def outcome(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Leads:
-    rows = [Row(Constant(name, "m", "v", "s"), setting, lead) for name, pair in leads.items()
-            for setting, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
+    rows = [
+        Row(Constant(name, "m", "v", "s"), setting, lead)
+        for name, pair in leads.items()
+        for setting, lead in zip(("x 0.5", "x 2"), pair, strict=True)
+    ]
     return Leads("a", "b", "both", (2.0,), base, tuple(rows))
 
 

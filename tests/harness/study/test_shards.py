@@ -72,8 +72,11 @@ at = [1.0, 2.0, 4.0]
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes()
-            for path in folder.rglob("*") if path.is_file() and path.name not in PAPERS}  # fmt: skip
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in PAPERS
+    }
 
 
 def stored(folder: Path, text: str) -> Path:
@@ -158,8 +161,22 @@ def test_collect_and_status_say_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_is_collected_too(tmp_path: Path) -> None:
-    words = ("compare", "--systems", "static:equal,elastic", "--trace", "sample", "--models", "llama-3.2-1b*3",
-             "--rate-scale", "1,2", "--seeds", "1", "--workers", "1", "--no-plot")  # fmt: skip
+    words = (
+        "compare",
+        "--systems",
+        "static:equal,elastic",
+        "--trace",
+        "sample",
+        "--models",
+        "llama-3.2-1b*3",
+        "--rate-scale",
+        "1,2",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--no-plot",
+    )
     usual = bench(*words, "-o", tmp_path / "whole")
     assert bench(*words, "-o", tmp_path / "parts", "--collect")[0] == 75
     for k in (1, 2):
@@ -211,10 +228,22 @@ def test_a_second_sigterm_disturbs_no_closing() -> None:
 @cases("workers", [1, 2])
 def test_sigterm_in_a_shard_leaves_no_part(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "harness", "study", str(stored(tmp_path, LONG)), "--shard", "1/2",
-               "--workers", str(workers), "-o", str(out)]  # fmt: skip
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "study",
+        str(stored(tmp_path, LONG)),
+        "--shard",
+        "1/2",
+        "--workers",
+        str(workers),
+        "-o",
+        str(out),
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         until(lambda: len(list(out.glob("*/" + record.ROWS))) > 12)
         os.killpg(process.pid, signal.SIGTERM)  # as Slurm does: to all processes of the job
         _, err = process.communicate(timeout=60)
@@ -240,8 +269,9 @@ def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:
     usual = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
     def sh(script: str, **env: str) -> None:
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=usual | env, capture_output=True, text=True,
-                              check=False)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=usual | env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
     cluster = ROOT / "docs/cluster"
@@ -250,8 +280,13 @@ def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:
     assert job is not None
     assert matrix is not None
     for k in (1, 2):
-        sh((cluster / "slurm.sh").read_text(), STUDY=str(path), OUT="slurm", SLURM_ARRAY_TASK_ID=str(k),
-           SLURM_ARRAY_TASK_COUNT="2")  # fmt: skip
+        sh(
+            (cluster / "slurm.sh").read_text(),
+            STUDY=str(path),
+            OUT="slurm",
+            SLURM_ARRAY_TASK_ID=str(k),
+            SLURM_ARRAY_TASK_COUNT="2",
+        )
     for k in range(16):
         sh(job[1].replace("fig7 ", f"{path} ").replace("/results/fig7", "job"), JOB_COMPLETION_INDEX=str(k))
     for k in range(1, 9):

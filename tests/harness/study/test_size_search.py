@@ -44,9 +44,17 @@ USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-0
 def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked:
     setting = {"trace": "sample", "models": "llama-3.2-1b*8"}
     fields: dict[str, Any] = {
-        "setting": setting, "kinds": ("h100",), "least": 1, "most": 64, "systems": tuple(systems),
-        "rule": "absolute:ttft=1,tpot=1", "definition": "both", "target": 0.99, "prices": USD, "windows": 1,
-    }  # fmt: skip
+        "setting": setting,
+        "kinds": ("h100",),
+        "least": 1,
+        "most": 64,
+        "systems": tuple(systems),
+        "rule": "absolute:ttft=1,tpot=1",
+        "definition": "both",
+        "target": 0.99,
+        "prices": USD,
+        "windows": 1,
+    }
     return Asked(**fields | more)
 
 
@@ -136,8 +144,9 @@ def test_more_gpus_that_do_not_help_are_named() -> None:
     curves = {(c.kind, c.system): c for c in (flat, steep)}
     rows = words.table(sized(curves=curves, best=None, short={("h100", "prism"): "KV"})).rows
     assert {row[1]: row[-1] for row in rows} == {
-        "prism": "more do not help: m 98.9 % on 19, 24; KV binds", "static": "too slow on 24: m 80.0 %",
-    }  # fmt: skip
+        "prism": "more do not help: m 98.9 % on 19, 24; KV binds",
+        "static": "too slow on 24: m 80.0 %",
+    }
     assert steep.flat is None
 
 
@@ -216,9 +225,17 @@ def test_what_has_as_many_gpus_as_its_models_need_is_tried_on_those(tmp_path: Pa
     assert list(curve.tried) == [8]
 
 
-@cases(("of", "needs"), [
-    (1, (3, 3, 3, 3)), (2, (3, 9, 5, 2)), (3, (40, 2, 7, 30)), (4, (9, 17, 4, 4)), (4, (65, 5, 65, 6)), (9, (65,) * 4),
-])  # fmt: skip
+@cases(
+    ("of", "needs"),
+    [
+        (1, (3, 3, 3, 3)),
+        (2, (3, 9, 5, 2)),
+        (3, (40, 2, 7, 30)),
+        (4, (9, 17, 4, 4)),
+        (4, (65, 5, 65, 6)),
+        (9, (65,) * 4),
+    ],
+)
 def test_shards_run_what_one_call_runs(tmp_path: Path, of: int, needs: tuple[int, ...]) -> None:
     keys = [(kind, name) for kind in ("h100", "l40s") for name in ("prism", "static")]
     need = {key: (n, n - 1) for key, n in zip(keys, needs, strict=True)}
@@ -254,11 +271,18 @@ def sized(**more: Any) -> Sized:
     other = Curve("h100", "static", {3: verdict(3, 0.9, 0.5)}, "> 3: a cheaper count is found")
     lacking = Curve("h100", "elastic", {2: verdict(2, 0, 0, "no placement"), 4: verdict(4, 1.0, 1.0)})
     fields: dict[str, Any] = {
-        "asked": question(["prism", "static", "elastic"]), "views": (),
-        "curves": {(c.kind, c.system): c for c in (curve, other, lacking)}, "degrees": {}, "best": ("h100", "prism", 3),
-        "grown": {1.5: 4, 2.0: None}, "cold_s": {"m": 0.7, "n": 2.0}, "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
-        "million_tokens_hour": 18.0, "dedicated": {"h100": 12}, "lacks": "",
-    }  # fmt: skip
+        "asked": question(["prism", "static", "elastic"]),
+        "views": (),
+        "curves": {(c.kind, c.system): c for c in (curve, other, lacking)},
+        "degrees": {},
+        "best": ("h100", "prism", 3),
+        "grown": {1.5: 4, 2.0: None},
+        "cold_s": {"m": 0.7, "n": 2.0},
+        "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
+        "million_tokens_hour": 18.0,
+        "dedicated": {"h100": 12},
+        "lacks": "",
+    }
     return Sized(**fields | more)
 
 
@@ -284,21 +308,29 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
         "one": [("a", "0")] * 4 + [("b", "1")] * 3 + [("d", "2>3")] * 2 + [("e", "4+5")],
         "two": [("a", "0")] * 5 + [("a", "1")] + [("c", "1")] * 200 + [("c", "0")] + [("b", "")] + [("d", "2")] * 2,
     }
-    read = {Path(name): pa.table(dict(zip(("model", "gpus"), zip(*rows, strict=True), strict=True)))
-            for name, rows in runs.items()}  # fmt: skip
+    read = {
+        Path(name): pa.table(dict(zip(("model", "gpus"), zip(*rows, strict=True), strict=True)))
+        for name, rows in runs.items()
+    }
     monkeypatch.setattr(record, "read", lambda run, columns: read[run])
     shares = shared.placed(map(Path, runs))
     assert shares == {
-        "0": {"a": 0.9, "c": pytest.approx(1 / 201)}, "1": {"c": pytest.approx(200 / 201), "b": 1.0, "a": 0.1},
-        "2": {"d": 1.0}, "3": {"d": 0.5}, "4": {"e": 1.0}, "5": {"e": 1.0},
-    }  # fmt: skip
+        "0": {"a": 0.9, "c": pytest.approx(1 / 201)},
+        "1": {"c": pytest.approx(200 / 201), "b": 1.0, "a": 0.1},
+        "2": {"d": 1.0},
+        "3": {"d": 0.5},
+        "4": {"e": 1.0},
+        "5": {"e": 1.0},
+    }
     assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
     assert shared.apart(shares) == ["d", "e"]
     assert shared.together(shares) == {("b", "c"): ["1"]}
     lines = [line for line in printed(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))]
     assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
-    assert lines[1:3] == ["GPU 0: a at home 90 %, 1 other with less than 1 %",
-                          "GPU 1: b at home 100 %, c at home 100 %, a 10 %"]  # fmt: skip
+    assert lines[1:3] == [
+        "GPU 0: a at home 90 %, 1 other with less than 1 %",
+        "GPU 1: b at home 100 %, c at home 100 %, a 10 %",
+    ]
 
 
 def test_money_is_of_what_is_held() -> None:
@@ -330,8 +362,13 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     when = [*range(0, 14_000, 100), *(8000 + k for k in range(600))]
     when.sort()
     n = len(when)
-    columns = {"request_id": range(n), "arrival_s": [float(t) for t in when], "model": ["a"] * n,
-               "prompt_tokens": [5] * n, "output_tokens": [5] * n}  # fmt: skip
+    columns = {
+        "request_id": range(n),
+        "arrival_s": [float(t) for t in when],
+        "model": ["a"] * n,
+        "prompt_tokens": [5] * n,
+        "output_tokens": [5] * n,
+    }
     schema.write(schema.table(columns, {"span_s": 14_400.0, "name": "log"}), path := tmp_path / "log.parquet")
     whole, hour = views(str(path), 3, tmp_path)
     assert (whole.name, whole.seeds, hour.name, hour.seeds) == ("second half of the log", (0,), "busiest hour", (0, 1))
@@ -387,12 +424,23 @@ def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> N
     assert all((parts / path).read_bytes() == (once / path).read_bytes() for path in made)
 
 
-@cases(("option", "value", "why"), [
-    ("--gpus", "0-4", "is not LEAST-MOST"), ("--gpus", "5-4", "is not LEAST-MOST"), ("--gpus", "x", "is not LEAST"),
-    ("--gpu", "h1000", "did you mean h100"), ("--gpu", "h100*0+l40s*4", "no GPU in"), ("--gpu", "h100+l4s", "mean l4"),
-    ("--price", "h100=free", "not a number above 0"), ("--price", "h1=2", "mean h100"), ("--grow", "0", "not a number"),
-    ("--target", "100", "--target"), ("--systems", "prizm", "prism"), ("--slo", "soon", "soon"),
-])  # fmt: skip
+@cases(
+    ("option", "value", "why"),
+    [
+        ("--gpus", "0-4", "is not LEAST-MOST"),
+        ("--gpus", "5-4", "is not LEAST-MOST"),
+        ("--gpus", "x", "is not LEAST"),
+        ("--gpu", "h1000", "did you mean h100"),
+        ("--gpu", "h100*0+l40s*4", "no GPU in"),
+        ("--gpu", "h100+l4s", "mean l4"),
+        ("--price", "h100=free", "not a number above 0"),
+        ("--price", "h1=2", "mean h100"),
+        ("--grow", "0", "not a number"),
+        ("--target", "100", "--target"),
+        ("--systems", "prizm", "prism"),
+        ("--slo", "soon", "soon"),
+    ],
+)
 def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, why: str) -> None:
     told = bench("size", "--trace", "sample", "--models", "llama-3.2-1b*8", option, value, "-o", tmp_path)
     assert told.exit_code == 2, told.output
@@ -408,8 +456,18 @@ def test_the_commands_are_functions_too(tmp_path: Path) -> None:
     common: dict[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "slo": slo, "out": tmp_path}
     compared = compare("prism,static", gpus=1, rate_scale=[1, 2], seeds=2, **common)
     runs = compared.runs
-    assert list(runs.columns) == ["run", "label", "x", "gpus", "seed", "infeasible", "skipped", "attainment",
-                                  "mean_model", "worst_model"]  # fmt: skip
+    assert list(runs.columns) == [
+        "run",
+        "label",
+        "x",
+        "gpus",
+        "seed",
+        "infeasible",
+        "skipped",
+        "attainment",
+        "mean_model",
+        "worst_model",
+    ]
     assert len(runs) == 2 * 2 * 2
     assert (runs["worst_model"] <= runs["mean_model"]).all()
     assert runs["attainment"].between(0, 1).all()
@@ -430,7 +488,11 @@ def test_functions_have_the_defaults_of_the_commands() -> None:
     assert filled({"models": "quant3"})["trace"] == model_set("quant3").trace
     assert filled({"models": "quant3", "trace": "sample", "gpus": 2}, ["trace"])["trace"] == model_set("quant3").trace
     assert [slo.in_full(text) for text in ("P95", "P95@l40s", "2xP95", "absolute:ttft=1,tpot=1")] == [
-        "5xP95", "5xP95@l40s", "2xP95", "absolute:ttft=1,tpot=1"]  # fmt: skip
+        "5xP95",
+        "5xP95@l40s",
+        "2xP95",
+        "absolute:ttft=1,tpot=1",
+    ]
     assert slo.in_full("P95", 3) == "3xP95"
 
 
@@ -462,18 +524,27 @@ def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
     assert (refused.exit_code, "classes.toml, set.toml, study.toml" in refused.stderr) == (2, True)
 
 
-@cases(("text", "pair"), [
-    ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)), ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
-    ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)), ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
-])  # fmt: skip
+@cases(
+    ("text", "pair"),
+    [
+        ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)),
+        ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
+        ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)),
+        ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
+    ],
+)
 def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
     assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)
 
 
-@cases(("models", "gpu", "tp", "shape"), [
-    ("llama-3.3-70b", "h100", 4, "llama-3.3-70b"), ("gemma-3-27b:dtype=int4", "l4", 2, "gemma-3-27b:dtype=int4"),
-    ("gemma-3-27b:tp=1:kv_dtype=fp8", "l40s", 2, "gemma-3-27b:kv_dtype=fp8"),
-])  # fmt: skip
+@cases(
+    ("models", "gpu", "tp", "shape"),
+    [
+        ("llama-3.3-70b", "h100", 4, "llama-3.3-70b"),
+        ("gemma-3-27b:dtype=int4", "l4", 2, "gemma-3-27b:dtype=int4"),
+        ("gemma-3-27b:tp=1:kv_dtype=fp8", "l40s", 2, "gemma-3-27b:kv_dtype=fp8"),
+    ],
+)
 def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
     tmp_path: Path, models: str, gpu: str, tp: int, shape: str
 ) -> None:

@@ -29,8 +29,13 @@ def kept(*rows: Tried, best: tuple[str, str, int] | None = ("h100", "prism", 3))
     return Kept(question(), best and Best(*best), Words("three", "", [], []), {}, rows)
 
 
-ROWS = (tried("prism", 1, None, unfit="no room"), tried("prism", 2, 0.8), tried("prism", 3, 1.0, answer=True),
-        tried("static", 2, 0.9), tried("static", 4, 0.995, answer=True))  # fmt: skip
+ROWS = (
+    tried("prism", 1, None, unfit="no room"),
+    tried("prism", 2, 0.8),
+    tried("prism", 3, 1.0, answer=True),
+    tried("static", 2, 0.9),
+    tried("static", 4, 0.995, answer=True),
+)
 
 
 def test_the_largest_count_below_the_answer_is_explained() -> None:

@@ -70,16 +70,27 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm", "qlm+way=host"} < set(fig7.systems)
     assert len([system for system in fig7.systems if "quotas" in system]) == 2  # of bytes and none, beside sequences
     quick = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale" and not condition.extra]
-    have = [(c.spec["models"], c.vary.get("gpus", c.spec.get("gpus")), c.spec.get("assign", "released"),
-             c.spec.get("slo_scale"), c.spec.get("pool_bytes")) for c in quick]  # fmt: skip
+    have = [
+        (
+            c.spec["models"],
+            c.vary.get("gpus", c.spec.get("gpus")),
+            c.spec.get("assign", "released"),
+            c.spec.get("slo_scale"),
+            c.spec.get("pool_bytes"),
+        )
+        for c in quick
+    ]
     assert have == [
         ("light8", 1, "released", 5.0, POOL),
         ("heavy8", 2, "released", 5.0, POOL),
         ("light8", 1, "released", 10.0, POOL),
         ("heavy8", 2, "released", 10.0, POOL),
     ]
-    extra = [(fig7.axis(c), c.spec["models"], c.spec.get("assign"), c.spec.get("pool_bytes"))
-             for c in fig7.condition if c.extra]  # fmt: skip
+    extra = [
+        (fig7.axis(c), c.spec["models"], c.spec.get("assign"), c.spec.get("pool_bytes"))
+        for c in fig7.condition
+        if c.extra
+    ]
     assert extra == [
         ("rate_scale", "heavy8", "square", POOL),
         ("rate_scale", "prism18", None, POOL),
@@ -135,23 +146,31 @@ def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     rate, limit, starved = single.condition
     assert starved.spec == {**limit.spec, "scaled": {"passes": 0.5}}  # a layer a turn
     assert (single.spec["gpu"], single.slo, rate.spec["models"], rate.spec["gpus"]) == (
-        "h200", "absolute:ttft=1,tpot=0.06", "codellama-34b", 1,
-    )  # fmt: skip
+        "h200",
+        "absolute:ttft=1,tpot=0.06",
+        "codellama-34b",
+        1,
+    )
     chunks = {name.partition("tau=")[2] for name in single.systems} - {""}
     assert chunks >= {"512", "1024"}  # about the size that the claim is of; 2048 is the default
     assert {text.partition("tau=")[2] for text in single.systems.values()} >= {"512", "1024", "2048"}
     assert (eight.spec["gpu"], eight.slo) == ("a100-80g", "absolute:ttft=10,tpot=0.1")
     limits = [c.spec.get("slo", eight.slo).rpartition("=")[2] for c in eight.condition[:3]]
     assert [(c.spec["models"], c.spec["gpus"]) for c in eight.condition[:3]] == [
-        ("llama-3.3-70b-tp8", 8), ("llama-3.1-8b-tp8", 8), ("llama-3.1-8b", 1),
-    ]  # fmt: skip
+        ("llama-3.3-70b-tp8", 8),
+        ("llama-3.1-8b-tp8", 8),
+        ("llama-3.1-8b", 1),
+    ]
     assert limits == ["0.1", "0.05", "0.05"]  # section 4.1
     untested = [claim for claim in eight.claim if claim.lacks]
     assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3, 2.2]
     assert all("Tool&Agent" in claim.lacks for claim in untested)
     assert [claim.lacks for claim in single.claim if claim.lacks] == ["LooGLE's lengths"]
-    assert all("kernels take turns" in claim.why.lower() for claim in (*single.claim, *eight.claim)
-               if claim.system.startswith("pdmux") and not claim.lacks)  # fmt: skip
+    assert all(
+        "kernels take turns" in claim.why.lower()
+        for claim in (*single.claim, *eight.claim)
+        if claim.system.startswith("pdmux") and not claim.lacks
+    )
     assert all("Kernels take turns" in asked.notes[0] for asked in (single, eight))
     assert all(claim.metric for claim in single.claim if claim.paper in {"met", "missed", "ahead"} and not claim.lacks)
     assert all("itl" in asked.definitions for asked in (single, eight))
@@ -159,11 +178,26 @@ def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
 
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
     asked = study("aegaeon")
-    assert set(asked.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm_released",
-                                  "serverlessllm_released:plus", "muxserve:plusplus", "muxserve"}  # fmt: skip
+    assert set(asked.systems) == {
+        "aegaeon",
+        "aegaeon:prefill-first",
+        "aegaeon:decode-first",
+        "serverlessllm_released",
+        "serverlessllm_released:plus",
+        "muxserve:plusplus",
+        "muxserve",
+    }
     assert [asked.axis(condition) for condition in asked.condition] == [
-        "models", "models", "rate_scale", "slo_scale", "models", "models", "rate_scale", "models", "rate_scale",
-    ]  # fmt: skip
+        "models",
+        "models",
+        "rate_scale",
+        "slo_scale",
+        "models",
+        "models",
+        "rate_scale",
+        "models",
+        "rate_scale",
+    ]
     assert [c.spec.get("process", "") for c in asked.condition] == ["", "", "", "", "model", "", "", "", ""]
     simulators, estimate = 16.0, 0.15 * 64 * 2**30 / 1e9  # the artifact's simulator, and its estimate of a switch
     assert [condition.spec.get("pcie_gbps") for condition in asked.condition] == pytest.approx(
@@ -181,9 +215,10 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     assert (asked.spec["gpu"], asked.spec["host"]) == ("h800", "vllm-eager")  # fitted to its artifact's latency.csv
     stated = [(c.paper, c.over or c.system) for c in asked.claim if c.comparable and not c.lacks]
     assert stated == [
-        ((2.0, 2.5), "serverlessllm_released"), ((65, 75), "aegaeon"),  # 7 models a GPU, rounded, of 10
+        ((2.0, 2.5), "serverlessllm_released"),
+        ((65, 75), "aegaeon"),  # 7 models a GPU, rounded, of 10
         (32, "muxserve:plusplus or muxserve"),
-    ]  # fmt: skip
+    ]
     assert {c.definition for c in asked.claim if c.definition} == {"qos"}
     assert asked.only(systems=("static",)).condition[1].among == ()
     assert asked.condition[4].at == asked.condition[0].at
@@ -192,10 +227,14 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     assert [(c.name, part.along_x(c) if part.axis(c) == "models" else None) for c in part.condition] == [
         ("models at 0.1 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
         ("models at 0.5 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
-        ("rate of 40 models", None), ("SLO scale", None), ("one process a model", ("aegaeon+models=32",)),
-        ("models at 0.1 req/s, 16 GB/s", both), ("rate of 40 models, 16 GB/s", None),
-        ("models at 0.1 req/s, 10.3 GB/s", both), ("rate of 40 models, 10.3 GB/s", None),
-    ]  # fmt: skip
+        ("rate of 40 models", None),
+        ("SLO scale", None),
+        ("one process a model", ("aegaeon+models=32",)),
+        ("models at 0.1 req/s, 16 GB/s", both),
+        ("rate of 40 models, 16 GB/s", None),
+        ("models at 0.1 req/s, 10.3 GB/s", both),
+        ("rate of 40 models, 10.3 GB/s", None),
+    ]
     fewer = asked.only(models=("aegaeon+models=54",))
     assert [condition.name for condition in fewer.condition] == ["models at 0.5 req/s"]
     assert all(claim.what == "measure" for claim in fewer.claim)  # the others go with their conditions
@@ -210,8 +249,10 @@ def test_figure_12_and_the_ablations_of_prism_as_data() -> None:
     assert (fleet.at, fleet.level, fleet.definitions, fleet.sample.rule) == ((4, 32), 0.99, ("ttft",), "bracket")
     assert [claim.paper for claim in fleet.claim] == [16, 32, 20, "ahead", "equal", 2.0]
     assert {(claim.paper, claim.bound, bool(claim.input)) for claim in parts.claim if claim.what == "value"} == {
-        (0.7, "up to", True), (1.3, "", False), (1.5, "up to", True),
-    }  # fmt: skip
+        (0.7, "up to", True),
+        (1.3, "", False),
+        (1.5, "up to", True),
+    }
     assert {claim.over for claim in parts.claim if claim.what == "difference"} == set(parts.systems) - {"prism"}
     assert fleet.spec["pool_bytes"] == parts.spec["pool_bytes"] == POOL
     figures = " ".join(claim.says for claim in parts.claim)
@@ -271,12 +312,14 @@ def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
         assert [(each.models, each.deal, each.max_tokens) for each in dealt] == [(8, k, 8192) for k in range(3)]
         (log,) = {each.log for each in dealt}
         assert condition.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already
-    places = {(c.spec["models"], str(c.spec.get("trace", c.vary.get("trace", ("",))[0])).partition("+")[0])
-              for c in asked.condition if "scaling" not in c.spec}  # fmt: skip
+    places = {
+        (c.spec["models"], str(c.spec.get("trace", c.vary.get("trace", ("",))[0])).partition("+")[0])
+        for c in asked.condition
+        if "scaling" not in c.spec
+    }
     traces = {"hyperbolic-like", "arena-like", "azure-conv", "azure-code", "mooncake-conversation", "fineserve-30-100b"}
     assert places == {(models, name) for models in ("heavy8", "light8") for name in traces}
-    scaled = [(c.spec.get("scaling"), "trace" in c.vary, c.among) for c in asked.condition
-              if "scaling" in c.spec]  # fmt: skip
+    scaled = [(c.spec.get("scaling"), "trace" in c.vary, c.among) for c in asked.condition if "scaling" in c.spec]
     three = ("prism", "static:equal", "static:rate")
     assert scaled == [(way, real, three) for real in (False, True) for way in ("time", "replicate")]
     assert {claim.over for claim in asked.claim} == set(asked.systems) - {"prism"}
@@ -284,8 +327,13 @@ def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
 
 
 def test_one_seed_of_a_real_trace_is_the_case_of_its_half(tmp_path: Path) -> None:
-    rows = {"request_id": range(80), "arrival_s": [100.0 * k for k in range(80)], "model": ["one"] * 80,
-            "prompt_tokens": [8] * 80, "output_tokens": [8] * 80}  # fmt: skip
+    rows = {
+        "request_id": range(80),
+        "arrival_s": [100.0 * k for k in range(80)],
+        "model": ["one"] * 80,
+        "prompt_tokens": [8] * 80,
+        "output_tokens": [8] * 80,
+    }
     long, text = tmp_path / "long.parquet", STEPS.replace("cumulative = true", "").replace('"steps"', '"matrix"')
     schema.write(schema.table({name: list(column) for name, column in rows.items()}, {"span_s": 8000.0}), long)
     text = re.sub(r"\[\[condition\]\].*", "", text, flags=re.DOTALL).replace("llama-3.2-1b*4", "llama-3.2-1b")
@@ -293,8 +341,9 @@ def test_one_seed_of_a_real_trace_is_the_case_of_its_half(tmp_path: Path) -> Non
     both = '[[condition]]\nname = "a"\n[[condition]]\nname = "b"\nseeds = 1\n'
     panels = list(grid.panels(study(written(tmp_path, text + both)), full=False))
     assert [(panel.key, panel.half, panel.seeds) for panel in panels] == [
-        ("a", None, (0, 1, 2, 3, 4)), ("b / second half", 1, (0,)),
-    ]  # fmt: skip
+        ("a", None, (0, 1, 2, 3, 4)),
+        ("b / second half", 1, (0,)),
+    ]
     assert panels[1].replayed_s == 4000.0
     drawn = text.replace(str(long), "aegaeon-like+models=1")
     assert [panel.half for panel in grid.panels(study(written(tmp_path, drawn + both)), full=False)] == [None, None]
@@ -309,8 +358,11 @@ def test_a_trace_that_stands_in_for_another_has_one_panel(tmp_path: Path, monkey
     assert [panel.traces for panel in panels] == [*two * 2, *[("hyperbolic-like",)] * 2, *two]
     twice = ["light8 on 1 GPU at 10 x P95", "heavy8 at 10 x P95"]
     assert [panel.condition.name for panel in panels] == [
-        *["light8 on 1 GPU"] * 2, *["heavy8"] * 2, *twice, *["SLO scale"] * 2,
-    ]  # fmt: skip
+        *["light8 on 1 GPU"] * 2,
+        *["heavy8"] * 2,
+        *twice,
+        *["SLO scale"] * 2,
+    ]
     assert not any("half" in panel.key for panel in panels)
 
 
@@ -334,9 +386,10 @@ def test_a_part_of_a_study_keeps_the_claims_that_are_about_it() -> None:
     part = study("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
     quick = part.of(full=False)
     assert [(condition.name, quick.axis(condition), quick.sets(condition)) for condition in quick.condition] == [
-        ("heavy8", "rate_scale", ("heavy8",)), ("heavy8 at 10 x P95", "rate_scale", ("heavy8",)),
+        ("heavy8", "rate_scale", ("heavy8",)),
+        ("heavy8 at 10 x P95", "rate_scale", ("heavy8",)),
         ("SLO scale", "slo_scale", ("heavy8",)),
-    ]  # fmt: skip
+    ]
     assert {quick.varied(condition)["trace"] for condition in quick.condition} == {("sample",)}
     assert {claim.on.get("condition") for claim in part.claim} == {"heavy8", "SLO scale", None}  # the third row went
     assert (part.quick.seeds, part.full and part.full.seeds) == (1, 1)
@@ -485,8 +538,14 @@ def test_a_file_is_a_study(tmp_path: Path) -> None:
     rates, scales, counts = mine.condition
     assert (rates.spec["assign"], rates.spec["pool_bytes"]) == ("shuffled", round(60.5 * GIB))
     assert (mine.along_x(scales), mine.along_x(scales, full=True)) == ((1.0, 2.0), (1.0, 1.5, 2.0))
-    assert counts == Condition("counts", {"models": "llama-3.1-8b*5", "slo_scale": 2.0}, among=("chunked", "theirs"),
-                               along="gpus", at=(1, 2), extra=True)  # fmt: skip
+    assert counts == Condition(
+        "counts",
+        {"models": "llama-3.1-8b*5", "slo_scale": 2.0},
+        among=("chunked", "theirs"),
+        along="gpus",
+        at=(1, 2),
+        extra=True,
+    )
     assert mine.claim[1] == Claim("fewest", "chunked", on={"axis": "gpus"}, paper=4)
     quick = mine.of(full=False)
     assert ([condition.name for condition in quick.condition], mine.of(full=True)) == (["rates", "scales"], mine)
@@ -602,14 +661,24 @@ OF_STEPS: list[tuple[str, str, str]] = [
     ("chunk_tokens = 4096", "watermark = 0.01", 'condition "larger steps": it changes nothing of the fair default'),
     ('origin = "unknown"', 'origin = "unkown"', 'condition "equal parts": origin is "unkown"; did you mean unknown?'),
     ('source = "a section"\n', "", 'condition "larger steps": the key "source" is missing'),
-    ('systems = { theirs = "static:equal" }', "spec = { chunk_tokens = 512 }",
-     'condition "equal parts": chunk_tokens is changed by "larger steps" already'),
-    *((f"[[{word}]]", f"[[{key}]]", f"[[{key}]] is of {whose} former file: a study has [[condition]] and [[claim]]")
-      for word, key, whose in (
-          ("condition", "row", "a figure's"), ("condition", "step", "a bridge's"), ("condition", "regime", "regimes'"),
-          ("condition", "workload", "a fleet's"), ("condition", "part", "an ablation's"),
-          ("condition", "ratio", "a bridge's"), ("condition", "activation", "an ablation's"))),
-]  # fmt: skip
+    (
+        'systems = { theirs = "static:equal" }',
+        "spec = { chunk_tokens = 512 }",
+        'condition "equal parts": chunk_tokens is changed by "larger steps" already',
+    ),
+    *(
+        (f"[[{word}]]", f"[[{key}]]", f"[[{key}]] is of {whose} former file: a study has [[condition]] and [[claim]]")
+        for word, key, whose in (
+            ("condition", "row", "a figure's"),
+            ("condition", "step", "a bridge's"),
+            ("condition", "regime", "regimes'"),
+            ("condition", "workload", "a fleet's"),
+            ("condition", "part", "an ablation's"),
+            ("condition", "ratio", "a bridge's"),
+            ("condition", "activation", "an ablation's"),
+        )
+    ),
+]
 
 
 @cases(("text", "old", "new", "says"), [(MINE, *edit) for edit in MISTAKES] + [(STEPS, *edit) for edit in OF_STEPS])

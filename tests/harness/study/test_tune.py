@@ -113,8 +113,14 @@ def test_what_no_draw_holds_is_not_called_tuned() -> None:
     assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
     assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
     assert {name: entry["tuned"] for name, entry in TUNED.items()} == {
-        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False, "swap": False, "weaver": True,
-    }  # fmt: skip
+        "prism": True,
+        "muxserve": True,
+        "static": True,
+        "elastic": True,
+        "qlm": False,
+        "swap": False,
+        "weaver": True,
+    }
     for entry in TUNED.values():
         assert entry["tuned"] == any(draw["held"] > 0 for draw in entry["draw"])
 
@@ -124,8 +130,19 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
     monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
     monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
-    args = ["tune", "--systems", "static,elastic", "--draws", "3", "-o", str(tmp_path / "runs"), "--to",
-            str(tmp_path / "tuned.toml"), "--workers", "1"]  # fmt: skip
+    args = [
+        "tune",
+        "--systems",
+        "static,elastic",
+        "--draws",
+        "3",
+        "-o",
+        str(tmp_path / "runs"),
+        "--to",
+        str(tmp_path / "tuned.toml"),
+        "--workers",
+        "1",
+    ]
     result = CliRunner().invoke(main, args, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/requests.parquet")}
@@ -174,9 +191,22 @@ def test_the_defaults_are_what_was_chosen(name: str) -> None:
 
 
 @cases(
-    "named", ["prism:osdi26", "prism:v1", "muxserve:plusplus", "muxserve:turns", "muxserve:original", "static:rate",
-            "static:equal", "static:oracle", "elastic:kvcached", "elastic:sleep", "qlm:sleep", "qlm:edf"],
-)  # fmt: skip
+    "named",
+    [
+        "prism:osdi26",
+        "prism:v1",
+        "muxserve:plusplus",
+        "muxserve:turns",
+        "muxserve:original",
+        "static:rate",
+        "static:equal",
+        "static:oracle",
+        "elastic:kvcached",
+        "elastic:sleep",
+        "qlm:sleep",
+        "qlm:edf",
+    ],
+)
 def test_presets_of_a_paper_say_every_tuned_field(named: str) -> None:
     name, _, preset = named.partition(":")
     assert set(tune.open_fields(name)) <= set(system.find(name).presets[preset])

@@ -87,12 +87,15 @@ def test_the_requests_of_a_warm_up_are_not_judged() -> None:
     assert 0 < len(judged) < len(every)
 
 
-@cases(("asked", "message"), [
-    ("", "holds stored runs, which need their machine's cost table: --table FILE"),
-    (f"--table {TABLE} --slo 5xP95", "--slo 5xP95 needs a base; stored runs are judged by seconds"),
-    (f"--table {TABLE} --seeds 2", "--seeds is for --engine NAME, which runs servers"),
-    (f"--table {TABLE} --shape x.toml", "--shape is for files of measured runs"),
-])  # fmt: skip
+@cases(
+    ("asked", "message"),
+    [
+        ("", "holds stored runs, which need their machine's cost table: --table FILE"),
+        (f"--table {TABLE} --slo 5xP95", "--slo 5xP95 needs a base; stored runs are judged by seconds"),
+        (f"--table {TABLE} --seeds 2", "--seeds is for --engine NAME, which runs servers"),
+        (f"--table {TABLE} --shape x.toml", "--shape is for files of measured runs"),
+    ],
+)
 def test_stored_runs_are_refused_what_they_cannot_be_asked(asked: str, message: str) -> None:
     done = CliRunner().invoke(main, ["validate", str(FOLDER / "torch"), *asked.split()])
     assert done.exit_code == 2

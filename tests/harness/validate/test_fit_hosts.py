@@ -43,10 +43,17 @@ START = {"host0": 1e-3, "host1": 5e-5}
 def batches(host: quantities.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
     """Return batches as a host profile would have made them."""
     bare = [
-        Case("made.csv", k, Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)), None, {}, False,
-             {"Batch Size": str(size), "Length": "128"})
+        Case(
+            "made.csv",
+            k,
+            Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)),
+            None,
+            {},
+            False,
+            {"Batch Size": str(size), "Length": "128"},
+        )
         for k, size in enumerate(sizes)
-    ]  # fmt: skip
+    ]
     return [c._replace(measured=metrics) for c, metrics in zip(bare, ours(bare, host), strict=True)]
 
 

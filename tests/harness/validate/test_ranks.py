@@ -156,9 +156,11 @@ def test_misses_are_those_beyond_a_bound_furthest_first() -> None:
 
 def test_a_miss_stands_with_the_wait_that_differs_most() -> None:
     lines = [
-        ("2 models", "a", SERVERS, 1.0, 0.5), ("2 models", "a", SERVERS, 3.0, 0.5),
-        ("2 models", "a", SIMULATOR, 1.9, 0.1), ("4 models", "a", SERVERS, 9.0, 0.0),
-    ]  # fmt: skip
+        ("2 models", "a", SERVERS, 1.0, 0.5),
+        ("2 models", "a", SERVERS, 3.0, 0.5),
+        ("2 models", "a", SIMULATOR, 1.9, 0.1),
+        ("4 models", "a", SERVERS, 9.0, 0.0),
+    ]
     waits = pd.DataFrame(lines, columns=["condition", "label", "side", "load", "queue"])
     assert cause(waits, "2 models", "a") == "queue 0.1 s a request, measured 0.5 s"
     assert cause(waits, "4 models", "a") == ""

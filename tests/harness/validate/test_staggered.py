@@ -71,15 +71,20 @@ def test_models_and_lengths_are_loads_of_their_own_and_what_we_lack_is_skipped(t
     rows = [
         f"x-baseline,25,{lengths},1,625,1250,3000,60,12000,20,24000,{size},{model},{gpu}"
         for lengths, size, model, gpu in (
-            ("256,1024", "7", "", "mi300x"), ("256,1024", "", "llama-3.1-8b", "AMD Instinct MI300X"),
-            ("512,64", "", "llama-3.1-8b", "mi300x"), ("256,1024", "", "llama-9b", "mi300x"),
-            ("256,1024", "", "llama-3.1-8b", "h100"), ("256,1024", "14", "", "mi300x"),
+            ("256,1024", "7", "", "mi300x"),
+            ("256,1024", "", "llama-3.1-8b", "AMD Instinct MI300X"),
+            ("512,64", "", "llama-3.1-8b", "mi300x"),
+            ("256,1024", "", "llama-9b", "mi300x"),
+            ("256,1024", "", "llama-3.1-8b", "h100"),
+            ("256,1024", "14", "", "mi300x"),
         )
-    ]  # fmt: skip
+    ]
     runs, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
     assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in runs] == [
-        ("qwen-2.5-7b", 256, 1024), ("llama-3.1-8b", 256, 1024), ("llama-3.1-8b", 512, 64),
-    ]  # fmt: skip
+        ("qwen-2.5-7b", 256, 1024),
+        ("llama-3.1-8b", 256, 1024),
+        ("llama-3.1-8b", 512, 64),
+    ]
     assert [str(skip).partition(";")[0] for skip in skipped] == [
         'mine.csv:5: unknown model "llama-9b"',
         'mine.csv:6: GPU "h100": ramps of models that share a card are priced on mi300x alone',
@@ -205,14 +210,23 @@ def frame(ttft_s: dict[str, float]) -> pd.DataFrame:
     """Return made-up points: mean and median TTFT by who, both systems at all peaks; P99s are congested from 35 on."""
     return pd.DataFrame(
         [
-            {"who": who, "system": name, "peak": peak, "instance": k, "mean_ttft_s": s, "median_ttft_s": s / k,
-             "p99_ttft_s": s * (peak >= 35), "mean_tpot_s": 0.02, "mean_e2e_s": 1.0}
+            {
+                "who": who,
+                "system": name,
+                "peak": peak,
+                "instance": k,
+                "mean_ttft_s": s,
+                "median_ttft_s": s / k,
+                "p99_ttft_s": s * (peak >= 35),
+                "mean_tpot_s": 0.02,
+                "mean_e2e_s": 1.0,
+            }
             for who, s in ttft_s.items()
             for name in ("static", "elastic")
             for peak in (25, 30, 34, 35, 36, 40)
             for k in range(1, 7)
         ]
-    )  # fmt: skip
+    )
 
 
 def test_aims_are_met_within_their_bounds_only() -> None:

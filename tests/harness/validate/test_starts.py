@@ -26,10 +26,12 @@ ENGINE = (
 # Starts of vLLM 0.11.0 on an H100 under its own defaults: llm-d-incubation/llm-d-planner,
 # docs/empirical-vllm-memory-results.md. KV GiB, and the GiB by which ours may be off.
 STARTS = {
-    "llama-3.1-8b": (51.38, 0.5), "qwen-3-32b": (4.45, 0.5), "gpt-oss-120b": (3.33, 0.5),
+    "llama-3.1-8b": (51.38, 0.5),
+    "qwen-3-32b": (4.45, 0.5),
+    "gpt-oss-120b": (3.33, 0.5),
     # Too large by 0.73, where gpt-oss-120b is too small by 0.21: padded experts explain this one alone (process.py).
     "gpt-oss-20b": (50.28, 0.75),
-}  # fmt: skip
+}
 
 
 def log(folder: Path, *lines: str, model: str = "openai/gpt-oss-120b", quantization: str = "mxfp4") -> Path:
@@ -78,8 +80,12 @@ def test_settings_that_a_log_states_are_simulated(tmp_path: Path) -> None:
     of = starts.ours(starts.read(path), gpu="h100")
     assert of.settings is not None
     assert of.settings[:3] == (2048, 64, 0.95)
-    blocks = log(tmp_path, "INFO [executor_base.py:110] # GPU blocks: 1464, # CPU blocks: 1310", model="Qwen/Qwen3-32B",
-                 quantization="None")  # fmt: skip
+    blocks = log(
+        tmp_path,
+        "INFO [executor_base.py:110] # GPU blocks: 1464, # CPU blocks: 1310",
+        model="Qwen/Qwen3-32B",
+        quantization="None",
+    )
     assert starts.read(blocks).blocks == 1464
 
 

@@ -244,8 +244,9 @@ def test_figure_7_of_devices_stands_beside_the_simulators(tmp_path: Path) -> Non
     lines = list(torch_section.section(tmp_path))
     assert any("within 5 points of the devices' in 3 of 4 cells, and off by 12 at most" in line for line in lines)
     assert lines[lines.index("| TTFT in time, %: devices / simulator | 0.5 req/s | 2 req/s |") + 2 :][:2] == [
-        "| prism | 90.0 / 95.0 | 40.0 / 40.0 |", "| qlm | 80.0 / 80.0 | 30.0 / 42.0 |",
-    ]  # fmt: skip
+        "| prism | 90.0 / 95.0 | 40.0 / 40.0 |",
+        "| qlm | 80.0 / 80.0 | 30.0 / 42.0 |",
+    ]
 
 
 def test_the_section_is_written_from_its_files(tmp_path: Path) -> None:

@@ -52,8 +52,11 @@ def case(setting: Setting, stage: int | None = None) -> Case:
 
 def test_a_row_of_each_form(tmp_path: Path) -> None:
     for name, lines in {
-        "a": (CLOSED, LOOP), "b": (POISSON, STAGE), "c": (OFFLINE, BATCH), "d": (POOLS, POOL),
-    }.items():  # fmt: skip
+        "a": (CLOSED, LOOP),
+        "b": (POISSON, STAGE),
+        "c": (OFFLINE, BATCH),
+        "d": (POOLS, POOL),
+    }.items():
         file(tmp_path, *lines, name=f"{name}.csv")
     loop, stage, batch, pool = measured.cases(tmp_path)
     assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
@@ -211,8 +214,9 @@ def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> Non
         f'[shapes]\n"llama-9b" = {{ {shape}, gated = true, tied = false, context = 131072, sampled = true }}\n', "utf-8"
     )
     path = file(tmp_path, CLOSED, LOOP.replace("llama-3.1-8b", "llama-9b"), LOOP)
-    result = CliRunner().invoke(main, ["validate", str(path), "--shape", str(tmp_path / "mine.toml"), "-o",
-                                       str(tmp_path / "fig")])  # fmt: skip
+    result = CliRunner().invoke(
+        main, ["validate", str(path), "--shape", str(tmp_path / "mine.toml"), "-o", str(tmp_path / "fig")]
+    )
     assert result.exit_code == 0, result.output
     kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
     assert kept["model"].tolist() == ["llama-9b"] * 3 + ["llama-3.1-8b"] * 3
@@ -268,9 +272,11 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
     configs = {name: loop._replace(engine=name).config for name in ENGINES}
     assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
-        "vllm-0.15": (8192, 16384, 1024), "vllm-0.12": (8192, 16384, 1024), "sglang-0.5": (0, 8192, 2048),
+        "vllm-0.15": (8192, 16384, 1024),
+        "vllm-0.12": (8192, 16384, 1024),
+        "sglang-0.5": (0, 8192, 2048),
         "vllm-0.6": (0, 4096, 256),
-    }  # fmt: skip
+    }
     assert {name: c.host for name, c in configs.items()} == {name: name for name in ENGINES}
     assert set(ENGINES) <= set(quantities.hosts())
 
@@ -476,23 +482,47 @@ def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
 @cases(("gpu", "host", "shown"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
 def test_captions_say_what_is_unchecked(gpu: str, host: str, shown: bool) -> None:
     runs = pd.DataFrame(
-        [{"trace": "t", "tier": "replayed", "models": "m", "gpus": 1, "gpu": gpu, "host": host, "slo": "5xP95",
-          "fidelity": "simulated", "plan_origin": "trace"}]
-    )  # fmt: skip
+        [
+            {
+                "trace": "t",
+                "tier": "replayed",
+                "models": "m",
+                "gpus": 1,
+                "gpu": gpu,
+                "host": host,
+                "slo": "5xP95",
+                "fidelity": "simulated",
+                "plan_origin": "trace",
+            }
+        ]
+    )
     assert ("unchecked end to end" in style.caption(runs, [1])) == shown
     assert "unchecked" not in style.caption(runs.assign(fidelity="real"), [1])
 
 
 def test_rows_left_out_of_a_fit_are_hollow() -> None:
     frame = pd.DataFrame(
-        [{"file": "f", "row": k, "engine": "vllm-0.6", "gpu": "h100", "metric": "throughput",
-          "measured": 10.0 ** k, "ours": 11.0 ** k, "fitted": k == 1, "unscored": ""} for k in (1, 2, 3)]
-    )  # fmt: skip
+        [
+            {
+                "file": "f",
+                "row": k,
+                "engine": "vllm-0.6",
+                "gpu": "h100",
+                "metric": "throughput",
+                "measured": 10.0**k,
+                "ours": 11.0**k,
+                "fitted": k == 1,
+                "unscored": "",
+            }
+            for k in (1, 2, 3)
+        ]
+    )
     with style.theme():
         figure = scatter.runs(frame)
     (axes,) = figure.axes
     points = [line for line in axes.get_lines() if line.get_marker() == "o"]
     assert sorted((len(line.get_xdata()), line.get_markerfacecolor() == "white") for line in points) == [  # type: ignore[arg-type]
-        (1, False), (2, True),
-    ]  # fmt: skip
+        (1, False),
+        (2, True),
+    ]
     assert math.isclose(*axes.get_xlim()[:1], *axes.get_ylim()[:1])

@@ -64,8 +64,10 @@ def test_rows_of_inferencex_have_its_conditions(tmp_path: Path) -> None:
 def test_the_first_wave_counts_where_its_source_counts_it() -> None:
     """All clients begin at once: the first tokens of that wave come later than those of any other."""
     loop = Setting("sglang-0.5", "h100", "llama-3.1-8b", 1, Closed(8, 512, 32))
-    cases = [Case("made.csv", 1, loop._replace(load=Closed(8, 512, 32, first=first)), None, {}, False, {})
-             for first in (False, True)]  # fmt: skip
+    cases = [
+        Case("made.csv", 1, loop._replace(load=Closed(8, 512, 32, first=first)), None, {}, False, {})
+        for first in (False, True)
+    ]
     without, with_ = validate.ours(cases)
     assert with_["ttft"] != without["ttft"]
     every = replayed(loop.config, Closed(8, 512, 32).jobs())

@@ -38,9 +38,17 @@ def drawn() -> list[Row]:
     draw = np.random.default_rng(7)
     at = np.sort(draw.uniform(1.0, SPAN_S, 1400))
     names = [NAMES[k] for k in draw.integers(0, 14, len(at))]
-    return [Row(f"r{k}", float(t), "chat-v2" if name == "chat" and t > 0.6 * SPAN_S else name,
-                int(draw.integers(20, 1500)), int(draw.integers(5, 300)), bool(draw.random() > 0.015))
-            for k, (t, name) in enumerate(zip(at, names, strict=True))]  # fmt: skip
+    return [
+        Row(
+            f"r{k}",
+            float(t),
+            "chat-v2" if name == "chat" and t > 0.6 * SPAN_S else name,
+            int(draw.integers(20, 1500)),
+            int(draw.integers(5, 300)),
+            bool(draw.random() > 0.015),
+        )
+        for k, (t, name) in enumerate(zip(at, names, strict=True))
+    ]
 
 
 ROWS = drawn()
@@ -52,8 +60,18 @@ def litellm(folder: Path) -> Path:
     path = folder / "spend.csv.gz"
     with gzip.open(path, "wt", newline="") as file:
         out = csv.writer(file)
-        out.writerow(["request_id", "call_type", "startTime", "model_group", "prompt_tokens", "completion_tokens",
-                      "status", "cache_hit"])  # fmt: skip
+        out.writerow(
+            [
+                "request_id",
+                "call_type",
+                "startTime",
+                "model_group",
+                "prompt_tokens",
+                "completion_tokens",
+                "status",
+                "cache_hit",
+            ]
+        )
         for row in (*ROWS, *TWICE):
             at = (BEGIN + timedelta(seconds=row.at_s)).strftime("%Y-%m-%d %H:%M:%S.%f")
             state = "success" if row.served else "failure"
@@ -62,20 +80,36 @@ def litellm(folder: Path) -> Path:
 
 
 def gateway(folder: Path) -> Path:
-    (path := folder / "gateway.jsonl").write_text("\n".join(json.dumps({
-        "request_id": row.key, "timestamp": (BEGIN + timedelta(seconds=row.at_s)).astimezone(
-            timezone(timedelta(hours=1))).isoformat(), "model": row.model, "prompt_tokens": row.prompt,
-        "completion_tokens": row.output, "status": 200 if row.served else 499,
-    }) for row in sorted((*ROWS, *TWICE), key=lambda row: row.at_s)))  # fmt: skip
+    (path := folder / "gateway.jsonl").write_text(
+        "\n".join(
+            json.dumps(
+                {
+                    "request_id": row.key,
+                    "timestamp": (BEGIN + timedelta(seconds=row.at_s))
+                    .astimezone(timezone(timedelta(hours=1)))
+                    .isoformat(),
+                    "model": row.model,
+                    "prompt_tokens": row.prompt,
+                    "completion_tokens": row.output,
+                    "status": 200 if row.served else 499,
+                }
+            )
+            for row in sorted((*ROWS, *TWICE), key=lambda row: row.at_s)
+        )
+    )
     return path
 
 
 def otlp(folder: Path) -> Path:
     def span(row: Row) -> dict[str, object]:
         usage = {"gen_ai.usage.prompt_tokens": row.prompt, "gen_ai.usage.completion_tokens": row.output}
-        told = {"name": "llm_request", "spanId": row.key, "status": {} if row.served else {"code": 2},
-                "startTimeUnixNano": str(round((BEGIN.timestamp() + row.at_s) * 1e9)),
-                "attributes": [{"key": key, "value": {"intValue": str(n)}} for key, n in usage.items()]}  # fmt: skip
+        told = {
+            "name": "llm_request",
+            "spanId": row.key,
+            "status": {} if row.served else {"code": 2},
+            "startTimeUnixNano": str(round((BEGIN.timestamp() + row.at_s) * 1e9)),
+            "attributes": [{"key": key, "value": {"intValue": str(n)}} for key, n in usage.items()],
+        }
         service = [{"key": "service.name", "value": {"stringValue": row.model}}]
         return {"resourceSpans": [{"resource": {"attributes": service}, "scopeSpans": [{"spans": [told]}]}]}
 
@@ -92,8 +126,10 @@ def prometheus(folder: Path) -> Path:
             mine = [row for row in ROWS if row.model == name and row.at_s <= at]
             done = [row for row in mine if row.served]
             of = f'model_name="{name}"'
-            lines += [f'vllm:request_success_total{{finished_reason="{why}",{of}}} {n}'
-                      for why, n in (("stop", len(done)), ("abort", len(mine) - len(done)))]  # fmt: skip
+            lines += [
+                f'vllm:request_success_total{{finished_reason="{why}",{of}}} {n}'
+                for why, n in (("stop", len(done)), ("abort", len(mine) - len(done)))
+            ]
             for kind, each in (("prompt", [row.prompt for row in done]), ("generation", [row.output for row in done])):
                 key = f"vllm:request_{kind}_tokens"
                 lines += [f'{key}_bucket{{le="{le}",{of}}} {sum(n <= le for n in each)}' for le in BUCKETS]

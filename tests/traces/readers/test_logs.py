@@ -29,12 +29,25 @@ T0 = 1_777_312_800  # 2026-04-27T18:00:00Z
 def spend(at: str, group: str, prompt: Any, output: Any, **more: Any) -> dict[str, Any]:
     """A row of LiteLLM_SpendLogs, with the private columns that it has."""
     return {
-        "request_id": f"id-{at}", "call_type": "acompletion", "api_key": "sk-SECRETKEY", "startTime": at,
-        "endTime": at, "model": f"openai/{group}", "model_group": group, "prompt_tokens": prompt,
-        "completion_tokens": output, "status": "success", "cache_hit": "False", "session_id": "alice-session",
-        "user": "ALICE@EXAMPLE.ORG", "end_user": "BOB", "messages": '{"role": "user", "content": "MY SECRET PROMPT"}',
-        "response": "MY SECRET ANSWER", "requester_ip_address": "10.1.2.3", **more,
-    }  # fmt: skip
+        "request_id": f"id-{at}",
+        "call_type": "acompletion",
+        "api_key": "sk-SECRETKEY",
+        "startTime": at,
+        "endTime": at,
+        "model": f"openai/{group}",
+        "model_group": group,
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "status": "success",
+        "cache_hit": "False",
+        "session_id": "alice-session",
+        "user": "ALICE@EXAMPLE.ORG",
+        "end_user": "BOB",
+        "messages": '{"role": "user", "content": "MY SECRET PROMPT"}',
+        "response": "MY SECRET ANSWER",
+        "requester_ip_address": "10.1.2.3",
+        **more,
+    }
 
 
 SPENT = [
@@ -103,8 +116,16 @@ def test_nothing_private_of_a_log_is_written(
     text = out.read_bytes() + repr(table.to_pylist()).encode() + repr(table.schema.metadata).encode()
     for secret in ("SECRET", "sk-", "ALICE", "alice", "BOB", "10.1.2.3", "id-2026"):
         assert secret.encode() not in text
-    assert set(table.column_names) <= {"request_id", "arrival_s", "model", "prompt_tokens", "output_tokens",
-                                       "session_id", "prefix_hashes", "src_row"}  # fmt: skip
+    assert set(table.column_names) <= {
+        "request_id",
+        "arrival_s",
+        "model",
+        "prompt_tokens",
+        "output_tokens",
+        "session_id",
+        "prefix_hashes",
+        "src_row",
+    }
 
 
 def test_the_key_of_sessions_is_the_log_itself(tmp_path: Path) -> None:
@@ -158,8 +179,13 @@ def otlp(*spans: tuple[str, float, Mapping[str, Any]], code: int = 0) -> dict[st
 
 
 VLLM = {"gen_ai.response.model": "Qwen3-8B", "gen_ai.usage.prompt_tokens": 70, "gen_ai.usage.completion_tokens": 9}
-CHAT = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-x", "gen_ai.usage.input_tokens": 12,
-        "gen_ai.usage.output_tokens": 3, "gen_ai.input.messages": "MY SECRET PROMPT"}  # fmt: skip
+CHAT = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.model": "gpt-x",
+    "gen_ai.usage.input_tokens": 12,
+    "gen_ai.usage.output_tokens": 3,
+    "gen_ai.input.messages": "MY SECRET PROMPT",
+}
 
 
 def test_spans_of_vllm_and_of_clients_are_told_apart(tmp_path: Path) -> None:
@@ -201,8 +227,13 @@ def test_spans_of_two_servers_of_vllm_are_of_two_models() -> None:
 
 
 def test_the_console_of_the_sdk_is_read_too(tmp_path: Path) -> None:
-    span = {"name": "chat gpt-x", "context": {"trace_id": "0x1"}, "start_time": "2026-04-27T18:00:00.5Z",
-            "status": {"status_code": "UNSET"}, "attributes": CHAT}  # fmt: skip
+    span = {
+        "name": "chat gpt-x",
+        "context": {"trace_id": "0x1"},
+        "start_time": "2026-04-27T18:00:00.5Z",
+        "status": {"status_code": "UNSET"},
+        "attributes": CHAT,
+    }
     path = tmp_path / "console.txt"
     path.write_text("\n".join(json.dumps(s, indent=4) for s in (span, span | {"start_time": "2026-04-27T18:00:02Z"})))
     assert readers.known(path) == "otel-genai"
@@ -211,12 +242,21 @@ def test_the_console_of_the_sdk_is_read_too(tmp_path: Path) -> None:
 
 def test_llama_swap_begins_before_it_is_stored_and_adds_what_its_cache_had(tmp_path: Path) -> None:
     def row(at: str, ms: int, cached: int, status: int = 200) -> dict[str, Any]:
-        return {"id": 1, "timestamp": at, "model": "qwen", "req_path": "/v1/chat/completions",
-                "resp_status_code": status, "duration_ms": ms,
-                "tokens": {"input_tokens": 10, "output_tokens": 5, "cache_tokens": cached}}  # fmt: skip
+        return {
+            "id": 1,
+            "timestamp": at,
+            "model": "qwen",
+            "req_path": "/v1/chat/completions",
+            "resp_status_code": status,
+            "duration_ms": ms,
+            "tokens": {"input_tokens": 10, "output_tokens": 5, "cache_tokens": cached},
+        }
 
-    page = [row("2026-04-27T20:00:10.123456789+02:00", 10_000, 90), row("2026-04-27T18:00:09Z", 500, -1),
-            row("2026-04-27T18:00:11Z", 10, 0, 502)]  # fmt: skip
+    page = [
+        row("2026-04-27T20:00:10.123456789+02:00", 10_000, 90),
+        row("2026-04-27T18:00:09Z", 500, -1),
+        row("2026-04-27T18:00:11Z", 10, 0, 502),
+    ]
     rows = readers.read("llama-swap", as_json(tmp_path / "activity.json", page))
     assert rows["prompt_tokens"].to_pylist() == [100, 10]
     assert np.diff(rows["arrival_s"].to_numpy()) == pytest.approx([8.376544], abs=1e-5)
@@ -262,9 +302,20 @@ def test_bailian_turns_are_one_session(tmp_path: Path) -> None:
 
 def test_chutes_has_users_by_round_and_elapsed_time(tmp_path: Path) -> None:
     path = tmp_path / "cut.parquet"
-    pq.write_table(pa.table({"chute_id": ["a", "b", "a"], "user_id": ["u", "u", "u"], "rehash_round": [0, 0, 1],
-                             "started_at": [0.0, 1.5, 2.0], "it": [5, 6, 7], "ot": [1, 0, 3], "ct": [4, 0, 0]}),
-                   path)  # fmt: skip
+    pq.write_table(
+        pa.table(
+            {
+                "chute_id": ["a", "b", "a"],
+                "user_id": ["u", "u", "u"],
+                "rehash_round": [0, 0, 1],
+                "started_at": [0.0, 1.5, 2.0],
+                "it": [5, 6, 7],
+                "ot": [1, 0, 3],
+                "ct": [4, 0, 0],
+            }
+        ),
+        path,
+    )
     assert readers.known(path) == "chutes"
     with pytest.raises(UserError, match=r'cut\.parquet:2: column "ot" is 0, no tokens at all'):
         readers.read("chutes", path)
@@ -275,9 +326,11 @@ def test_chutes_has_users_by_round_and_elapsed_time(tmp_path: Path) -> None:
 
 
 def test_weka_sessions_come_one_after_the_other(tmp_path: Path) -> None:
-    calls = [{"t": 0.0, "in": 64, "out": 2, "hash_ids": [1]},
-             {"t": 3.0, "type": "subagent", "requests": [{"t": 0.5, "in": 10, "out": 1, "hash_ids": []}]},
-             {"t": 5.0, "in": 130, "out": 2, "hash_ids": [1, 2]}]  # fmt: skip
+    calls = [
+        {"t": 0.0, "in": 64, "out": 2, "hash_ids": [1]},
+        {"t": 3.0, "type": "subagent", "requests": [{"t": 0.5, "in": 10, "out": 1, "hash_ids": []}]},
+        {"t": 5.0, "in": 130, "out": 2, "hash_ids": [1, 2]},
+    ]
     session = {"id": "s", "models": ["claude"], "hash_id_scope": "local", "requests": calls}
     path = tmp_path / "sessions.jsonl"
     path.write_text("\n".join(json.dumps(session | {"id": key}) for key in ("s", "t")))
@@ -315,9 +368,11 @@ def test_counters_give_the_requests_and_lengths_of_each_interval(tmp_path: Path)
         return {"metric": {"__name__": name, "model_name": "m", **labels}, "values": [[t, str(v)] for t, v in values]}
 
     points = [(T0 + at, float(done)) for at, (done, _) in list(counts.items())[:2]]
-    result = [series("vllm:request_success_total", points, finished_reason="stop"),
-              series("vllm:request_prompt_tokens_bucket", points, le="100.0"),
-              series("vllm:request_generation_tokens_bucket", points, le="5.0")]  # fmt: skip
+    result = [
+        series("vllm:request_success_total", points, finished_reason="stop"),
+        series("vllm:request_prompt_tokens_bucket", points, le="100.0"),
+        series("vllm:request_generation_tokens_bucket", points, le="5.0"),
+    ]
     path = tmp_path / "range.json"
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
     assert readers.read("prometheus", path).num_rows == 30
@@ -331,13 +386,17 @@ def test_aborted_requests_of_counters_are_left_out_and_counted_over_a_restart(tm
     that were aborted: the case of vllm-project/vllm#55634."""
     counts = {0: (500, 5), 60: (560, 9), 120: (30, 2), 180: (90, 6)}
     for at, (done, aborted) in counts.items():
-        lines = [f'vllm:request_success_total{{finished_reason="{why}",model_name="m"}} {n}'
-                 for why, n in (("stop", done - done // 5), ("length", done // 5), ("abort", aborted))]  # fmt: skip
+        lines = [
+            f'vllm:request_success_total{{finished_reason="{why}",model_name="m"}} {n}'
+            for why, n in (("stop", done - done // 5), ("length", done // 5), ("abort", aborted))
+        ]
         for kind, tokens in (("prompt", 400), ("generation", 80)):
             name = f"vllm:request_{kind}_tokens"
             lines += [f'{name}_bucket{{le="{le}",model_name="m"}} {done * (tokens <= le)}' for le in (50, 100, 500)]
-            lines += [f'{name}_bucket{{le="+Inf",model_name="m"}} {done}',
-                      f'{name}_sum{{model_name="m"}} {done * tokens}']  # fmt: skip
+            lines += [
+                f'{name}_bucket{{le="+Inf",model_name="m"}} {done}',
+                f'{name}_sum{{model_name="m"}} {done * tokens}',
+            ]
         (tmp_path / f"{T0 + at}.prom").write_text("\n".join(lines) + "\n")
     rows = readers.read("prometheus", tmp_path)
     minutes = np.bincount((rows["arrival_s"].to_numpy() // 60).astype(int)).tolist()
@@ -372,8 +431,10 @@ def test_a_request_that_a_log_has_twice_counts_once(tmp_path: Path, name: str, r
 
 
 def test_a_status_that_only_later_records_have_is_read(tmp_path: Path) -> None:
-    rows = [{"time": k + 0.5, "model": "m", "prompt_tokens": 9, "completion_tokens": 5} | ({"status": 499} if k else {})
-            for k in range(2)]  # fmt: skip
+    rows = [
+        {"time": k + 0.5, "model": "m", "prompt_tokens": 9, "completion_tokens": 5} | ({"status": 499} if k else {})
+        for k in range(2)
+    ]
     (path := tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert schema.metadata(readers.converted(path)[0])["dropped"] == {"with status 499": 1}
 
@@ -381,9 +442,12 @@ def test_a_status_that_only_later_records_have_is_read(tmp_path: Path) -> None:
 @cases("blocks", ["7,8", [7, "x"], [7, None], {"7": 8}, 7, [7.5, 8]])
 def test_blocks_that_are_no_list_of_ids_are_refused_when_a_log_is_converted(tmp_path: Path, blocks: Any) -> None:
     keys = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
-    (path := tmp_path / "qwen_a_blksz_16.jsonl").write_text("\n".join(
-        json.dumps(dict(zip(keys, row, strict=True)))
-        for row in [(1, -1, 0.5, 32, 3, [7, 8]), (2, -1, 2.5, 32, 3, blocks)]))  # fmt: skip
+    (path := tmp_path / "qwen_a_blksz_16.jsonl").write_text(
+        "\n".join(
+            json.dumps(dict(zip(keys, row, strict=True)))
+            for row in [(1, -1, 0.5, 32, 3, [7, 8]), (2, -1, 2.5, 32, 3, blocks)]
+        )
+    )
     with pytest.raises(
         UserError, match=r"jsonl:2: its blocks are .*, no list of ids \(--drop-bad leaves such rows out"
     ):
@@ -408,8 +472,10 @@ def test_servegen_draws_its_clients_at_the_rate_that_is_asked(tmp_path: Path) ->
     windows = [f"{600 * k},{2.0 if k else 0.0},1.5,Gamma,0.444,1.1" for k in range(7)]
     (folder / "chunk-0-trace.csv").write_text("\n".join(windows))
     (folder / "chunk-1-trace.csv").write_text("0,5,1,Gamma,1,1")  # without lengths
-    shares = {"0": {"input_tokens": "{}", "output_tokens": "{}"},
-              "600": {"input_tokens": "{7: 0.5, 9: 0.5}", "output_tokens": "{3: 1.0}"}}  # fmt: skip
+    shares = {
+        "0": {"input_tokens": "{}", "output_tokens": "{}"},
+        "600": {"input_tokens": "{7: 0.5, 9: 0.5}", "output_tokens": "{3: 1.0}"},
+    }
     (folder / "chunk-0-dataset.json").write_text(json.dumps(shares))
     table = readers.read("servegen", tmp_path, rate_rps=1.0)
     assert table.num_rows == pytest.approx(3600, rel=0.15)
@@ -436,8 +502,13 @@ def test_a_draw_resembles_its_own_regime() -> None:
 
 def composed(arrival_s: list[float], model: list[str], span_s: float) -> Trace:
     n = len(arrival_s)
-    columns = {"request_id": np.arange(n), "arrival_s": arrival_s, "model": model, "prompt_tokens": np.ones(n, int),
-               "output_tokens": np.ones(n, int)}  # fmt: skip
+    columns = {
+        "request_id": np.arange(n),
+        "arrival_s": arrival_s,
+        "model": model,
+        "prompt_tokens": np.ones(n, int),
+        "output_tokens": np.ones(n, int),
+    }
     return of_table(schema.table(columns, {"span_s": span_s}), "x")
 
 
@@ -469,8 +540,10 @@ def test_a_trace_is_drawn_with_its_counts(tmp_path: Path) -> None:
 
 def test_usual_names_and_units_need_no_word(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_text("Created At,model_name,Input Tokens,completion_tokens,user\n"
-                    "2026-04-27T18:00:00Z,a,63.0,5,alice\n2026-04-27T18:00:02.5Z,b,7,1,bob\n")  # fmt: skip
+    path.write_text(
+        "Created At,model_name,Input Tokens,completion_tokens,user\n"
+        "2026-04-27T18:00:00Z,a,63.0,5,alice\n2026-04-27T18:00:02.5Z,b,7,1,bob\n"
+    )
     loaded = trace(str(path))
     assert (loaded.arrival_s.tolist(), loaded.prompt_tokens.tolist()) == ([0.0, 2.5], [63, 7])
     assert loaded.notice is not None
@@ -506,10 +579,14 @@ def test_bad_rows_are_named_or_left_out_by_reason(tmp_path: Path) -> None:
     table = convert(path, drop_bad=True)
     assert table["src_row"].to_pylist() == [2, 10]
     assert schema.metadata(table)["dropped"] == {
-        "without time": 1, "whose time cannot be read": 1, "without prompt tokens": 1,
-        "whose prompt tokens cannot be read": 1, "without output tokens": 1, "whose output tokens cannot be read": 1,
+        "without time": 1,
+        "whose time cannot be read": 1,
+        "without prompt tokens": 1,
+        "whose prompt tokens cannot be read": 1,
+        "without output tokens": 1,
+        "whose output tokens cannot be read": 1,
         "without model": 1,
-    }  # fmt: skip
+    }
 
 
 def test_nested_names_reach_into_objects(tmp_path: Path) -> None:

@@ -42,9 +42,14 @@ def test_who_is_alone_computes_as_long_as_that() -> None:
     n = 6
     none = np.full(n, np.inf)
     jobs = Jobs(
-        ("small", "large"), np.arange(0.0, 100.0 * n, 100.0), (np.arange(n) % 2).astype(np.int32),
-        (700 * np.arange(1, n + 1)).astype(np.int32), (50 * np.arange(n) + 1).astype(np.int32), none, none,
-    )  # fmt: skip
+        ("small", "large"),
+        np.arange(0.0, 100.0 * n, 100.0),
+        (np.arange(n) % 2).astype(np.int32),
+        (700 * np.arange(1, n + 1)).astype(np.int32),
+        (50 * np.arange(n) + 1).astype(np.int32),
+        none,
+        none,
+    )
     sim = Sim(replace(CONFIG, gpus=2, plan={m.name: Plan(1.0, 100, 50, "trace") for m in CONFIG.models}))
     replay(find("dedicated")(sim.cluster), sim, jobs)
     for row_ in (row_ for batch in sim.rows() for row_ in batch.to_pylist()):

@@ -160,8 +160,11 @@ def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
 def test_a_sampler_that_sorts_is_paid_for_each_row_and_entry() -> None:
     host = quantities.host("vllm-0.12", "h100")
     plain = LLAMA_8B._replace(sampled=False)
-    at = [profile.row(coefficients.tables([(s._replace(sampled=x), tp)], "h100", "vllm-0.12"), 0)
-          for s, tp in ((plain, 1), (plain, 2)) for x in (False, True)]  # fmt: skip
+    at = [
+        profile.row(coefficients.tables([(s._replace(sampled=x), tp)], "h100", "vllm-0.12"), 0)
+        for s, tp in ((plain, 1), (plain, 2))
+        for x in (False, True)
+    ]
     for off, on in (at[:2], at[2:]):  # not divided over a group
         for B in (1, 30, 200):
             extra = profile.step_s(on, B=B, C=B * 512) - profile.step_s(off, B=B, C=B * 512)

@@ -99,10 +99,26 @@ class Breach(NamedTuple):
 
 
 SMALL = 4e9
-EXPERTS = {"topk": 8, "hidden_size": 7168, "inter_size": 2048, "num_experts": 384, "moe_tp_size": 1, "moe_ep_size": 1,
-           "distribution": "power_law_1.2", "num_tokens": 2048}  # fmt: skip
-OSS = {"topk": 4, "hidden_size": 2880, "inter_size": 2880, "num_experts": 32, "moe_tp_size": 1, "moe_ep_size": 1,
-       "distribution": "power_law_1.01", "num_tokens": 384}  # fmt: skip
+EXPERTS = {
+    "topk": 8,
+    "hidden_size": 7168,
+    "inter_size": 2048,
+    "num_experts": 384,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "distribution": "power_law_1.2",
+    "num_tokens": 2048,
+}
+OSS = {
+    "topk": 4,
+    "hidden_size": 2880,
+    "inter_size": 2880,
+    "num_experts": 32,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "distribution": "power_law_1.01",
+    "num_tokens": 384,
+}
 BREACHES = (
     Breach(
         "b", KINDS, tuple(FORMATS), True, 2.7,

@@ -57,14 +57,17 @@ def test_prices_are_of_kinds_that_exist_and_dated() -> None:
     assert set(listed()) <= set(quantities.gpu_kinds())
 
 
-@cases(("words", "line"), [
-    (["qwen-3-32b"], '"qwen-3-32b" is not MODEL@KIND'),
-    (["qwen-3-32b@0xh100"], '"qwen-3-32b@0xh100" is not MODEL@KIND'),
-    (["qwen-3-32b@h10"], "unknown GPU kind 'h10'"),
-    (["qwen-3-32b@l4"], "qwen-3-32b and one request do not fit on 1 x l4"),
-    (["--price", "h100=much"], '--price h100="much" is not a number above 0'),
-    (["llama-3.1-8b@h100", "--tpot", "0.1"], "llama-3.1-8b on 1 x h100: a step takes more than 0.1 ms"),
-])  # fmt: skip
+@cases(
+    ("words", "line"),
+    [
+        (["qwen-3-32b"], '"qwen-3-32b" is not MODEL@KIND'),
+        (["qwen-3-32b@0xh100"], '"qwen-3-32b@0xh100" is not MODEL@KIND'),
+        (["qwen-3-32b@h10"], "unknown GPU kind 'h10'"),
+        (["qwen-3-32b@l4"], "qwen-3-32b and one request do not fit on 1 x l4"),
+        (["--price", "h100=much"], '--price h100="much" is not a number above 0'),
+        (["llama-3.1-8b@h100", "--tpot", "0.1"], "llama-3.1-8b on 1 x h100: a step takes more than 0.1 ms"),
+    ],
+)
 def test_wrong_input_is_one_line(words: list[str], line: str) -> None:
     mistake(bench("price", *words), line)
 

@@ -38,8 +38,9 @@ NAMES = st.sampled_from(["llama-2-7b", "nemo-12b", "llama-3.2-1b", "phi-2", "gem
 TOKENS, SEQS = st.integers(1, 16384), st.integers(1, 1024)
 PROCESSES = st.lists(
     st.tuples(st.builds(Parts, st.integers(0, 4 * GIB), st.integers(0, 2 * GIB)), st.sampled_from([1, 2])),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
 def test_logged_kv_pools(measured_dir: Path) -> None:
@@ -50,9 +51,12 @@ def test_logged_kv_pools(measured_dir: Path) -> None:
     for row in rows:
         tp, dims = int(row["tp"]), shape(SHAPES.get(row["model"], row["model"]))
         config = Config(
-            (Served("m", dims, tp),), gpu=row["gpu"], gpus=tp, mem_fraction=float(row["gpu_memory_utilization"]),
+            (Served("m", dims, tp),),
+            gpu=row["gpu"],
+            gpus=tp,
+            mem_fraction=float(row["gpu_memory_utilization"]),
             chunk_tokens=int(row["max_num_batched_tokens"]),
-        )  # fmt: skip
+        )
         held = sim.memory(config, quantities.gpu(row["gpu"]))
         pool = held.gpu_bytes - held.process_bytes[0] - weight_bytes(dims, tp)
         logged = int(row["kv_blocks"]) * int(row["block_tokens"]) * kv_token_bytes(dims, tp)
@@ -180,9 +184,13 @@ def test_processes_and_links_are_part_of_a_run() -> None:
         == "one process a model for all, 1.5 GiB a process beside weights, PCIe 25 GB/s, disk 6 GB/s"
     )
     changes: list[dict[str, Any]] = [
-        {"process": "model"}, {"process_bytes": 1}, {"pcie_gbps": 25.0}, {"nvlink_gbps": 1.0}, {"net_gbps": 1.0},
+        {"process": "model"},
+        {"process_bytes": 1},
+        {"pcie_gbps": 25.0},
+        {"nvlink_gbps": 1.0},
+        {"net_gbps": 1.0},
         {"disk_gbps": 1.0},
-    ]  # fmt: skip
+    ]
     assert len({replace(base, **change).hash8 for change in ({}, *changes)}) == 7
     wrong: list[dict[str, Any]] = [{"process": "none"}, {"process_bytes": -1}, {"pcie_gbps": 0.0}]
     for change in wrong:

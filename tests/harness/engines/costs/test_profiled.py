@@ -26,12 +26,16 @@ ON, PAIR = Inst("m", (0,)), Inst("m", (0, 1))
 def points(factor: float) -> dict[str, Any]:
     """Return ms: of prefills of 100 and 400 tokens (of 400 twice), and of steps of 1 and 4 at 100 and 200 tokens."""
     return {
-        "1": {"100": {"prefill": 10.0 * factor, "decoding": 4.0 * factor},
-              "200": {"prefill": -1, "decoding": 5.0 * factor},
-              "400": {"prefill": 30.0 * factor, "decoding": -1}},
-        "4": {"100": {"prefill": 50.0 * factor, "decoding": 10.0 * factor},
-              "200": {"prefill": -1, "decoding": 14.0 * factor}},
-    }  # fmt: skip
+        "1": {
+            "100": {"prefill": 10.0 * factor, "decoding": 4.0 * factor},
+            "200": {"prefill": -1, "decoding": 5.0 * factor},
+            "400": {"prefill": 30.0 * factor, "decoding": -1},
+        },
+        "4": {
+            "100": {"prefill": 50.0 * factor, "decoding": 10.0 * factor},
+            "200": {"prefill": -1, "decoding": 14.0 * factor},
+        },
+    }
 
 
 def written(folder: Path, tree: Any = None) -> str:
@@ -168,9 +172,14 @@ def test_muxserves_profile_by_hand(profiles_dir: Path) -> None:
                 ms = by_batch["64"]["128"]["decoding"]
                 each_s = {"llama-7b": 1e-4, "llama-13b": 8e-5}.get(name, 7e-5)
                 assert profile.step_s(inst, 64, 64 * 128, int(share)) == pytest.approx(ms / 1e3 + 64 * each_s)
-            same = [by_share["100"][batch][length]["prefill"] for batch, length in (("1", "256"), ("2", "128"),
-                    ("4", "64"), ("8", "32"))]  # fmt: skip
+            same = [
+                by_share["100"][batch][length]["prefill"]
+                for batch, length in (("1", "256"), ("2", "128"), ("4", "64"), ("8", "32"))
+            ]
             assert profile.prefill_s(inst, 256) == pytest.approx(sum(same) / 4e3)
     assert {name: list(profiled.read(str(path))[name]) for name in tree} == {
-        "llama-7b": [1, 2, 4, 8], "llama-13b": [1, 2, 4, 8], "llama-30b": [2, 4], "llama-65b": [4, 8],
-    }  # fmt: skip
+        "llama-7b": [1, 2, 4, 8],
+        "llama-13b": [1, 2, 4, 8],
+        "llama-30b": [2, 4],
+        "llama-65b": [4, 8],
+    }

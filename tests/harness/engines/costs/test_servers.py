@@ -38,9 +38,17 @@ GOLDEN = {
     "vllm-0.12": {"h100": (8192, 1024, 0.9), "a100-80g": (2048, 256, 0.9), "h20": (8192, 1024, 0.9)},
     "vllm-0.14": {"h100": (8192, 1024, 0.9), "mi300x": (8192, 1024, 0.9), "l4": (2048, 256, 0.9)},
     "vllm-0.15": {
-        "h100": (8192, 1024, 0.9), "h200": (8192, 1024, 0.9), "h800": (8192, 1024, 0.9), "b200": (8192, 1024, 0.9),
-        "mi300x": (8192, 1024, 0.9), "rtx-pro-6000": (8192, 1024, 0.9), "a100-80g": (2048, 256, 0.9),
-        "a100-40g": (2048, 256, 0.9), "l40s": (2048, 256, 0.9), "l4": (2048, 256, 0.9), "a10": (2048, 256, 0.9),
+        "h100": (8192, 1024, 0.9),
+        "h200": (8192, 1024, 0.9),
+        "h800": (8192, 1024, 0.9),
+        "b200": (8192, 1024, 0.9),
+        "mi300x": (8192, 1024, 0.9),
+        "rtx-pro-6000": (8192, 1024, 0.9),
+        "a100-80g": (2048, 256, 0.9),
+        "a100-40g": (2048, 256, 0.9),
+        "l40s": (2048, 256, 0.9),
+        "l4": (2048, 256, 0.9),
+        "a10": (2048, 256, 0.9),
     },
     "vllm-0.19": {"h100": (8192, 1024, 0.9), "b200": (8192, 1024, 0.9), "l40s": (2048, 256, 0.9)},
     "vllm-0.20": {"h100": (8192, 1024, 0.92), "b200": (8192, 1024, 0.92), "l40s": (2048, 256, 0.92)},
@@ -49,7 +57,7 @@ GOLDEN = {
     "vllm-0.32": {"h100": (8192, 1024, 0.92), "b200": (16384, 1024, 0.92), "a100-80g": (2048, 256, 0.92)},
     # whole prompts before decodes; the share of an H100 is that of two GPUs: (81,559 - 10.5 x 1,024) / 81,559
     "sglang-0.5": {"h100": (0, 2048, 0.868)},
-}  # fmt: skip
+}
 
 
 def of(host: str, kind: str, tp: int = 1, longest: int = 8192) -> Settings:
@@ -80,8 +88,9 @@ def test_a_prompt_is_let_in_as_the_release_does(host: str, admission: str) -> No
 def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
     """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
     of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
-    spec = Spec("dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="",
-                chunk_tokens=2048)  # fmt: skip
+    spec = Spec(
+        "dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="", chunk_tokens=2048
+    )
     rows = {}
     for admission in ("prompt", "chunk", "output"):
         setup = Setup(resolve(replace(spec, admission=admission)))

@@ -26,8 +26,10 @@ import uvloop
 
 FAULTS = ("fail", "reject", "hang", "cut", "malformed")
 COLUMNS = ("id", "read_ns", "first_ns")  # of a request's row: CLOCK_MONOTONIC, -1 for what has not come
-HEAD = (b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-        b"transfer-encoding: chunked\r\n")  # fmt: skip
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"transfer-encoding: chunked\r\n"
+)
 BROKEN = b'data: {"id": "broken", "choices": [{"text"\n\n'
 PARENT_S = 0.2  # between two looks for the parent
 
@@ -183,8 +185,10 @@ class Answer:
 
     def used(self) -> str:
         """Return the usage so far, as JSON."""
-        return (f'{{"prompt_tokens": {self.prompt}, "completion_tokens": {self.made}, '
-                f'"total_tokens": {self.prompt + self.made}}}')  # fmt: skip
+        return (
+            f'{{"prompt_tokens": {self.prompt}, "completion_tokens": {self.made}, '
+            f'"total_tokens": {self.prompt + self.made}}}'
+        )
 
 
 class Connection(asyncio.Protocol):

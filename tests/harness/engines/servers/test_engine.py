@@ -69,8 +69,9 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch
     script = Script(answers)
     _, rows = stage.run(script, jobs((1.0, "a", 2), (1.2, "a", 2)))
     assert [waits(row) for row in rows] == [
-        {"load": 500.0, "host": 1.0, "compute": 50.0}, {"load": 300.0, "host": 1.0, "compute": 50.0},
-    ]  # fmt: skip
+        {"load": 500.0, "host": 1.0, "compute": 50.0},
+        {"load": 300.0, "host": 1.0, "compute": 50.0},
+    ]
     assert len(stage.kind.seats) == 1
     assert [done.failed for done in script.told(Done)] == [None, None]  # each Load is told
     assert stage.engine.stats()["loads"] == 1.0
@@ -121,8 +122,9 @@ def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatc
 def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch)
     script = Script(routed("a"), {Woke, Finished})
-    monkeypatch.setattr(Sender, "end", lambda self, rid, state, kind, why="": self.told.append(
-        Told(kind, rid, self.world.now_ns, 1)))  # fmt: skip
+    monkeypatch.setattr(
+        Sender, "end", lambda self, rid, state, kind, why="": self.told.append(Told(kind, rid, self.world.now_ns, 1))
+    )
     _, rows = stage.run(script, jobs((1.0, "a", 2), (2.0, "a", 1)))
     assert [row["state"] for row in rows] == ["failed", "done"]
     assert script.told(Finished)[0].state == "failed"
@@ -177,8 +179,10 @@ def test_a_server_stops_when_its_requests_have_ended_and_the_next_starts_in_its_
         2,
     )  # an eviction of what is out, a load that stood
     assert {name: stage.engine.stats()[name] for name in ("loads", "evicts", "faults")} == {
-        "loads": 1.0, "evicts": 1.0, "faults": 0.0,
-    }  # fmt: skip
+        "loads": 1.0,
+        "evicts": 1.0,
+        "faults": 0.0,
+    }
     assert [(inst.model, kv) for inst, kv, _ in stage.kind.seats] == [("a", 20_000), ("b", 20_000)]
 
 
@@ -411,9 +415,13 @@ def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.Monke
     assert {kv_bytes for model, kv_bytes in told if model == "b"} == {20_000}
 
 
-@cases(("apart", "order"), [
-    (True, ["start 0", "ready 0", "start 1", "ready 1"]), (False, ["start 0", "start 1", "ready 0", "ready 1"]),
-])  # fmt: skip
+@cases(
+    ("apart", "order"),
+    [
+        (True, ["start 0", "ready 0", "start 1", "ready 1"]),
+        (False, ["start 0", "start 1", "ready 0", "ready 1"]),
+    ],
+)
 def test_servers_that_measure_their_gpu_start_one_after_the_other(
     apart: bool, order: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

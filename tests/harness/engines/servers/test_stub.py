@@ -406,8 +406,10 @@ def test_an_illegal_step_of_a_server_is_among_the_faults_of_a_run(monkeypatch: p
 def test_models_are_matched_by_name_and_else_in_order() -> None:
     at = [Server("u", "x"), Server("u", "b"), Server("v", "y")]
     assert attach.match(["a", "b", "c"], at) == {
-        "a": (at[0], "order"), "b": (at[1], "name"), "c": (at[2], "order"),
-    }  # fmt: skip
+        "a": (at[0], "order"),
+        "b": (at[1], "name"),
+        "c": (at[2], "order"),
+    }
     with pytest.raises(UserError, match="4 models, and the servers have 3"):
         attach.match(["a", "b", "c", "d"], at)
 
@@ -473,8 +475,19 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     from harness.study.summary import summarize
     from plots import style
 
-    spec = {"system": "one", "trace": "t", "models": "m", "gpu": "h100", "gpus": 1, "engine": "attach", "seed": 0,
-            "rate_scale": 1.0, "scaling": "rotate", "slo": "s", "window_s": 3.0}  # fmt: skip
+    spec = {
+        "system": "one",
+        "trace": "t",
+        "models": "m",
+        "gpu": "h100",
+        "gpus": 1,
+        "engine": "attach",
+        "seed": 0,
+        "rate_scale": 1.0,
+        "scaling": "rotate",
+        "slo": "s",
+        "window_s": 3.0,
+    }
     bad = {
         "spec": spec,
         "tier": "t",
@@ -496,8 +509,8 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
 
 @cases(
     ("url", "says"),
-    [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", 'is no http://HOST:PORT')],
-)  # fmt: skip
+    [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", "is no http://HOST:PORT")],
+)
 def test_a_server_that_is_not_there_is_one_line(url: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
     assert says in fails("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}", "-o", tmp_path)
@@ -513,10 +526,12 @@ def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None
 @cases(
     "args",
     [
-        ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "attach"),
+        ("run", "spec.toml"),
+        ("compare", "--systems", "dedicated"),
+        ("calibrate", "attach"),
         ("validate", "--engine", "attach"),
     ],
-)  # fmt: skip
+)
 def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...]) -> None:
     for moved in ("--attach", "--key-env"):
         error = fails(*args, moved, "http://127.0.0.1:1")

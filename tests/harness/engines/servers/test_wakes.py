@@ -65,8 +65,9 @@ def test_a_server_that_runs_or_was_ready_a_moment_ago_does_not_sleep_and_each_ha
     long = log((1.0, 1.1, 30.0, 0.1), (20.0, 20.1, 21.0, 0.1), (34.0, 34.1, 34.2, 0.1))
     assert detected(long, wakes.Stay("a", 0.0, [0, 1, 2]))[0] == []  # the first ends at 30 s
     assert detected(long, wakes.Stay("a", -4.5, [0]), wakes.Stay("b", 18.0, [1]), wakes.Stay("a", 31.0, [2])) == (
-        [wakes.Wake(0, "a", 0.0)], [0.0, 0.0, 0.0],
-    )  # fmt: skip
+        [wakes.Wake(0, "a", 0.0)],
+        [0.0, 0.0, 0.0],
+    )
     endless = log((1.0, 1.1, -1, 0.1), (90.0, 90.1, 91.0, 0.1))
     assert detected(endless, wakes.Stay("a", 0.0, [0, 1]))[0] == []
 

@@ -283,9 +283,18 @@ class Price(NamedTuple):
 
 
 def price(
-    t: Tables, row: int, here: tuple[int, float], far: Mapping[Inst, tuple[int, float, float]], p: int, n: int,
-    area: float, out: int, op_s: float | None, poll_s: float, polls: int | None,
-) -> Price:  # fmt: skip
+    t: Tables,
+    row: int,
+    here: tuple[int, float],
+    far: Mapping[Inst, tuple[int, float, float]],
+    p: int,
+    n: int,
+    area: float,
+    out: int,
+    op_s: float | None,
+    poll_s: float,
+    polls: int | None,
+) -> Price:
     """Price decodes (members, context) here, and elsewhere with their seconds on links (formulas: coef.py)."""
     k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
     L, B = k["layers"], here[0] + sum(lender[0] for lender in far.values())

@@ -176,9 +176,15 @@ def test_rungs_from_disk_take_the_same_whatever_hosts_hold() -> None:
 # ------------------------------------------------------------------ every system
 
 LOADING: list[tuple[str, dict[str, Any]]] = [
-    ("serverlessllm", {}), ("serverlessllm_released", {}), ("qlm", {}), ("swap", {"way": "host"}), ("aegaeon", {}),
-    ("prism", {}), ("slinfer", {}), ("elastic", {"idle_s": 3.0, "check_s": 1.0}),
-]  # fmt: skip
+    ("serverlessllm", {}),
+    ("serverlessllm_released", {}),
+    ("qlm", {}),
+    ("swap", {"way": "host"}),
+    ("aegaeon", {}),
+    ("prism", {}),
+    ("slinfer", {}),
+    ("elastic", {"idle_s": 3.0, "check_s": 1.0}),
+]
 ROOM = {"elastic": 6 * GIB}  # of a GPU, for two models; of others for one
 
 
@@ -187,12 +193,26 @@ def ran(name: str, host_bytes: int | None, fields: dict[str, Any]) -> tuple[pa.T
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)
     models = tuple(Served(f"m{k}", small, 1, 5.0, 0.5) for k in range(4))
     plan = {m.name: Plan(0.1, 200, 30, "test") for m in models}
-    c = Config(models, gpus=2, host="none", process_bytes=0, plan=plan, host_bytes=host_bytes,
-               pool_bytes=ROOM.get(name, 4 * GIB))  # fmt: skip
+    c = Config(
+        models,
+        gpus=2,
+        host="none",
+        process_bytes=0,
+        plan=plan,
+        host_bytes=host_bytes,
+        pool_bytes=ROOM.get(name, 4 * GIB),
+    )
     make, n = system.find(name), 10
     model = np.arange(n, dtype=np.int32) * 3 % 4
-    jobs = Jobs(tuple(m.name for m in models), np.arange(1.0, 2.0 * n, 2.0), model, np.full(n, 200, np.int32),
-                np.full(n, 30, np.int32), np.full(n, 5.0), np.full(n, 0.5))  # fmt: skip
+    jobs = Jobs(
+        tuple(m.name for m in models),
+        np.arange(1.0, 2.0 * n, 2.0),
+        model,
+        np.full(n, 200, np.int32),
+        np.full(n, 30, np.int32),
+        np.full(n, 5.0),
+        np.full(n, 0.5),
+    )
     engine = Sim(c, make(Sim(c).cluster, **fields).options)
     replay(make(engine.cluster, **fields), engine, jobs, end_s=500.0)
     return pa.Table.from_batches(engine.rows()), engine

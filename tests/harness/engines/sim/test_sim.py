@@ -56,14 +56,19 @@ def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
 def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], causes: str) -> None:
     served = tuple(Served(m, shape("llama-3.2-1b"), 1, 1.0, 0.05) for m in "abcd")
     plan = {m.name: Plan(1.0, 500, 150, "trace") for m in served}
-    config = Config(served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.21,
-                    plan=plan)  # fmt: skip
+    config = Config(
+        served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.21, plan=plan
+    )
     n, rng = 200, np.random.default_rng(0)
     jobs = Jobs(
-        tuple("abcd"), np.sort(rng.uniform(0, 20, n)), rng.integers(0, 4, n).astype(np.int32),
-        rng.integers(1, 1500, n).astype(np.int32), rng.integers(1, 300, n).astype(np.int32),
-        np.full(n, 1.0), np.full(n, 0.05),
-    )  # fmt: skip
+        tuple("abcd"),
+        np.sort(rng.uniform(0, 20, n)),
+        rng.integers(0, 4, n).astype(np.int32),
+        rng.integers(1, 1500, n).astype(np.int32),
+        rng.integers(1, 300, n).astype(np.int32),
+        np.full(n, 1.0),
+        np.full(n, 0.05),
+    )
     sim = Sim(config, options | dict(find(name)(Sim(config).cluster).options))
     replay(find(name)(sim.cluster), sim, jobs, end_s=19.0)  # some have not ended
     table, waited = pa.Table.from_batches(list(sim.rows()), SCHEMA).to_pylist(), Counter[str]()
@@ -86,10 +91,14 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     n = 300
     rng = np.random.default_rng(0)
     jobs = Jobs(
-        ("a", "b"), np.sort(rng.uniform(0, 60, n)), rng.integers(0, 2, n).astype(np.int32),
-        rng.integers(1, 1500, n).astype(np.int32), rng.integers(1, 300, n).astype(np.int32),
-        np.full(n, math.inf), np.full(n, math.inf),
-    )  # fmt: skip
+        ("a", "b"),
+        np.sort(rng.uniform(0, 60, n)),
+        rng.integers(0, 2, n).astype(np.int32),
+        rng.integers(1, 1500, n).astype(np.int32),
+        rng.integers(1, 300, n).astype(np.int32),
+        np.full(n, math.inf),
+        np.full(n, math.inf),
+    )
     sim = Sim(config)
     replay(find("dedicated")(sim.cluster), sim, jobs)
     t = pa.Table.from_batches(list(sim.rows()), SCHEMA)
@@ -102,8 +111,9 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     )
     assert set(t.column("state").to_pylist()) == {"done"}
     assert {(m, g) for m, g in zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)} == {
-        ("a", "0"), ("b", "1+2"),
-    }  # fmt: skip
+        ("a", "0"),
+        ("b", "1+2"),
+    }
     assert (t.column("first_ns").to_numpy() <= t.column("done_ns").to_numpy()).all()
 
 
@@ -186,8 +196,10 @@ def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_pa
             (ours[m.name][0] / m.released_s[0], ours[m.name][1] / m.released_s[1])
         )
     assert {name: len(pairs) for name, pairs in by_shape.items()} == {
-        "llama-3.1-8b": 3, "llama-3.2-3b": 1, "llama-3.2-1b": 4,
-    }  # fmt: skip
+        "llama-3.1-8b": 3,
+        "llama-3.2-3b": 1,
+        "llama-3.2-1b": 4,
+    }
     for pairs in by_shape.values():
         for k in (0, 1):
             assert 0.7 <= statistics.geometric_mean(p[k] for p in pairs) <= 1.3

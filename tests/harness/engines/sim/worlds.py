@@ -85,8 +85,10 @@ class World:
             for place in permutations(range(c.gpus), m.tp):
                 size, spec = weight_bytes(m.shape, m.tp), kinds[place[0]].spec
                 parts = [(f"h2d{g}", size) for g in place]
-                slow_s = [rung.fixed_s + max(0.0, size / rung.bytes_s - s)
-                          for s in (size / spec.h2d, max(size / spec.h2d, m.tp * size / spec.disk))]  # fmt: skip
+                slow_s = [
+                    rung.fixed_s + max(0.0, size / rung.bytes_s - s)
+                    for s in (size / spec.h2d, max(size / spec.h2d, m.tp * size / spec.disk))
+                ]
                 ways[Inst(m.name, place), "host"] = (slow_s[0], parts)
                 disk = f"disk{nodes[place[0]] if two else 0}"
                 disk_ways[Inst(m.name, place), "host"] = (slow_s[1], [*parts, (disk, m.tp * size)])
@@ -161,9 +163,17 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost = np.zeros(rows, COST)
     cost["serial"] = rng.integers(0, 2, rows)
     for key, scale in {
-        "host0": 0.004, "host1": 2e-4, "att0": 0.002, "att1": 1e-4, "dec0": 0.001, "dec1": 2e-5, "dec2": 2e-5,
-        "pre0": 1e-3, "pre1": 1e-5, "pre2": 1e-6,
-    }.items():  # fmt: skip
+        "host0": 0.004,
+        "host1": 2e-4,
+        "att0": 0.002,
+        "att1": 1e-4,
+        "dec0": 0.001,
+        "dec1": 2e-5,
+        "dec2": 2e-5,
+        "pre0": 1e-3,
+        "pre1": 1e-5,
+        "pre2": 1e-6,
+    }.items():
         cost[key] = scale * rng.uniform(0.3, 2.0, rows)
     cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
     cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)
@@ -182,10 +192,16 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost["pre_x"] = phased.uniform(0.8, 1.5, rows)
     cost["xbytes"], cost["xmiss"] = mixed * moe.uniform(0.3, 4.0, rows) * heavy, moe.uniform(0.5, 0.99, rows)
     return Tables(
-        cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
-        np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1), np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),
+        cost,
+        grid,
+        rise,
+        0.1 * rise,
+        np.array([0.1, 0.5, 1.0]),
+        np.array([1.0, 8.0, 64.0]),
+        np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1),
+        np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),
         KERNELS * np.ones((rows, 1, 1)),
-    )  # fmt: skip
+    )
 
 
 def admission(seed: int) -> Admission:
@@ -652,12 +668,22 @@ def wild(seed: int, *, cut: bool) -> World:
     host = HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0, lookahead_steps=seed % 2)
     priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, host)
     config = Config(
-        served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
-        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), admission=admission(seed),
+        served,
+        gpus=gpus,
+        block_tokens=4,
+        batch_cap=pick(2, 4, 16),
+        chunk_tokens=pick(0, 8, 32),
+        prefill_tokens=64,
+        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES),
+        watermark=pick(0.0, 0.05),
+        admission=admission(seed),
         mem_fraction=1.0,
-        process_bytes=1000, buffer_bytes=paging * block // shape.layers, noise=0.0 if exact else pick(0.0, 0.05),
-        seed=int(rng.integers(0, 1000)), token_times=True,
-    )  # fmt: skip
+        process_bytes=1000,
+        buffer_bytes=paging * block // shape.layers,
+        noise=0.0 if exact else pick(0.0, 0.05),
+        seed=int(rng.integers(0, 1000)),
+        token_times=True,
+    )
     options: dict[str, Option] = {
         "kv": "elastic" if elastic else "paged",
         "sharing": "none" if exact and chance(0.7) else pick("fluid", "fluid", "none"),

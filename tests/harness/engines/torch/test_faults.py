@@ -175,8 +175,9 @@ def test_a_signal_in_mid_run_leaves_whole_runs_alone_and_no_process(which: signa
         "--seeds", "1", "--rate-scale", "1", "--no-plot", "--set", "window_s=4",
         "--set", "warmup_s=0", "--set", "drain_s=1", "-o", str(tmp_path),
     ]  # fmt: skip
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                           start_new_session=True)  # fmt: skip
+    run = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
 
     def kept() -> list[Path]:
         return sorted(path for path in tmp_path.glob("static-*") if record.exists(path))

@@ -25,9 +25,16 @@ from harness.validate import torch_scenarios as scenarios  # noqa: E402
 from harness.validate.torch_scenarios import SCENARIOS, Scenario  # noqa: E402
 
 S = scenarios.SHAPE
-SIZES = {"hidden_size": S.hidden, "intermediate_size": S.ffn, "num_hidden_layers": S.layers, "vocab_size": S.vocab,
-         "num_attention_heads": S.q_heads, "num_key_value_heads": S.kv_heads, "head_dim": S.head_dim,
-         "max_position_embeddings": S.max_tokens}  # fmt: skip
+SIZES = {
+    "hidden_size": S.hidden,
+    "intermediate_size": S.ffn,
+    "num_hidden_layers": S.layers,
+    "vocab_size": S.vocab,
+    "num_attention_heads": S.q_heads,
+    "num_key_value_heads": S.kv_heads,
+    "head_dim": S.head_dim,
+    "max_position_embeddings": S.max_tokens,
+}
 MIXTURE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 
 

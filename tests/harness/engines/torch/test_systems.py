@@ -28,8 +28,20 @@ SYSTEMS = [name for name in system_names() if name not in SIMULATED]
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in IN_CI else pytest.mark.full) for x in SYSTEMS])
 def test_a_system_serves_two_hundred_requests(name: str, tmp_path: Path) -> None:
     before = children()
-    spec = resolve(Spec(name, engine="torch", trace=TRACE, models=MODELS, gpus=2, window_s=4.0, warmup_s=0.0,
-                        drain_s=900.0, slo="absolute:ttft=1,tpot=0.1", slo_s=SLOS))  # fmt: skip
+    spec = resolve(
+        Spec(
+            name,
+            engine="torch",
+            trace=TRACE,
+            models=MODELS,
+            gpus=2,
+            window_s=4.0,
+            warmup_s=0.0,
+            drain_s=900.0,
+            slo="absolute:ttft=1,tpot=0.1",
+            slo_s=SLOS,
+        )
+    )
     path = execute(spec, tmp_path, "")
     about = record.meta(path)
     assert (about["skipped"], about["infeasible"], about["fidelity"]) == (None, None, "emulated")

@@ -166,8 +166,11 @@ def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
     thin, wide = (nets.net(shape("llama-3.1-8b"), wide=n).shape for n in (1, 4))
     assert (wide.hidden, wide.ffn, wide.head_dim) == tuple(4 * n for n in (thin.hidden, thin.ffn, thin.head_dim))
     assert (wide.layers, wide.q_heads, wide.kv_heads, wide.vocab) == (
-        thin.layers, thin.q_heads, thin.kv_heads, thin.vocab,
-    )  # fmt: skip
+        thin.layers,
+        thin.q_heads,
+        thin.kv_heads,
+        thin.vocab,
+    )
     served = source.networks(named(["llama-3.1-8b"]), 4)["llama-3.1-8b"]
     assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), wide=4).weight_bytes, rel=0.01)
     assert nets.net(served).shape == served  # by a table it is served as it stands there
@@ -229,15 +232,18 @@ def test_what_policies_know_is_found_from_steps_that_it_tells() -> None:
     assert table.name == costs.TABLE.stem
 
 
-@cases(("here", "others", "devices", "lanes", "reasons"), [
-    (0.04, 0.09, 2, [], []),
-    (0.06, 0.0, 2, [], ["the run's own process took 6.0% of a core, the limit 5%"]),
-    (0.0, 0.11, 2, [], ["other processes took 11.0% of a core, the limit 5% of each of 2"]),
-    (0.0, 0.0, 4, [], ["4 devices share 2 cores"]),
-    (0.0, 0.0, 2, [Share("a", 0.5, 0.55, 1.0)], []),
-    (0.0, 0.0, 2, [Share("a", 0.5, 0.39, 1.0)], ["a got 39% of its device, asked were 50%"]),
-    (0.0, 0.0, 2, [Share("a", 0.5, 0.03, 0.1)], []),  # too short to judge
-])  # fmt: skip
+@cases(
+    ("here", "others", "devices", "lanes", "reasons"),
+    [
+        (0.04, 0.09, 2, [], []),
+        (0.06, 0.0, 2, [], ["the run's own process took 6.0% of a core, the limit 5%"]),
+        (0.0, 0.11, 2, [], ["other processes took 11.0% of a core, the limit 5% of each of 2"]),
+        (0.0, 0.0, 4, [], ["4 devices share 2 cores"]),
+        (0.0, 0.0, 2, [Share("a", 0.5, 0.55, 1.0)], []),
+        (0.0, 0.0, 2, [Share("a", 0.5, 0.39, 1.0)], ["a got 39% of its device, asked were 50%"]),
+        (0.0, 0.0, 2, [Share("a", 0.5, 0.03, 0.1)], []),  # too short to judge
+    ],
+)
 def test_a_run_that_was_disturbed_is_invalid(
     here: float, others: float, devices: int, lanes: list[Share], reasons: list[str]
 ) -> None:
@@ -250,9 +256,20 @@ def test_a_run_that_was_disturbed_is_invalid(
 @pytest.mark.torch
 def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    few = {"PROMPTS": (1, 2, 4, 8, 16, 32, 64), "SEQS": (1, 2, 4, 8), "CONTEXTS": (16, 64), "REPEATS": 1,
-           "OUTPUT": 4, "BESIDE": (2,), "BESIDE_PROMPT": 32, "BESIDE_SEQS": (1,), "MOVED": 64, "TURNS": 6,
-           "CHUNKED": 200, "TRIES": 1}  # fmt: skip
+    few = {
+        "PROMPTS": (1, 2, 4, 8, 16, 32, 64),
+        "SEQS": (1, 2, 4, 8),
+        "CONTEXTS": (16, 64),
+        "REPEATS": 1,
+        "OUTPUT": 4,
+        "BESIDE": (2,),
+        "BESIDE_PROMPT": 32,
+        "BESIDE_SEQS": (1,),
+        "MOVED": 64,
+        "TURNS": 6,
+        "CHUNKED": 200,
+        "TRIES": 1,
+    }
     for name, value in few.items():
         monkeypatch.setattr(torch_timed, name, value)
     monkeypatch.setattr(source, "CTX", 64)

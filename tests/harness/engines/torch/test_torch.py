@@ -177,8 +177,19 @@ def test_a_member_without_room_takes_that_of_the_latest() -> None:
 
 
 def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
-    spec = resolve(Spec("static", engine="torch", trace="sample", models="llama-3.2-1b*2", gpus=1, window_s=0.5,
-                        warmup_s=0.1, drain_s=0.5, slo=""))  # fmt: skip
+    spec = resolve(
+        Spec(
+            "static",
+            engine="torch",
+            trace="sample",
+            models="llama-3.2-1b*2",
+            gpus=1,
+            window_s=0.5,
+            warmup_s=0.1,
+            drain_s=0.5,
+            slo="",
+        )
+    )
     about = record.meta(execute(spec, tmp_path, ""))
     assert (about["skipped"], about["infeasible"], about["fidelity"]) == (None, None, "emulated")
     assert about["measured_on"]["torch"] == torch.__version__

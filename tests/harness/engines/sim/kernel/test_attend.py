@@ -37,9 +37,16 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
     cost["pre_x"] = cost["pre_slow"] = cost["dec_slow"] = 1.0
     zero = np.zeros((2, 2))
     t = Tables(
-        cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((2, 2, 1)), np.ones((2, 2)),
+        cost,
+        np.array([1, 2]),
+        zero,
+        zero,
+        np.array([0.5, 1.0]),
+        np.array([1.0]),
         np.ones((2, 2, 1)),
-    )  # fmt: skip
+        np.ones((2, 2)),
+        np.ones((2, 2, 1)),
+    )
     nvlink = over.pop("nvlink", math.inf)
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, nvlink, 1.0, 1.0, 1 << 50)
     priced = Machine(

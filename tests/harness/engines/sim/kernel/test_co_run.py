@@ -121,13 +121,27 @@ def test_golden_numbers_of_the_law(lanes: list[Lane], times: list[float]) -> Non
 
 
 SEEN = {  # times as long as alone, of the first beside the second: an H200, results/h200/corun.md, both on all SMs
-    (0, 0): 1.60, (0, 1): 2.08, (0, 2): 5.97, (1, 0): 1.42, (1, 1): 1.73, (1, 2): 4.83, (2, 0): 1.12, (2, 1): 1.21,
+    (0, 0): 1.60,
+    (0, 1): 2.08,
+    (0, 2): 5.97,
+    (1, 0): 1.42,
+    (1, 1): 1.73,
+    (1, 2): 4.83,
+    (2, 0): 1.12,
+    (2, 1): 1.21,
     (2, 2): 1.90,
-}  # fmt: skip
+}
 APART = {  # the same on 64 and 68 SMs
-    (0, 0): 1.59, (0, 1): 1.51, (0, 2): 1.26, (1, 0): 1.59, (1, 1): 1.49, (1, 2): 1.35, (2, 0): 1.48, (2, 1): 1.37,
+    (0, 0): 1.59,
+    (0, 1): 1.51,
+    (0, 2): 1.26,
+    (1, 0): 1.59,
+    (1, 1): 1.49,
+    (1, 2): 1.35,
+    (2, 0): 1.48,
+    (2, 1): 1.37,
     (2, 2): 1.41,
-}  # fmt: skip
+}
 
 
 def test_the_pairs_that_were_measured_are_met_within_six_percent() -> None:

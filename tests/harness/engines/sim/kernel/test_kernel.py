@@ -52,7 +52,7 @@ from tests.harness.engines.sim.worlds import (
     drive,
     looped,
     world,
-)  # fmt: skip
+)
 
 # Loads that wait; KV that waits or moves; by batch; and weights in the hosts' memories, where that is limited.
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int], list[tuple[int, str, str]]]
@@ -102,8 +102,11 @@ class Watched(Oracle):
             loads = {inst for inst, weights in self.weights.items() if weights == "waiting"}
             kv = {r.id: how for r in self.live if (how := self.under_way(r)) != "none"}
             batches = Counter(r.batch for r in self.live if kv.get(r.id) == "waiting" and r.batch)
-            hosts = [(node, model, "loading" if self.far(reader) else "in")
-                     for node, kept in self.memories.items() for model, reader in kept]  # fmt: skip
+            hosts = [
+                (node, model, "loading" if self.far(reader) else "in")
+                for node, kept in self.memories.items()
+                for model, reader in kept
+            ]
             self.sights.append((loads, kv, dict(batches), hosts))
         super().do(action)
 
@@ -544,8 +547,12 @@ def test_new_names_change_nothing_else(seed: int) -> None:
 def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
     w = world(seed)
     t = w.machine.tables
-    more = t._replace(**{k: np.concatenate([getattr(t, k), getattr(t, k)[:1]]) for k in
-                         ("cost", "gemm", "head", "dec_rate", "pre_rate")})  # fmt: skip
+    more = t._replace(
+        **{
+            k: np.concatenate([getattr(t, k), getattr(t, k)[:1]])
+            for k in ("cost", "gemm", "head", "dec_rate", "pre_rate")
+        }
+    )
     roomy = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=1 << 40))
     idle = Batch(Inst("idle", (0,)))
     crowded = replace(
@@ -594,17 +601,29 @@ def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap:
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
     t = Tables(
-        cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2)),
+        cost,
+        grid,
+        zero,
+        zero,
+        np.array([0.5, 1.0]),
+        np.array([1.0]),
         np.ones((models, 2, 1)),
-    )  # fmt: skip
+        np.ones((models, 2)),
+        np.ones((models, 2, 1)),
+    )
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
     tokens, never = np.ones(n, np.int32), np.full(n, math.inf)
     jobs = Jobs(
-        tuple(m.name for m in served), np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, models, n).astype(np.int32), tokens, tokens, never, never
-    )  # fmt: skip
+        tuple(m.name for m in served),
+        np.cumsum(rng.exponential(1 / rate, n)),
+        rng.integers(0, models, n).astype(np.int32),
+        tokens,
+        tokens,
+        never,
+        never,
+    )
     script: list[tuple[float, Action]] = []
     for m in served:
         b = Batch(Inst(m.name, (0,)))
@@ -769,18 +788,31 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
     cost["pre_x"] = cost["pre_slow"] = cost["dec_slow"] = 1.0
     zero = np.zeros((models, 2))
     t = Tables(
-        cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)),
-        np.ones((models, 2)), np.ones((models, 2, 1)),
-    )  # fmt: skip
+        cost,
+        np.array([1, 2]),
+        zero,
+        zero,
+        np.array([0.5, 1.0]),
+        np.array([1.0]),
+        np.ones((models, 2, 1)),
+        np.ones((models, 2)),
+        np.ones((models, 2, 1)),
+    )
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, math.inf, 1.0, 1.0, 1 << 50)
     names = tuple(f"m{k}" for k in range(models))
-    config = Config(tuple(Served(m, SHAPE) for m in names), gpus=gpus, chunk_tokens=0, mem_fraction=1.0,
-                    token_times=True)  # fmt: skip
+    config = Config(
+        tuple(Served(m, SHAPE) for m in names), gpus=gpus, chunk_tokens=0, mem_fraction=1.0, token_times=True
+    )
     never = np.full(models * n, math.inf)
     jobs = Jobs(
-        names, np.zeros(models * n), np.repeat(np.arange(models, dtype=np.int32), n),
-        np.full(models * n, prompt, np.int32), np.full(models * n, output, np.int32), never, never,
-    )  # fmt: skip
+        names,
+        np.zeros(models * n),
+        np.repeat(np.arange(models, dtype=np.int32), n),
+        np.full(models * n, prompt, np.int32),
+        np.full(models * n, output, np.int32),
+        never,
+        never,
+    )
     priced = Machine(t, spec, {"host": Way(1.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
     batches = [Batch(Inst(m, (0,))) for m in names]
     script: list[tuple[float, Action]] = [(NEVER, a) for b in batches for a in (Load(b.inst), Admit(b.inst.model, b))]
@@ -809,9 +841,13 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
     ends = turns(w, rota, 2.9)
     # a turn of 0.6 s takes three steps of 1/4 s: the first boundary at or after it; one of 0.5 s takes two
     assert [(t, e.batch, e.why, e.steps, e.ran_s) for t, e in ends] == [
-        (0.125, M0, "steps", 1, 0.125), (0.25, M1, "steps", 1, 0.125), (1.0, M0, "time", 3, 0.75),
-        (1.5, M1, "time", 2, 0.5), (2.25, M0, "time", 3, 0.75), (2.75, M1, "time", 2, 0.5),
-    ]  # fmt: skip
+        (0.125, M0, "steps", 1, 0.125),
+        (0.25, M1, "steps", 1, 0.125),
+        (1.0, M0, "time", 3, 0.75),
+        (1.5, M1, "time", 2, 0.5),
+        (2.25, M0, "time", 3, 0.75),
+        (2.75, M1, "time", 2, 0.5),
+    ]
     sim, _ = drive(replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota), 2.75)
     assert sim.S.requests["compute"].tolist() == [0.125 + 1.5, 0.125 + 1.0]
     assert sim.S.requests["queue"].tolist() == [0.125 + 1.0, 0.125 + 0.75 * 2 + 0.0]
@@ -911,16 +947,16 @@ def test_only_a_prefill_runs_in_slices(order: Run) -> None:
 def test_a_turn_of_as_many_steps() -> None:
     ends = turns(clock(1), [[Run(M0, "prefill", steps=1)], [Run(M0, "decode", steps=7)], [Run(M0, steps=2)]], 5.0)
     assert [(t, e.phase, e.why, e.steps) for t, e in ends[:3]] == [
-        (0.125, "prefill", "steps", 1), (0.125 + 7 / 4, "decode", "steps", 7), (0.125 + 9 / 4, "mixed", "steps", 2),
-    ]  # fmt: skip
+        (0.125, "prefill", "steps", 1),
+        (0.125 + 7 / 4, "decode", "steps", 7),
+        (0.125 + 9 / 4, "mixed", "steps", 2),
+    ]
 
 
 def test_prompts_one_a_turn_in_round_robin() -> None:
     rota: list[list[Action]] = [[Run(b, "prefill", steps=1, seqs=1)] for b in (M0, M1)]
     ends = turns(clock(n=3), rota, 0.8)
-    assert [(t, e.batch, e.why) for t, e in ends[:6]] == [
-        ((k + 1) / 8, (M0, M1)[k % 2], "steps") for k in range(6)
-    ]  # fmt: skip
+    assert [(t, e.batch, e.why) for t, e in ends[:6]] == [((k + 1) / 8, (M0, M1)[k % 2], "steps") for k in range(6)]
     assert [(t, e.why, e.steps, e.ran_s) for t, e in ends[6:]] == [(0.75, "empty", 0, 0.0)] * 3
 
 
@@ -992,9 +1028,10 @@ def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[floa
     free = [x for x in w.script if not isinstance(x[1], Load) or x[1].inst == M0.inst]
     w = replace(w, machine=machine, config=replace(w.config, piece_bytes=size // pieces), script=[*free, *script])
     want = [
-        (t, e.action) for t, e in Oracle(w.setup()).run(w.jobs, w.script, 9.0).told
+        (t, e.action)
+        for t, e in Oracle(w.setup()).run(w.jobs, w.script, 9.0).told
         if isinstance(e, Done) and e.failed is None and t > NEVER
-    ]  # fmt: skip
+    ]
     sim = w.sim()
     for t, a in w.script:
         if t == NEVER:
@@ -1208,9 +1245,15 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
 
 
 def small(
-    rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], *, blocks: int = 1000,
-    gpus: int = 1, models: int = 1, options: Mapping[str, Option] | None = None, **config: Any,
-) -> World:  # fmt: skip
+    rows: Sequence[tuple[float, int, int, int]],
+    script: Sequence[tuple[float, Action]],
+    *,
+    blocks: int = 1000,
+    gpus: int = 1,
+    models: int = 1,
+    options: Mapping[str, Option] | None = None,
+    **config: Any,
+) -> World:
     """Return a world of rows (arrival, model, prompt, output); links, but the host's, move 4 blocks a second.
 
     Each GPU has room for all weights and `blocks` blocks of 4 tokens, two to an elastic page. Costs are the clock's.
@@ -1224,13 +1267,22 @@ def small(
     arrival, model, prompt, output = (np.array(x) for x in zip(*rows, strict=True))
     never = np.full(len(rows), math.inf)
     jobs = Jobs(
-        w.jobs.models, arrival.astype(float), model.astype(np.int32), prompt.astype(np.int32),
-        output.astype(np.int32), never, never,
-    )  # fmt: skip
+        w.jobs.models,
+        arrival.astype(float),
+        model.astype(np.int32),
+        prompt.astype(np.int32),
+        output.astype(np.int32),
+        never,
+        never,
+    )
     return replace(
-        w, config=replace(w.config, **(settings | config)), machine=w.machine._replace(spec=spec),
-        options=options or {}, jobs=jobs, script=script,
-    )  # fmt: skip
+        w,
+        config=replace(w.config, **(settings | config)),
+        machine=w.machine._replace(spec=spec),
+        options=options or {},
+        jobs=jobs,
+        script=script,
+    )
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
@@ -1313,9 +1365,16 @@ def test_what_a_move_waits_for_is_counted_in_pages() -> None:
     """A move of 4 blocks, held back by a limit, would take one page of two: with 3 free a prompt is let in."""
     near, beside = Batch(Inst("m1", (1,))), Batch(Inst("m0", (1,)), 1)
     script: list[tuple[float, Action]] = [
-        *SERVE, (NEVER, Load(FAR.inst)), (NEVER, Load(near.inst)), (NEVER, Run(beside)), (NEVER, Run(near)),
-        (NEVER, Admit("m1", near)), (NEVER, Limit("m0", 1, 0)), (0.0, Admit(0, beside)), (1.1, Move(1, (1,))),
-    ]  # fmt: skip
+        *SERVE,
+        (NEVER, Load(FAR.inst)),
+        (NEVER, Load(near.inst)),
+        (NEVER, Run(beside)),
+        (NEVER, Run(near)),
+        (NEVER, Admit("m1", near)),
+        (NEVER, Limit("m0", 1, 0)),
+        (0.0, Admit(0, beside)),
+        (1.1, Move(1, (1,))),
+    ]
     rows = [(0.0, 0, 24, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
     R, done = agreed(small(rows, script, blocks=3, gpus=2, models=2, options=ELASTIC))
     assert done == [(3.125, Move(1, (1,)), True)]

@@ -55,9 +55,17 @@ def alike(
     when = np.where(after < 0, 0.0, math.inf) if turns else np.arange(n, dtype=np.float64)
     prefix = Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
     return Jobs(
-        ("m",), when, 0 * unit, (prompt * unit).astype(np.int32), (output * unit).astype(np.int32), never, never,
-        after=after if turns else None, think_s=np.zeros(n) if turns else None, prefix=prefix,
-    )  # fmt: skip
+        ("m",),
+        when,
+        0 * unit,
+        (prompt * unit).astype(np.int32),
+        (output * unit).astype(np.int32),
+        never,
+        never,
+        after=after if turns else None,
+        think_s=np.zeros(n) if turns else None,
+        prefix=prefix,
+    )
 
 
 def served(work: Jobs, config: Config = CONFIG, limit: int | None = None) -> Sim:
@@ -279,8 +287,11 @@ def test_an_engine_in_real_time_says_that_it_has_none() -> None:
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a trace with ids: ten turns of each of four conversations, each turn 512 tokens longer."""
     folder = tmp_path_factory.mktemp("trace")
-    turns = [(1000.0 * (4 * k + c), 512 * (k + 1) + 100, 50, [100 * c + i for i in range(k + 1)] + [100 * c + 50 + k])
-             for k in range(10) for c in range(4)]  # fmt: skip
+    turns = [
+        (1000.0 * (4 * k + c), 512 * (k + 1) + 100, 50, [100 * c + i for i in range(k + 1)] + [100 * c + 50 + k])
+        for k in range(10)
+        for c in range(4)
+    ]
     schema.write(converted(lines(folder / "talks.jsonl", *turns)), folder / "talks.parquet")
     return str(folder / "talks.parquet")
 
@@ -315,8 +326,19 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
 
 def compared(*words: str) -> str:
     """Return the lines that `bench compare` prints of one rate and seed."""
-    given_ = ["compare", "--systems", "dedicated", "--rate-scale", "1", "--seeds", "1", "--no-plot", "--slo",
-              "absolute:ttft=1,tpot=0.1", *words]  # fmt: skip
+    given_ = [
+        "compare",
+        "--systems",
+        "dedicated",
+        "--rate-scale",
+        "1",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "--slo",
+        "absolute:ttft=1,tpot=0.1",
+        *words,
+    ]
     result = CliRunner().invoke(main, given_, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
