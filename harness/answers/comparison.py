@@ -70,7 +70,7 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
     """Yield the setting in a line of at most `SETTING` characters, then the part of a log, and a real machine."""
     spec, trace, served = measured.reference, setup.trace, len(setup.models.members)
     known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
-    fit = ", fit off" if (setup.realism or "").startswith("off") else ""
+    fit = ", unlike the real one" if (setup.realism or "").startswith("off") else ""
     _, loop = traffic(spec)
     facts = (
         f"{trace.name.partition('+')[0]} ({trace.tier}{fit})",
@@ -150,8 +150,10 @@ def _load(measured: Measured, shown: Summary) -> str:
 
 
 def _fit(fit: str | None) -> str:
-    """Render the fit of a synthetic trace to its target, where that was measured."""
-    return f", fit {fit}" if fit else ""
+    """Say how a synthetic trace differs from the real one, where that was measured."""
+    if not fit:
+        return ""
+    return f", unlike the real one ({fit.removeprefix('off: ')})" if fit.startswith("off") else ", like the real one"
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
