@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.check.trial import Stand
+from harness.engines import machine
 from harness.engines.machine import Config, Served
-from harness.engines.sim import engine as sim
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
@@ -397,8 +397,8 @@ def config(models: int = 2, gpus: int = 2, mem_gib: float | None = None, **more:
 
 
 @cache
-def priced(models: int) -> sim.Machine:
-    return sim.machine(config(models))
+def priced(models: int) -> machine.Machine:
+    return machine.machine(config(models))
 
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
@@ -429,7 +429,7 @@ def look(engine: Sim) -> None:
             held[int(q["home"])] = held.get(int(q["home"]), 0) + 1
         if q["state"] == state.RUN:
             assert q["home"] == S.batches[q["batch"]]["inst"], f"request {r} decodes away from its KV"
-    for b in range(len(engine._batches)):
+    for b in range(len(engine.names.batches)):
         i = S.insts[S.batches[b]["inst"]]
         for lane in (2 * b, 2 * b + 1):
             if S.lanes[lane]["busy"]:
@@ -445,7 +445,7 @@ def simulated(
 ) -> tuple[Any, list[Decision], Aegaeon, Sim]:
     """Serve rows: requests, decisions, the policy, the engine."""
     n = len(world.models)
-    policy = Aegaeon(sim.cluster(world, False, priced(n), "gpu"), **fields)
+    policy = Aegaeon(machine.cluster(world, False, priced(n), "gpu"), **fields)
     engine = Sim(world, policy.options, priced(n))
     log = Guard()
     log.engine = engine
@@ -459,7 +459,7 @@ def test_the_path_of_one_request() -> None:
     world = config()
     R, did, _, engine = simulated([(1.0, 0, 200, 21), (9.0, 0, 200, 21)], world)
     p, spec = engine.cluster.profile, priced(2).spec
-    kv = 13 * sim.block_bytes(world, world.models[0])  # 201 tokens in blocks of 16
+    kv = 13 * machine.block_bytes(world, world.models[0])  # 201 tokens in blocks of 16
     inst = Inst("m0", (0,))
     steps = sum(p.step_s(inst, 1, 201 + k) for k in range(20))
     first = 9.0 + p.prefill_s(inst, 200)

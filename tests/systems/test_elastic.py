@@ -97,7 +97,9 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
     rung = quantities.ladder("h100")["sleep"]
-    load_s = engine.cluster.profile.load_s(engine._insts[[i.model for i in engine._insts].index("m1")], "sleep")
+    load_s = engine.cluster.profile.load_s(
+        engine.names.insts[[i.model for i in engine.names.insts].index("m1")], "sleep"
+    )
     assert load_s > rung.fixed_s
     waited_s = np.array(slept["load_ns"].to_pylist()) / 1e9
     assert waited_s[m1[1]] == pytest.approx(load_s, rel=1e-6)

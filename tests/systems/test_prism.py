@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from harness.engines import machine
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
-from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
@@ -418,9 +418,9 @@ def test_earliest_deadline_goes_first() -> None:
 def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: float) -> None:
     """A pooled engine, then an equal part over each PCIe link of the node, then NVLink; published: section 7.3."""
     config = Config((Served("m", shape(name), tp),), gpus=8)
-    cluster = sim.cluster(config)
+    cluster = machine.cluster(config)
     gpu, way = quantities.gpu("h100"), quantities.ladder("h100")["parallel"]
-    size = cluster.models["m"].weight_bytes - sim.memory(config, quantities.gpu("h100")).process_bytes[0]
+    size = cluster.models["m"].weight_bytes - machine.memory(config, quantities.gpu("h100")).process_bytes[0]
     pcie_s = size * tp / 8 / gpu.h2d
     gather_s = size * (1 - tp / 8) / gpu.nvlink
     predicted_s = cluster.profile.load_s(Inst("m", tuple(range(tp))), "parallel")

@@ -27,6 +27,7 @@ SOURCES = (
     "sim/kernel/*.py",
     "sim/state.py",
     "sim/records.py",
+    "sim/world.py",
     "sim/jit.py",
     "costs/coef.py",
     "costs/layout.py",

@@ -1,4 +1,4 @@
-"""The simulator's whole state: structured arrays of the records of `records.py`, and the codes in their fields."""
+"""The simulator's whole state: structured arrays of the records of `world.py` and `records.py`, and codes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.engines.costs.coef import COST
 from harness.engines.sim import records
 from harness.engines.sim.jit import DISABLED, ROWS, array_at, rows_at
+from harness.engines.sim.world import WORLD
 
 INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
@@ -48,8 +49,8 @@ P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
 
 
 def _offset(name: str) -> int:
-    assert records.WORLD.fields is not None
-    return records.WORLD.fields[name][1]
+    assert WORLD.fields is not None
+    return WORLD.fields[name][1]
 
 
 TABLES: Mapping[str, np.dtype[Any]] = {
@@ -76,7 +77,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at,
     chain_at, entry_at, remote_at, node_at, page_at, extent_at,
 ) = (rows_at(dtype, _offset(name)) for name, dtype in TABLES.items())  # fmt: skip
-world = rows_at(records.WORLD)
+world = rows_at(WORLD)
 
 
 class Tables(NamedTuple):
@@ -118,7 +119,7 @@ class State:
     """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
-        self._world = seen(np.zeros(1, records.WORLD))
+        self._world = seen(np.zeros(1, WORLD))
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event, each at [0]: a memory view is eight times as fast as a record
@@ -142,10 +143,31 @@ class State:
             rows = seen(array)
             setattr(self, name, rows)
             self.s[name] = rows.ctypes.data
-            if f"n_{name}" in (records.WORLD.names or ()):
+            if f"n_{name}" in (WORLD.names or ()):
                 self.s[f"n_{name}"] = len(rows)
             if DISABLED:
                 ROWS[rows.ctypes.data] = rows
+
+    def set(self, **scalars: Any) -> None:
+        """Set scalars of the run."""
+        assign(self.s, **scalars)
+
+    def grow(self, name: str, n: int) -> NDArray[Any]:
+        """Append n zero rows to an array and return it: in place where the allocation has room, else twice as large."""
+        rows = self.__dict__[name].view(np.ndarray)
+        have, whole = len(rows) + n, rows.base
+        if not isinstance(whole, np.ndarray) or len(whole) < have:
+            whole = np.zeros(2 * have, rows.dtype)
+            whole.view(np.uint8)[: rows.nbytes] = rows.view(np.uint8)  # numpy copies records field by field
+        self.put(**{name: whole[:have]})
+        return self.__dict__[name]  # type: ignore[no-any-return]
+
+    def more_free(self, name: str, n: int) -> None:
+        """Make room for n more transfers and their parts, or for n more actions, on the free list."""
+        rows = self.grow(f"{name}s", n)
+        old = len(rows) - n
+        assign(rows[old:], next=[*range(old + 1, len(rows)), self.s[f"{name}_free"]])
+        self.set(**{f"{name}_free": old, f"{name}_spare": self.s[f"{name}_spare"] + n})
 
     def price(self, tables: Tables) -> None:
         """Take cost tables."""
@@ -166,3 +188,10 @@ class State:
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
     """Return rows as the kernel takes them: plain where it is compiled, records where it runs as Python."""
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
+
+
+def assign(rows: Any, **columns: Any) -> Any:
+    """Set columns of rows, or fields of one, and return them."""
+    for name, values in columns.items():
+        rows[name] = values
+    return rows

@@ -305,7 +305,7 @@ class Recorder:
         decodes = int(n["decodes"])
         phase = "mixed" if prompts and decodes else "prefill" if prompts else "decode"
         step = Step(
-            self._sim._batches[lane >> 1],
+            self._sim.names.batches[lane >> 1],
             bool(lane & 1),
             phase,
             float(n["started_s"]),
@@ -329,7 +329,7 @@ class Recorder:
         began, ran = self._turns.pop(lane)
         kind = 2 if lane & 1 else self._sim.S.lanes["kind"].item(lane)
         steps = self._sim.S.lanes["ran"].item(lane) - ran
-        self._trace.turns.append(Turn(self._sim._batches[lane >> 1], PHASE[kind], began, now, steps))
+        self._trace.turns.append(Turn(self._sim.names.batches[lane >> 1], PHASE[kind], began, now, steps))
 
     # ------------------------------------------------------------ requests
 
@@ -415,7 +415,7 @@ class Recorder:
         facts, self._facts = (self._facts, {}) if r == self._look_at else ({}, self._facts)
         if end_s > start_s:
             b = (key & 0xFFFFFFFF) - 1
-            inst = self._sim._batches[b].inst if b >= 0 else None
+            inst = self._sim.names.batches[b].inst if b >= 0 else None
             self._trace.stretches.append(Stretch(r, start_s, end_s, DOING[key >> 32], inst, seconds, facts))
 
     def _look(self, doing: int, column: int) -> None:
@@ -430,7 +430,7 @@ class Recorder:
                 i = int(S.batches["inst"][q["batch"]])
                 tokens, per = q["prompt"] + q["made"] + 1, int(S.s["block_tokens"])
                 facts["need_bytes"] = float(-(-tokens // per) * S.insts["block_bytes"][i])
-                facts["free_bytes"] = float(min(kernel.peek_free(S.at, g) for g in self._sim._places[i]))
+                facts["free_bytes"] = float(min(kernel.peek_free(S.at, g) for g in self._sim.names.places[i]))
                 if (limit := int(S.insts["limit"][i])) >= 0:
                     facts |= {"limit_bytes": float(limit), "used_bytes": float(kernel.peek_used(S.at, i))}
 
@@ -460,7 +460,7 @@ class Recorder:
             self._carried.setdefault(link, (index, now))
 
     def _note_transfer(self, X: Any, x: int, now: float) -> None:
-        kind, request, to = int(X["kind"]), int(X["request"]), self._sim._insts[X["inst"]]
+        kind, request, to = int(X["kind"]), int(X["request"]), self._sim.names.insts[X["inst"]]
         stage = int(X["stage"])
         if kind == state.SHIFT and request < 0:
             stage = BOUNDARY
@@ -479,7 +479,7 @@ class Recorder:
         if kind == state.LOAD:
             transfer.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
         elif request >= 0:
-            transfer.request, transfer.source = request, self._sim._insts[X["source"]].place
+            transfer.request, transfer.source = request, self._sim.names.insts[X["source"]].place
             transfer.size_bytes = int(X["blocks"] * I["block_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
         if stage >= LINK and math.isnan(transfer.granted_s):
             transfer.granted_s = now

@@ -54,7 +54,7 @@ def test_cases_are_as_hard_as_they_say() -> None:
 
 
 HEAD = """
-from harness.engines.sim.engine import Sim, more
+from harness.engines.sim.engine import Sim
 from harness.policy.actions import *
 from harness.policy.events import *
 from dataclasses import replace
@@ -95,7 +95,7 @@ WRONG = {
     "waits": column("admission_ns", "[n + 100 for n in x]"),
     "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
     "        return replace(event, request=event.request._replace(arrival_s=1e6)) if type(event) is Arrived else event",
-    "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
+    "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self.names.insts:\n"
     "            self.S.insts['blocks'][-1] += 1\n        return event",
     "capacity": "    def __init__(self, config, options, machine):\n"
     "        super().__init__(config, {**options, 'memory': 'unlimited'}, machine)",

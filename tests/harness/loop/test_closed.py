@@ -117,7 +117,7 @@ def test_a_policy_knows_nothing_of_what_is_not_sent_yet() -> None:
         for rid in set(range(5)) - seen:
             with pytest.raises(KeyError):
                 sim.view().request(rid)
-            assert sim._gone(rid) == ("never", f"no request {rid}")
+            assert sim.orders.gone(rid) == ("never", f"no request {rid}")
     assert [e.request.id for e in told if isinstance(e, Arrived)] == [0, 1, 2, 3]
 
 

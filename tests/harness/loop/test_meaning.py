@@ -133,7 +133,7 @@ def test_a_word_makes_no_run_stale_and_a_constant_all(
     request.addfinalizer(forgotten)  # before the tree is this one again: what is cached is of the copy
 
     first = identities()
-    loop, kernel = copy / "harness/loop/replay.py", copy / "harness/engines/sim/kernel/lanes.py"
+    loop, kernel = copy / "harness/loop/replay.py", copy / "harness/engines/sim/kernel/rates.py"
     text = loop.read_text()
     renamed = re.sub(r"\bearliest\b", "first_of_all", text) if "earliest" in text else text
     loop.write_text(f"# another comment\n{renamed}\n")

@@ -113,7 +113,7 @@ def test_an_instance_has_gpus_of_one_kind() -> None:
     sim = Sim(Config(members(2), gpu=MIX, gpus=6))
     assert sim.do(Load(Inst("llama-3.1-8b/1", (0, 1)))) is None
     sim.do(Load(Inst("llama-3.1-8b/2", (1, 2))))
-    (end,) = (event for event in sim._told if isinstance(event, Done))
+    (end,) = (event for event in sim.orders.events if isinstance(event, Done))
     assert end.failed == "never"
     assert end.why.endswith("GPUs [1, 2] are of several kinds: h100, l40s")
 

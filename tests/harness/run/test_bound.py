@@ -18,7 +18,7 @@ from harness.engines.costs.coef import Tables
 from harness.engines.costs.least import CUTS, least
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.kernel import cost
-from harness.engines.sim.kernel.lanes import SWEEPS
+from harness.engines.sim.kernel.rates import SWEEPS
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy import fields
@@ -252,7 +252,7 @@ def test_kernels_that_take_turns_keep_a_gpu_for_at_most_all_of_the_time() -> Non
         n = int(rng.integers(1, 60))
         f, u, w = rng.uniform(0.3, 1, n), rng.uniform(rng.uniform(0.02, 1), 1, n), rng.exponential(1, n)
         s = np.ones(n)
-        for _ in range(SWEEPS):  # kernel/lanes.py, take_turns
+        for _ in range(SWEEPS):  # kernel/rates.py, take_turns
             rounds = u * s / (1 - u + u * s) * f * w
             s = np.maximum(1.0, f + (rounds.sum() - rounds) / w) if n > 1 else s
         used = (f * u / (1 - u + u * s)).sum()

@@ -1,9 +1,10 @@
 """The jitted functions of the simulator: steps, memory and time.
 
-Semantics: docs/semantics.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
-`lanes.share` sets the rates of lanes that compete. A decode span covers many steps in closed form until something could
-change its batch. Pages of a span's later steps are taken in advance and given back when another lane runs short, so
-that memory is exact at every step. Every field of the records is explained in `sim/records.py`.
+Semantics: docs/semantics.md. `loop.advance` runs from event to event; `compose.compose` decides a lane's next step,
+`price.price` what it takes, and `rates.share` how fast lanes that compete run. A decode span covers many steps in
+closed form until something could change its batch. Pages of a span's later steps are taken in advance and given back
+when another lane runs short, so that memory is exact at every step. `sim/world.py` and `sim/records.py` explain every
+field of the records. All modules import `sim/state.py` whole: codes, and functions that find rows.
 
 Short names mean the same in every function; of a pair, the capital is the record and the small letter its row:
 
@@ -26,8 +27,8 @@ Short names mean the same in every function; of a pair, the capital is the recor
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
-    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far; pages < links < members < growth < steps,
-    turns < loop; peek
+    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links < weights
+    < blocks < members < orders < growth < compose < steps, turns < loop; peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """
@@ -35,18 +36,15 @@ Numba's cache does not see edits in files that a function calls into: `jit.py` k
 from harness.engines.sim.kernel.buddy import lay_out as lay_out
 from harness.engines.sim.kernel.events import forget as forget
 from harness.engines.sim.kernel.events import note as note
-from harness.engines.sim.kernel.links import load as load
-from harness.engines.sim.kernel.links import place as place
-from harness.engines.sim.kernel.links import set_weights as set_weights
 from harness.engines.sim.kernel.loop import advance as advance
-from harness.engines.sim.kernel.members import members as members
-from harness.engines.sim.kernel.members import movables as movables
-from harness.engines.sim.kernel.members import move as move
-from harness.engines.sim.kernel.members import move_batch as move_batch
-from harness.engines.sim.kernel.members import next_member as next_member
-from harness.engines.sim.kernel.members import on_request as on_request
-from harness.engines.sim.kernel.members import withdraw as withdraw
 from harness.engines.sim.kernel.memory import never as never
+from harness.engines.sim.kernel.orders import members as members
+from harness.engines.sim.kernel.orders import movables as movables
+from harness.engines.sim.kernel.orders import move as move
+from harness.engines.sim.kernel.orders import move_batch as move_batch
+from harness.engines.sim.kernel.orders import next_member as next_member
+from harness.engines.sim.kernel.orders import on_request as on_request
+from harness.engines.sim.kernel.orders import withdraw as withdraw
 from harness.engines.sim.kernel.peek import peek_batch as peek_batch
 from harness.engines.sim.kernel.peek import peek_free as peek_free
 from harness.engines.sim.kernel.peek import peek_request as peek_request
@@ -57,3 +55,6 @@ from harness.engines.sim.kernel.peek import tie as tie
 from harness.engines.sim.kernel.steps import evict as evict
 from harness.engines.sim.kernel.turns import limit as limit
 from harness.engines.sim.kernel.turns import run_lane as run_lane
+from harness.engines.sim.kernel.weights import load as load
+from harness.engines.sim.kernel.weights import place as place
+from harness.engines.sim.kernel.weights import set_weights as set_weights

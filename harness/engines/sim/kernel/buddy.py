@@ -10,7 +10,7 @@ volume 1, section 2.5).
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import gpu_at, inst_at, node_at
+from harness.engines.sim.state import *
 
 
 @jit

@@ -5,19 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import (
-    Tables,
-    cost_at,
-    dec_rate_at,
-    gemm_at,
-    grid_at,
-    head_at,
-    kernels_at,
-    pre_rate_at,
-    route_at,
-    seqs_at,
-    share_at,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import E_DONE, NEVER, OK, action_at, event_at, world
+from harness.engines.sim.state import *
 
 
 @jit

@@ -8,18 +8,7 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.cost import attend_s, power_below, table, tables
 from harness.engines.sim.kernel.lanes import occupy
 from harness.engines.sim.kernel.memory import fits, needs_far, put
-from harness.engines.sim.state import (
-    ANY,
-    IDLE,
-    RUNNING,
-    SPAN,
-    batch_at,
-    cost_at,
-    demand_at,
-    inst_at,
-    lane_at,
-    remote_at,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.blocks import add_blocks, drop_blocks, piece_blocks, target
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.lanes import room, wake
 from harness.engines.sim.kernel.links import transfer
 from harness.engines.sim.kernel.lists import push, unlink
-from harness.engines.sim.kernel.members import (
-    add_blocks,
-    drop_blocks,
-    end,
-    in_step,
-    piece_blocks,
-    queue,
-    target,
-    unlist,
-)
+from harness.engines.sim.kernel.members import end, in_step, queue, unlist
 from harness.engines.sim.kernel.memory import fits, put, watermark
 from harness.engines.sim.kernel.pages import fill_step, take
 from harness.engines.sim.kernel.waits import charge
-from harness.engines.sim.state import (
-    E_PREEMPTED,
-    ELSEWHERE,
-    FAILED,
-    IDLE,
-    MOVE,
-    PARKED,
-    RUNNING,
-    SWAP_IN,
-    SWAP_OUT,
-    WAIT,
-    WAITING,
-    batch_at,
-    inst_at,
-    lane_at,
-    remote_at,
-    req_at,
-    world,
-    xfer_at,
-)
+from harness.engines.sim.state import *
 
 
 @jit

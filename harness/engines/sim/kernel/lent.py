@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import INF, demand_at, gpu_at, lane_at, world
+from harness.engines.sim.state import *
 
 
 @jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.waits import flag
-from harness.engines.sim.state import WAITING, batch_at, req_at
+from harness.engines.sim.state import *
 
 
 @jit

@@ -6,37 +6,14 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.cost import tables
 from harness.engines.sim.kernel.events import forget, in_order, tell
 from harness.engines.sim.kernel.far import ask_elsewhere
-from harness.engines.sim.kernel.lanes import share
-from harness.engines.sim.kernel.links import end_part, rank_links, serve_grants
-from harness.engines.sim.kernel.members import admit_now, arrive, next_seq
+from harness.engines.sim.kernel.links import end_part, rank_links
+from harness.engines.sim.kernel.orders import admit_now, arrive, next_seq
+from harness.engines.sim.kernel.rates import share
 from harness.engines.sim.kernel.steps import end_step, form
 from harness.engines.sim.kernel.turns import end_turn, settle_turns, spare
 from harness.engines.sim.kernel.waits import mark
-from harness.engines.sim.state import (
-    BEGUN,
-    E_ARRIVED,
-    E_DONE,
-    GROW,
-    HALF_NS,
-    HELD,
-    IDLE,
-    INF,
-    NOTHING,
-    OVER,
-    STEPS,
-    TIME,
-    TOLD,
-    WAITING,
-    Tables,
-    batch_at,
-    event_at,
-    gpu_at,
-    lane_at,
-    link_at,
-    req_at,
-    world,
-    xfer_at,
-)
+from harness.engines.sim.kernel.weights import serve_grants
+from harness.engines.sim.state import *
 
 
 @jit

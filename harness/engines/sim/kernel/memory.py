@@ -6,7 +6,7 @@ import math
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.buddy import has_chunk
-from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, inst_at, remote_at, world, xfer_at
+from harness.engines.sim.state import *
 
 
 @jit

@@ -15,18 +15,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import cut, pool_of, step_of
 from harness.engines.sim.kernel.memory import put
-from harness.engines.sim.state import (
-    SPAN,
-    batch_at,
-    extent_at,
-    gpu_at,
-    inst_at,
-    lane_at,
-    page_at,
-    remote_at,
-    req_at,
-    world,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -7,28 +7,7 @@ from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, 
 from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, needs_far, promised
 from harness.engines.sim.kernel.steps import tally
 from harness.engines.sim.kernel.waits import charge, log_stay, mark, ran_for
-from harness.engines.sim.state import (
-    DONE,
-    ELSEWHERE,
-    FUTURE,
-    GRANT,
-    IDLE,
-    INF,
-    MOVE,
-    PARKED,
-    RUN,
-    RUNNING,
-    SPAN,
-    WAITING,
-    batch_at,
-    gpu_at,
-    inst_at,
-    lane_at,
-    remote_at,
-    req_at,
-    world,
-    xfer_at,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -15,18 +15,7 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import step_of
 from harness.engines.sim.kernel.memory import held_bytes, needs, needs_far, put
 from harness.engines.sim.kernel.waits import loaded
-from harness.engines.sim.state import (
-    SPAN,
-    batch_at,
-    chain_at,
-    entry_at,
-    gpu_at,
-    inst_at,
-    lane_at,
-    remote_at,
-    req_at,
-    world,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -10,39 +10,7 @@ from harness.engines.sim.kernel.members import rest
 from harness.engines.sim.kernel.memory import touches
 from harness.engines.sim.kernel.reuse import shed
 from harness.engines.sim.kernel.waits import flag, usable
-from harness.engines.sim.state import (
-    BEGUN,
-    BY_CAP,
-    BY_CHUNK,
-    BY_PREFILL,
-    E_TURN,
-    ELSEWHERE,
-    EMPTY,
-    IDLE,
-    INF,
-    LINK,
-    LOADING,
-    MIXED,
-    MOVE,
-    NO_TURN,
-    ORDERED,
-    PARKED,
-    PREFILL,
-    QUEUED,
-    RUNNING,
-    STEPS,
-    STUCK,
-    WAITING,
-    batch_at,
-    event_at,
-    gpu_at,
-    inst_at,
-    lane_at,
-    remote_at,
-    req_at,
-    world,
-    xfer_at,
-)
+from harness.engines.sim.state import *
 
 
 @jit

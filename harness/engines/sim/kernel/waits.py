@@ -3,21 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import (
-    AWAY,
-    DRAINING,
-    HELD,
-    IN,
-    MOVE,
-    RUN,
-    WAIT,
-    batch_at,
-    inst_at,
-    log_at,
-    model_at,
-    req_at,
-    world,
-)
+from harness.engines.sim.state import *
 
 
 @jit

@@ -15,8 +15,7 @@ from harness.answers.text import departures
 from harness.engines.costs import process, quantities
 from harness.engines.costs.process import Layout, Parts
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-from harness.engines.machine import Config, Served
-from harness.engines.sim import engine as sim
+from harness.engines.machine import Config, Served, cluster, memory
 from harness.engines.sim.engine import Sim
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record, tidy
@@ -57,7 +56,7 @@ def test_logged_kv_pools(measured_dir: Path) -> None:
             mem_fraction=float(row["gpu_memory_utilization"]),
             chunk_tokens=int(row["max_num_batched_tokens"]),
         )
-        held = sim.memory(config, quantities.gpu(row["gpu"]))
+        held = memory(config, quantities.gpu(row["gpu"]))
         pool = held.gpu_bytes - held.process_bytes[0] - weight_bytes(dims, tp)
         logged = int(row["kv_blocks"]) * int(row["block_tokens"]) * kv_token_bytes(dims, tp)
         assert pool == pytest.approx(logged, rel=0.01), row["model"]
@@ -126,7 +125,7 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
     config = Config((Served("m", shape("llama-3.1-8b")), Served("n", shape("mistral-7b"))), gpus=2)
     for layout in process.LAYOUTS:
         engine = Sim(config, {"process": layout})
-        engine._inst_row(Inst("n", (1,)))
+        engine.names.inst_row(Inst("n", (1,)))
         assert int(engine.S.insts["footprint"][-1]) == engine.cluster.models["n"].weight_bytes
         assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.gpus["cap"][:2].tolist())
     shared = Sim(config, {"process": "gpu"}).cluster
@@ -161,14 +160,14 @@ def test_a_model_that_fits_no_gpu_is_the_users_mistake() -> None:
 
 def test_links_are_the_cards_unless_given() -> None:
     config = Config((Served("m", shape("llama-3.1-8b")),))
-    usual, slow = sim.cluster(config).profile, sim.cluster(replace(config, pcie_gbps=10.0)).profile
+    usual, slow = cluster(config).profile, cluster(replace(config, pcie_gbps=10.0)).profile
     size = weight_bytes(shape("llama-3.1-8b"))
     inst = Inst("m", (0,))
     assert slow.load_s(inst, "host") - usual.load_s(inst, "host") == pytest.approx(
         size / 10e9 - size / quantities.gpu("h100").h2d
     )
     assert slow.move_s(GIB, 0, 1) == usual.move_s(GIB, 0, 1)
-    fast = sim.cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
+    fast = cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
     assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)
     assert fast.move_s(10**9, 0, 8) == pytest.approx(0.02)
     assert fast.load_s(inst, "disk") == pytest.approx(quantities.ladder("h100")["disk"].fixed_s + size / 6e9)

@@ -13,11 +13,11 @@ import pytest
 from harness.engines import rows, stamps
 from harness.engines.costs.coef import COST
 from harness.engines.costs.layout import UNITS, Field, fields, record
-from harness.engines.sim import engine, kernel, records, span, state
+from harness.engines.sim import engine, kernel, names, orders, records, requests, span, state, world
 from harness.rows.record import WAITS
 from tests.cases import cases
 
-PAGES = {name: page for name, page in vars(records).items() if name.isupper()} | {"COST": COST}
+PAGES = {name: page for name, page in (vars(records) | vars(world)).items() if name.isupper()} | {"COST": COST}
 FIELDS = [(name, field) for name, page in PAGES.items() for field in fields(page)]
 ACCESSORS = {f"{name}_at": page for page, name in {
     "GPU": "gpu", "LINK": "link", "INST": "inst", "MODEL": "model", "BATCH": "batch", "LANE": "lane",
@@ -143,7 +143,11 @@ def test_every_field_is_read() -> None:
     reads = {pair for path in sources for pair in read(path.read_text())}
     known = {(name, field.name) for name, field in FIELDS}
     assert reads <= known
-    by_name = {name for module in (engine, rows) for name in named(Path(str(module.__file__)).read_text())}
+    by_name = {
+        name
+        for module in (engine, names, orders, requests, rows)
+        for name in named(Path(str(module.__file__)).read_text())
+    }
     by_name |= set(span.SUMS.values())
     addresses = {*state.TABLES, *state.NUMBERS, *(n for _, lengths in state.NUMBERS.values() for n in lengths.split())}
     assert {

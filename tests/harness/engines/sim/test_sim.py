@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from harness.engines.costs import shapes
 from harness.engines.costs.quantities import gpu
-from harness.engines.machine import Config, Served
-from harness.engines.sim.engine import Sim, granule_bytes
+from harness.engines.machine import Config, Served, granule_bytes
+from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run

@@ -17,8 +17,8 @@ from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 from harness.engines.costs.servers import Admission
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-from harness.engines.machine import Config, Machine, Served, priced_models
-from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
+from harness.engines.machine import PIECE_BYTES, Config, Machine, Served, granule_bytes, memory, priced_models
+from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Plan, Prefix, Shape

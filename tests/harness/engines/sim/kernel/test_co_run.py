@@ -11,7 +11,7 @@ import pytest
 
 from harness.engines.costs import quantities
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.kernel.lanes import take_turns
+from harness.engines.sim.kernel.rates import take_turns
 from harness.policy.actions import Load, Run
 from harness.policy.types import Batch, Inst
 from tests.cases import cases

@@ -119,7 +119,7 @@ def sight(w: World, sim: Sim) -> Sight:
     kv = {r: how for r in there if (how := view.request(r).transit) != "none"}
     nodes = w.config.nodes[-1] + 1 if w.config.host_bytes is not None else 0
     hosts = [(k, inst.model, str(view.weights(inst))) for k in range(nodes) for inst in view.insts(Host(k))]
-    return loads, kv, {b: n for b in sim._batch if (n := view.batch(b).waiting_to_move)}, hosts
+    return loads, kv, {b: n for b in sim.names.batch if (n := view.batch(b).waiting_to_move)}, hosts
 
 
 def apart(w: World) -> list[str]:
@@ -385,12 +385,12 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
         ),
         (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.crowd * asked)"),
         (0, "max(most, k.apart, k.crowd * asked)", "max(most, k.apart)"),
-        (0, "most = n.fills + meet / turn if", "most = 1.0 + meet / turn if"),  # all of the GPU
+        (0, "most = n.fills + meet / n.turn_s if", "most = 1.0 + meet / n.turn_s if"),  # all of the GPU
         (0, "k.passes + w * (1.0 - k.passes)", "k.passes"),  # prompts pass as decodes do
         (0, "        w = (tokens - k.few) / (k.many - k.few)\n", "        w = 0.0\n"),
-        (0, "here * n.fills * n.turn_s", "n.fills * n.turn_s"),  # always there
+        (0, "on / (1.0 - n.duty + on) * n.fills", "n.fills"),  # always there
         (0, "for _ in range(SWEEPS):", "for _ in range(1):"),
-        (0, "n.fills + (gpu_at(S, g).round_s - n.round_s) / turn", "n.fills + gpu_at(S, g).round_s / turn"),
+        (0, "n.fills + (G.round_s - n.round_s) / n.turn_s", "n.fills + G.round_s / n.turn_s"),
     ]
     assert escaped(BESIDE, BESIDE + 60, changes) == []
 
@@ -398,19 +398,19 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
 @pytest.mark.full
 def test_oracle_notices_wrong_experts() -> None:
     changes = [
-        (0, "read_bytes(S, c, run + tokens)", "read_bytes(S, c, run)"),  # prompts touch none
+        (0, "read_bytes(S, c, decodes + tokens)", "read_bytes(S, c, decodes)"),  # prompts touch none
     ]
     assert escaped(0, 60, changes) == []
     crowding = [  # which lanes on partitions of their own show
         (62, "k.xbytes * (1.0 - k.xmiss ** float(m))", "k.xbytes"),  # a step reads all of them
-        (290, "read_bytes(S, c, run) + k.kbytes * near", "read_bytes(S, c, 1) + k.kbytes * near"),  # one sequence's
+        (290, "read_bytes(S, c, decodes + tokens)", "read_bytes(S, c, 1 + tokens)"),  # one sequence's
     ]
     assert escaped(BESIDE, BESIDE + 300, crowding) == []
 
 
 @pytest.mark.full
 def test_oracle_notices_products_that_do_not_go_by_phase() -> None:
-    assert escaped(0, 60, [(0, "run + tokens) * k.pre_x", "run + tokens)")]) == []
+    assert escaped(0, 60, [(0, "gemm *= k.pre_x", "gemm *= 1.0")]) == []
 
 
 @pytest.mark.full
@@ -418,8 +418,8 @@ def test_oracle_notices_wrong_shares() -> None:
     changes = [
         (0, "(k.pre_slow if pieces > 0 else k.dec_slow)", "k.dec_slow"),
         (0, "    n.slow = W.co_run * ", "    n.slow = 1.0 * "),
-        (0, "duty = k.pre_duty if k.pre_duty > 0.0 else ", "duty = k.dec_duty if k.pre_duty > 0.0 else "),
-        (0, "duty = k.dec_duty if k.dec_duty > 0.0 else ", "duty = 0.5 * k.dec_duty if k.dec_duty > 0.0 else "),
+        (0, "duty = k.pre_duty if pieces > 0 else k.dec_duty", "duty = k.dec_duty"),
+        (0, "k.pre_duty if pieces > 0 else k.dec_duty", "k.pre_duty if pieces > 0 else 0.5 * k.dec_duty"),
         (0, "slowed(n.max_rate, n.given, n.slow)", "slowed(n.max_rate, n.given, 1.0)"),
         (178, "n.slow * n.layers * late", "n.layers * late"),
         (7, "slowed(n.given, n.given * part, n.slow)", "n.given * part"),
@@ -430,12 +430,12 @@ def test_oracle_notices_wrong_shares() -> None:
 @pytest.mark.full
 def test_oracle_notices_wrong_turns_of_processes() -> None:
     changes = [
-        (4, "here * max(turn, W.quantum_s)", "here * turn"),  # knows no quantum
+        (4, "* max(turn, W.quantum_s) * (1.0 + W.switching) if", "* turn * (1.0 + W.switching) if"),  # knows no quantum
         (0, "            slice_ = max(turn, W.quantum_s) *", "            slice_ = turn *"),
         (1, "            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone yields
         (7, "        if x != lane and y.process == n.process:\n", "        if False:\n"),  # lanes of one in sequence
         (0, "                    longest = max(longest, ", "                    longest = min(longest, "),  # no rivals
-        (0, "stretch = n.stretch / n.given\n", "stretch = n.stretch\n"),  # waits make none be there longer
+        (0, "on = n.duty * (n.stretch / n.given)\n", "on = n.duty * n.stretch\n"),  # waits make none be there longer
         (0, " and not (W.sliced and y.process != n.process)", ""),  # processes by kernels, too
         (0, "    q.time_slice += off\n    q.contention += wall - solo - off\n", "    q.contention += wall - solo\n"),
         (0, "            set_part(S, lane, alone / beside)\n", "            pass\n"),  # no time slices
@@ -485,8 +485,8 @@ def test_oracle_notices_wrong_slices() -> None:
         (31, "n.busy != IDLE or n.layers_left > 0:", "n.busy != IDLE:"),  # joins a step early
         (
             0,
-            "        solo *= part / layers\n",
-            "        solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n",
+            "    solo *= part / layers\n",
+            "    solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n",
         ),
         (0, "        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
         (25, "            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # runs closed
@@ -1099,7 +1099,7 @@ def books(sim: Sim) -> None:
             owned[X["inst"]] += X["blocks"]  # both ends are charged until it is there
             assert S.requests[X["request"]]["home"] == X["source"]
         x = int(X["next"])
-    cached = cache_books(sim) if sim._ids else 0
+    cached = cache_books(sim) if sim.names.prompt_ids else 0
     owned += cached
     ahead = np.zeros(len(S.insts), np.int64)
     for b in range(len(S.batches)):
@@ -1126,7 +1126,7 @@ def books(sim: Sim) -> None:
         under_way += [a] if (a := S.transfers[x]["action"]) >= 0 else []
         x = int(S.transfers[x]["next"])
     assert len(S.actions) - S.s["action_spare"] == len(set(under_way))
-    for b, batch in enumerate(sim._batches):
+    for b, batch in enumerate(sim.names.batches):
         mine = np.flatnonzero((S.requests["batch"] == b) & (S.requests["state"] < state.DONE))
         queue = S.requests[mine][S.requests["state"][mine] == state.WAIT]
         assert S.batches[b]["left"] == (queue["prompt"] + queue["made"] - queue["prefilled"]).sum()
@@ -1147,7 +1147,7 @@ def cache_books(sim: Sim) -> np.ndarray:
     for i, inst in enumerate(S.insts):
         if inst["entries"] < 0:
             continue
-        span = slice(int(inst["entries"]), int(inst["entries"]) + sim._ids[inst["model"]])
+        span = slice(int(inst["entries"]), int(inst["entries"]) + sim.names.prompt_ids[inst["model"]])
         held[i] = S.entries["blocks"][span][refs[span] > 0].sum()
         x, before, total = int(inst["oldest"]), -1, 0
         while x >= 0:
@@ -1229,7 +1229,7 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
         for t, a in sorted([*stops, *looks], key=lambda x: x[0]):
             hear(t)
             books(sim)
-            if a is None and sim._ids:
+            if a is None and sim.names.prompt_ids:
                 shed_all(sim)
                 books(sim)
             if a is not None:

@@ -1,0 +1,83 @@
+"""The KV blocks of a request: where they are, how many it needs, and how it takes and frees them."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.buddy import free_chunk, take_chunk
+from harness.engines.sim.kernel.lanes import freed
+from harness.engines.sim.kernel.memory import put
+from harness.engines.sim.kernel.pages import fill, fill_begun, give, take
+from harness.engines.sim.kernel.reuse import give_up
+from harness.engines.sim.state import *
+
+
+@jit
+def target(S: int, r: int) -> int:
+    """Return the tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
+    return req_at(S, r).prompt + req_at(S, r).made
+
+
+@jit
+def drop_blocks(S: int, r: int) -> None:
+    """Free a request's KV, wherever it is."""
+    q = req_at(S, r)
+    if q.home >= 0:
+        i = q.home
+        inst_at(S, i).holders -= 1
+        if world(S).reuse:
+            give_up(S, r)
+        else:
+            free_chunk(S, i, q.node, q.blocks)
+            give(S, i, q.blocks, q.extents)
+        freed(S, i)
+    q.home = -1
+    q.node = -1
+    q.extents = -1
+    q.attend = 0
+    q.blocks = 0
+
+
+@jit
+def remote_of(S: int, b: int, r: int) -> int:
+    """Return the row of the account elsewhere in which a batch attends to a request's KV, or -1."""
+    q = req_at(S, r)
+    f = batch_at(S, b).remote if q.attend and q.home != batch_at(S, b).inst else -1
+    while f >= 0 and remote_at(S, f).inst != q.home:
+        f = remote_at(S, f).next
+    return f
+
+
+@jit
+def within_reach(S: int, b: int, r: int) -> bool:
+    """Tell whether a request's KV is where its batch is, or is attended where it is."""
+    return req_at(S, r).home == batch_at(S, b).inst or remote_of(S, b, r) >= 0
+
+
+@jit
+def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
+    """Give a request its first n blocks in an account, of which others hold so many."""
+    q = req_at(S, r)
+    q.home = i
+    q.blocks = n
+    q.node = take_chunk(S, i, n)
+    inst_at(S, i).holders += 1
+    q.extents = take(S, i, n - held)
+
+
+@jit
+def add_blocks(S: int, r: int, i: int, n: int) -> None:
+    """Give a request whose prompt is computed piece by piece n blocks more in an account."""
+    fill_begun(S, i)
+    put(S, i, n)
+    q = req_at(S, r)
+    q.blocks += n
+    q.extents = fill(S, i, n, q.extents)
+
+
+@jit
+def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
+    """Return the blocks of a request once a piece of its prompt is computed; the last has a token more."""
+    tokens = known + piece
+    if tokens == target(S, r):
+        tokens += 1
+    return int((tokens + world(S).block_tokens - 1) // world(S).block_tokens)

@@ -1,0 +1,353 @@
+"""Actions on requests: at once, or at the boundary of the step or the move that they are in."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.blocks import drop_blocks, target
+from harness.engines.sim.kernel.buddy import free_chunk
+from harness.engines.sim.kernel.events import done, over
+from harness.engines.sim.kernel.lanes import cut, freed, step_of, wake
+from harness.engines.sim.kernel.links import new_transfer, release, route_kv
+from harness.engines.sim.kernel.lists import push, unlink
+from harness.engines.sim.kernel.members import end, in_step, queue, refuse, settle_kv, turn_down, unlist
+from harness.engines.sim.kernel.memory import never
+from harness.engines.sim.kernel.pages import give
+from harness.engines.sim.kernel.reuse import give_up
+from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.kernel.weights import leave, set_weights
+from harness.engines.sim.state import *
+
+
+@jit
+def catch_up(S: int, r: int) -> None:
+    """Do what waited for a request to come to rest: membership first."""
+    q = req_at(S, r)
+    b, what, arg = q.pending_batch, q.pending, q.pending_arg
+    if b >= 0:
+        q.pending_batch = -1
+        batch_at(S, q.batch).pending -= 1
+    if what != P_NONE:
+        q.pending = P_NONE
+        batch_at(S, q.batch).pending -= 1
+    if b >= 0:
+        admit_now(S, r, b, q.pending_seq)
+    if what != P_NONE:
+        act(S, r, what, arg)
+
+
+@jit
+def pending(S: int, b: int) -> None:
+    """Do what waited for this boundary to members of a batch."""
+    for lst in (WAITING, RUNNING, PARKED):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            nxt = req_at(S, r).next
+            if not in_step(S, r):
+                catch_up(S, r)
+            r = nxt
+
+
+@jit
+def act(S: int, r: int, what: int, arg: int) -> None:
+    """Apply an action on a request that is in no step."""
+    W = world(S)
+    if what == P_ADMIT:
+        admit_now(S, r, arg, next_seq(S))
+    elif what == P_DROP:
+        unlist(S, r)
+        end(S, r, DROPPED, W.now)
+    elif what == P_DISCARD:
+        discard_now(S, r, arg)
+    elif what == P_MOVE:
+        move_now(S, r, arg)
+
+
+@jit
+def on_request(S: int, r: int, what: int, arg: int) -> None:
+    """Apply an action to a request now, or when the step or the KV move that it is in has ended."""
+    q = req_at(S, r)
+    if q.state != MOVE and not in_step(S, r):
+        act(S, r, what, arg)
+        return
+    B = batch_at(S, q.batch)
+    if what == P_ADMIT:
+        if q.pending_batch < 0:
+            B.pending += 1
+        q.pending_batch = arg
+        q.pending_seq = next_seq(S)
+    elif q.pending == P_NONE:
+        B.pending += 1
+        q.pending = what
+        q.pending_arg = arg
+    elif what == P_DROP:
+        turn_down(S, q.pending, q.pending_arg)
+        q.pending = what
+    else:
+        turn_down(S, what, arg)
+    cut(S, 2 * q.batch)
+    cut(S, 2 * q.batch + 1)
+
+
+@jit
+def next_seq(S: int) -> int:
+    """Take the next place in the order of Admit: at the action, though the admission may wait for a boundary."""
+    W = world(S)
+    W.seq += 1
+    return W.seq
+
+
+@jit
+def admit_now(S: int, r: int, b: int, seq: int) -> None:
+    """Change a request's batch: the old one loses it; KV stays where it is."""
+    W = world(S)
+    q = req_at(S, r)
+    i = batch_at(S, b).inst
+    charge(S, r, W.now)
+    if q.state != HELD:
+        unlist(S, r)
+        old = q.batch
+        q.batch = b
+        inst_at(S, i).members += 1
+        q2 = batch_at(S, old).inst
+        inst_at(S, q2).members -= 1
+        if inst_at(S, q2).state == DRAINING and inst_at(S, q2).members == 0:
+            leave(S, q2)
+    else:
+        q.batch = b
+        inst_at(S, i).members += 1
+        q.admit = W.now
+    q.seq = seq
+    if W.lookahead_steps > 0:
+        n = lane_at(S, 2 * b)
+        q.joins_step = n.ran + W.lookahead_steps
+        if n.busy != IDLE or n.layers_left > 0:  # a step between two slices is under way
+            q.joins_step += step_of(S, 2 * b)
+    state = q.state
+    whole = state == RUN or state == PARK or state == AWAY
+    if state == MOVE:
+        push(S, b, ELSEWHERE, r, 0)
+    elif whole:
+        settle_kv(S, b, r)
+    elif q.home >= 0 and (q.home == i or inst_at(S, q.home).is_host):
+        batch_at(S, b).left += target(S, r) - q.prefilled  # partly built, or swapped out: it stays so
+        push(S, b, WAITING, r, 0)
+        if q.home == i:
+            batch_at(S, b).started += 1
+        else:
+            batch_at(S, b).swapped += 1
+        wake(S, 2 * b)
+        wake(S, 2 * b + 1)
+    else:
+        drop_blocks(S, r)  # a partly built KV does not travel
+        queue(S, b, r, 0)
+    mark(S, r, W.now)
+
+
+@jit
+def swapped_out(S: int, r: int) -> None:
+    """Put a victim whose KV is now in host memory back into the queue, in its old place, to be swapped in."""
+    q = req_at(S, r)
+    b = q.batch
+    unlink(S, b, ELSEWHERE, r)
+    batch_at(S, b).swapped += 1
+    q.state = WAIT
+    q.prefilled = target(S, r)
+    q.piece = 0
+    push(S, b, WAITING, r, 1)
+    wake(S, 2 * b)
+    wake(S, 2 * b + 1)
+    catch_up(S, r)
+
+
+@jit
+def discard_now(S: int, r: int, act_: int) -> None:
+    """Forget a member's KV; it recomputes from its old place in the queue."""
+    W = world(S)
+    q = req_at(S, r)
+    done(S, act_, GONE if q.home < 0 else OK)
+    if q.home < 0:
+        return
+    charge(S, r, W.now)
+    unlist(S, r)
+    drop_blocks(S, r)
+    queue(S, q.batch, r, 1)
+    mark(S, r, W.now)
+
+
+@jit
+def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
+    """Move a request's KV to an account, or forget it (-1): now, or at the boundary of the step that it is in."""
+    if to < 0:
+        on_request(S, r, P_DISCARD, act_)
+    else:
+        x = new_transfer(S, SHIFT, to, act_, 0.0, 0.0)
+        xfer_at(S, x).attend = attend
+        on_request(S, r, P_MOVE, x)
+
+
+@jit
+def movable(S: int, r: int, discard: int) -> bool:
+    """Tell whether a member has KV that can move; what is partly built can only be forgotten."""
+    return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
+
+
+@jit
+def movables(S: int, b: int, discard: int) -> int:
+    """Count the members of a batch that have such KV."""
+    n = 0
+    for lst in range(4):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            n += int(movable(S, r, discard))
+            r = req_at(S, r).next
+    return n
+
+
+@jit
+def members(S: int, b: int) -> int:
+    """Begin to walk the members of a batch in order of Admit: the first, or -1."""
+    for lst in range(4):
+        world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
+    return next_member(S)
+
+
+@jit
+def next_member(S: int) -> int:
+    """Return the next member in the order of Admit, or -1; members visited before may change lists meanwhile."""
+    W = world(S)
+    at, r = -1, -1
+    for lst in range(4):
+        x = W.walk[lst]
+        if x >= 0 and (r < 0 or req_at(S, x).seq < req_at(S, r).seq):
+            at, r = lst, x
+    if r >= 0:
+        W.walk[at] = req_at(S, r).next
+    return r
+
+
+@jit
+def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
+    """Move, or forget, the KV of all members of a batch."""
+    r = members(S, b)
+    while r >= 0:
+        if movable(S, r, int(to < 0)):
+            move(S, r, to, attend, act_)
+        r = next_member(S)
+
+
+@jit
+def move_now(S: int, r: int, x: int) -> None:
+    """Queue a request's KV for memory at its new home."""
+    W = world(S)
+    q = req_at(S, r)
+    X = xfer_at(S, x)
+    dst = X.inst
+    b = q.batch
+    if q.home == dst and q.state != WAIT:
+        act_, attend = X.action, X.attend
+        release(S, x)
+        if attend != q.attend:
+            charge(S, r, W.now)
+            unlist(S, r)
+            q.attend = attend
+            settle_kv(S, b, r)
+            mark(S, r, W.now)
+        done(S, act_, OK)
+        return
+    blocks = q.blocks
+    if q.state == RUN:  # those taken since it joined are its own from when it leaves
+        length = q.length + batch_at(S, b).tick - q.joined_tick
+        blocks = max(blocks, (length - 1 + W.block_tokens - 1) // W.block_tokens)
+    if q.home < 0 or q.state == WAIT:
+        refuse(S, x, GONE)
+        return
+    if never(S, dst, blocks):
+        refuse(S, x, NEVER)
+        return
+    charge(S, r, W.now)
+    unlist(S, r)
+    q.state = MOVE
+    push(S, b, ELSEWHERE, r, 0)
+    X.request = r
+    X.source = q.home
+    X.blocks = q.blocks
+    X.bytes = float(q.blocks * inst_at(S, dst).block_bytes)
+    route_kv(S, x, q.home, dst, q.blocks)
+    X.stage = GRANT
+    batch_at(S, b).asking += 1
+    for j in range(inst_at(S, dst).gpu_count):
+        gpu_at(S, inst_at(S, dst).gpus[j]).waiting += int(X.bytes)
+    W.grants = 1
+    mark(S, r, W.now)
+
+
+@jit
+def withdraw(S: int, x: int) -> bool:
+    """Take back a transfer that still waits for memory; return whether its action, untold, is over."""
+    X = xfer_at(S, x)
+    i = X.inst
+    last = over(S, X.action, NEVER)
+    for j in range(inst_at(S, i).gpu_count):
+        gpu_at(S, inst_at(S, i).gpus[j]).waiting -= int(X.bytes)
+    r = X.request
+    if X.kind == LOAD:
+        set_weights(S, i, OUT)
+    release(S, x)
+    if r >= 0:
+        batch_at(S, req_at(S, r).batch).asking -= 1
+        back_from_move(S, r)
+    freed(S, i)  # what it had waited for is open to others
+    return last
+
+
+@jit
+def back_from_move(S: int, r: int) -> None:
+    """Settle a request whose KV is at rest at its home again, then do what was asked of it meanwhile."""
+    W = world(S)
+    q = req_at(S, r)
+    b = q.batch
+    charge(S, r, W.now)
+    unlink(S, b, ELSEWHERE, r)
+    settle_kv(S, b, r)
+    mark(S, r, W.now)
+    catch_up(S, r)
+
+
+@jit
+def arrive(S: int, x: int) -> None:
+    """Complete a transfer: loaded weights can be used, moved KV has its new home."""
+    W = world(S)
+    X = xfer_at(S, x)
+    kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action
+    attend, node, extents = X.attend, X.node, X.extents
+    release(S, x)
+    if kind == LOAD:
+        W.loads += 1
+        set_weights(S, i, IN)
+        done(S, act_, OK)
+        return
+    if r >= 0:
+        q = req_at(S, r)
+        charge(S, r, W.now)
+        inst_at(S, src).holders -= 1
+        if kind == SWAP_OUT:
+            inst_at(S, src).gone -= q.blocks - q.shared
+        if W.reuse:
+            give_up(S, r)
+        else:
+            free_chunk(S, src, q.node, q.blocks)
+            give(S, src, q.blocks, q.extents)
+        q.node = node
+        q.extents = extents
+        q.blocks = blocks
+        q.home = i
+        q.attend = attend
+        if kind == SWAP_OUT:
+            inst_at(S, i).holders += 1
+            swapped_out(S, r)
+            mark(S, r, W.now)
+        else:
+            back_from_move(S, r)
+        freed(S, src)
+        W.moves += 1
+    done(S, act_, OK)

@@ -1,0 +1,242 @@
+"""Rates of lanes that compete for a GPU: rounds in which kernels, or processes, take turns."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, shorten, steps_to
+from harness.engines.sim.kernel.lent import demand_on, lend, slowed
+from harness.engines.sim.state import *
+
+SWEEPS = 3  # over the lanes of a pool, until how much of the time each is on its GPUs hardly changes
+
+
+@jit
+def set_rate(S: int, lane: int, rate: float) -> None:
+    """Give a lane a new rate from now on."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if rate == n.rate:
+        return
+    now = W.now
+    if n.rate > 0.0:
+        done = done_at(S, lane, now)
+        if W.log_tokens:
+            segment(S, lane, done)
+        n.anchor_work = done
+    n.anchor_s = now
+    n.rate = rate
+    if n.busy == SPAN and n.steps > 1 and n.in_turn and n.turn_until < INF:  # no step begins after the end of the turn
+        j = steps_to(S, lane, done_at(S, lane, max(now, n.turn_until - HALF_NS)))
+        if j < n.steps:
+            shorten(S, lane, j)
+    n.end = now + (n.work - n.anchor_work) / rate
+
+
+@jit
+def set_part(S: int, lane: int, part: float) -> None:
+    """Give a lane's process another part of the time of its GPUs from now on."""
+    n = lane_at(S, lane)
+    if part != n.part:
+        W = world(S)
+        now = W.now
+        if W.log_tokens and n.rate > 0.0:
+            segment(S, lane, done_at(S, lane, now))
+        n.off_s = off_s(S, lane, now)
+        n.part_since = now
+        n.part = part
+
+
+@jit
+def share(S: int, p: int) -> None:
+    """Share the GPUs of a pool out to its lanes."""
+    W = world(S)
+    P = gpu_at(S, p)
+    P.touched = 0
+    if W.alone or (P.lanes == 1 and lane_at(S, P.head).lent < 0):
+        lane = P.head
+        while lane >= 0:
+            if W.sliced:
+                set_part(S, lane, 1.0)
+            set_rate(S, lane, lane_at(S, lane).max_rate)
+            lane = lane_at(S, lane).next
+    else:
+        take_turns(S, p)
+        if W.n_remotes > 0:
+            lend(S, p)
+        lane = P.head
+        while lane >= 0:
+            set_rate(S, lane, lane_at(S, lane).given)
+            lane = lane_at(S, lane).next
+    next_end(S, p)
+
+
+@jit
+def take_turns(S: int, p: int) -> None:
+    """Give each lane of a pool the rate that it has where kernels take turns, and without MPS processes as well.
+
+    A round has a turn of each lane, or of each process the slice of its longest lane, as often as it is there: kernels
+    are on a GPU for a part of their step, `duty`, which grows as others keep them waiting. Three sweeps find it.
+    """
+    W = world(S)
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        n.stretch = 1.0
+        n.given = 1.0
+        n.round_s = 0.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s = 0.0
+            d = e.next
+        lane = n.next
+    for _ in range(SWEEPS):
+        add_turns(S, p)
+        if not stretch(S, p):
+            break
+    for _ in range(SWEEPS if W.sliced else 0):
+        add_slices(S, p)
+        slice_out(S, p)
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        beside = 1.0 - n.duty + n.duty * n.stretch
+        if W.sliced:  # `given` is the part of the time of its GPUs in which its kernels wait for no other process
+            alone = beside
+            beside = 1.0 - n.duty + n.duty * n.stretch / n.given
+            set_part(S, lane, alone / beside)
+        n.given = n.max_rate / beside
+        if n.slow != 1.0 and not W.sliced:
+            n.given = slowed(n.max_rate, n.given, n.slow)
+        lane = n.next
+
+
+@jit
+def add_turns(S: int, p: int) -> None:
+    """Set what the turn of each lane of a pool takes of a round, and add the difference to the rounds of its GPUs."""
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        on = n.duty * n.stretch
+        was = n.round_s
+        n.round_s = on / (1.0 - n.duty + on) * n.fills * n.turn_s
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s += n.round_s - was
+            d = e.next
+        lane = n.next
+
+
+@jit
+def stretch(S: int, p: int) -> bool:
+    """Set how many times as long each lane's kernels take beside those that share its SMs, or its GPU apart.
+
+    Return whether that changed.
+    """
+    W = world(S)
+    changed = False
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        most = 1.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            if n.partition == 0 and not W.sliced:
+                G = gpu_at(S, e.gpu)
+                if G.active > 1:
+                    most = max(most, n.fills + (G.round_s - n.round_s) / n.turn_s)
+            else:
+                most = max(most, among(S, p, lane, d))
+            d = e.next
+        changed = changed or n.stretch != most
+        n.stretch = most
+        lane = n.next
+    return changed
+
+
+@jit
+def among(S: int, p: int, lane: int, d: int) -> float:
+    """Return the same on one GPU, where some lanes do not meet: they have disjoint partitions or other processes."""
+    W = world(S)
+    n = lane_at(S, lane)
+    meet, asked, apart = 0.0, demand_at(S, d).hbm * n.max_rate, 0
+    x = gpu_at(S, p).head
+    while x >= 0:
+        y = lane_at(S, x)
+        e = demand_on(S, x, demand_at(S, d).gpu)
+        if x != lane and e >= 0 and not (W.sliced and y.process != n.process):
+            if n.partition > 0 and y.partition > 0 and n.partition != y.partition:
+                asked += demand_at(S, e).hbm * y.max_rate
+                apart = 1
+            else:
+                meet += y.round_s
+        x = y.next
+    most = n.fills + meet / n.turn_s if meet > 0.0 else 1.0
+    if apart:
+        k = cost_at(S)[inst_at(S, batch_at(S, lane >> 1).inst).cost]
+        most = max(most, k.apart, k.crowd * asked)
+    return most
+
+
+@jit
+def slice_s(S: int, p: int, lane: int) -> float:
+    """Return the GPU seconds of a lane's step, its process's slice; 0 if another lane of it has a longer one."""
+    n = lane_at(S, lane)
+    turn = n.duty * n.stretch * n.slice_s / n.max_rate
+    x = gpu_at(S, p).head
+    while x >= 0:
+        y = lane_at(S, x)
+        if x != lane and y.process == n.process:
+            other = y.duty * y.stretch * y.slice_s / y.max_rate
+            if other > turn or (other == turn and x < lane):
+                return 0.0
+        x = y.next
+    return turn
+
+
+@jit
+def add_slices(S: int, p: int) -> None:
+    """Add up the rounds of a pool's GPUs where they have a slice of each process."""
+    W = world(S)
+    for g in range(W.n_gpus):
+        if gpu_at(S, g).pool == p:
+            gpu_at(S, g).round_s = 0.0
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        turn = slice_s(S, p, lane)
+        on = n.duty * (n.stretch / n.given)
+        n.round_s = on / (1.0 - n.duty + on) * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
+        d = n.demand
+        while d >= 0:
+            e = demand_at(S, d)
+            gpu_at(S, e.gpu).round_s += n.round_s
+            d = e.next
+        lane = n.next
+
+
+@jit
+def slice_out(S: int, p: int) -> None:
+    """Give each process of a pool its slice's part of a round, on the GPU with the longest; alone it has all of it."""
+    W = world(S)
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        turn = slice_s(S, p, lane)
+        if turn > 0.0:
+            slice_ = max(turn, W.quantum_s) * (1.0 + W.switching)
+            longest = turn
+            d = n.demand
+            while d >= 0:
+                others = gpu_at(S, demand_at(S, d).gpu).round_s - n.round_s
+                if others > 0.0:
+                    longest = max(longest, slice_ + others)
+                d = demand_at(S, d).next
+            x = gpu_at(S, p).head
+            while x >= 0:
+                if lane_at(S, x).process == n.process:
+                    lane_at(S, x).given = turn / longest
+                x = lane_at(S, x).next
+        lane = n.next

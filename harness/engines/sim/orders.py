@@ -1,0 +1,319 @@
+"""A policy's actions as calls into the kernel, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from harness.engines.costs import quantities, shapes
+from harness.engines.machine import Config, Machine, Refusal
+from harness.engines.sim import kernel, state
+from harness.engines.sim.host_memory import HostMemory
+from harness.engines.sim.names import Names, attendable
+from harness.engines.sim.requests import Requests
+from harness.engines.sim.view import PHASES
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Done, Event, Freed
+from harness.policy.types import GIB, Batch, Host, Inst
+
+SOURCES: Mapping[quantities.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
+NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on its own"
+
+
+class Orders:
+    """Actions on their way to the kernel, and events that the kernel does not tell itself."""
+
+    def __init__(self, names: Names, config: Config, machine: Machine) -> None:
+        self._names, self._config, self._ways, self.S = names, config, machine.ladder, names.S
+        self._specs = [machine.of(kind).spec for kind in config.kinds]
+        self.spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that one may need
+        self.requests: Requests | None = None  # made when the run begins
+        self.hears: frozenset[type] = frozenset()
+        self.events: deque[Event] = deque()  # told behind the kernel's
+        self.standing: dict[tuple[int, int], Run] = {}  # by batch and lane of it
+        self.actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
+        self.loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
+        self.landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
+        self._short = False  # there was no room for a load before the start
+        self.memories = self._host_memories()
+
+    def _host_memories(self) -> list[HostMemory]:
+        """Return the weights in each node's memory, the models of the highest planned rates; none if hosts hold all."""
+        c = self._config
+        if c.host_bytes is None:
+            return []
+        sizes = {m.name: shapes.weight_bytes(m.shape) for m in c.models}
+        order = sorted(sizes, key=lambda m: c.plan[m].rate_rps if m in c.plan else 0.0)
+        return [HostMemory(c.host_bytes, sizes, order, self._coming_in) for _ in range(c.nodes[-1] + 1)]
+
+    def _coming_in(self, i: int) -> bool:
+        return self._names.weights.item(i) in (state.QUEUED, state.LOADING)
+
+    def begin(self, requests: Requests, hears: frozenset[type]) -> None:
+        """Take actions for a run of these requests, whose policy hears these kinds of events."""
+        self.requests, self.hears = requests, hears
+        if self._short:
+            self.events.append(Freed())  # from now on a load may wait for memory
+
+    def do(self, action: Action) -> Done | None:
+        """Start an action; return its end where it cannot start now, and may later."""
+        S, (events, transfers) = self.S, self.spare
+        if len(S.events) - S.events_told[0] < events or S.transfer_spare[0] < transfers:
+            self._make_room(events, transfers)
+        S.quiet_s[0] = -math.inf
+        arm = ARMS[type(action)]
+        try:
+            refusal = arm(self, action)
+        except (KeyError, ValueError, IndexError) as error:
+            refusal = "never", f"{type(error).__name__}: {error}"
+        if refusal is None:
+            return None
+        if refusal[0] == "not now":
+            return Done(action, *refusal)
+        self.events.append(Done(action, *refusal))
+        return None
+
+    def _make_room(self, events: int, transfers: int) -> None:
+        """Make room for the events and transfers of one action, which only `advance` checks otherwise."""
+        S = self.S
+        if len(S.events) - S.events_told[0] < events:
+            S.grow("events", len(S.events) + events)
+        if S.transfer_spare[0] < transfers:
+            S.more_free("transfer", len(S.transfers) + transfers)
+
+    def _note(self, action: Action, parts: int = 1) -> int:
+        """Return the number under which the kernel tells an action's end, if that is heard or a part of it failed."""
+        S = self.S
+        if S.action_spare[0] == 0:
+            S.more_free("action", len(S.actions) + 64)
+        a: int = kernel.note(S.at, parts, int(type(action) in self.hears))
+        self.actions[a] = action
+        return a
+
+    def _end(self, action: Action) -> None:
+        """Tell the end of an action that needed no call, if that is heard."""
+        if type(action) in self.hears:
+            self.events.append(Done(action))
+
+    # ------------------------------------------------------------ weights
+
+    def load(self, action: Load) -> Refusal | None:
+        """Queue a load for memory; before the start weights are placed at no cost, if there is room."""
+        names, S, way = self._names, self.S, action.way
+        i = names.inst_row(action.inst)
+        if way not in self._ways:
+            return "never", f'no way "{way}" to load'
+        now = names.weights.item(i)
+        if now in (state.IN, state.QUEUED, state.LOADING):
+            if self.requests is not None and now == state.IN:
+                self._end(action)
+            return None
+        if now in (state.DRAINING, state.LEAVING):
+            evicted = self._pop_evict(i)
+            kernel.set_weights(S.at, i, state.IN)
+            self.events.append(Done(evicted, "gone", "loaded again"))
+            self._end(action)
+            return None
+        if kernel.never(S.at, i, 0):
+            need = S.insts[i]["footprint"] / GIB
+            return "never", f"{action.inst.model} needs {need:.1f} GiB, more than the GPU has"
+        gpus = names.places[i]
+        memory = self.memories[names.node(i)] if self.memories else None
+        if self.requests is None:
+            if not kernel.place(S.at, i):
+                self._short = True
+                return "not now", f"no room for {action.inst.model} on {list(gpus)}"
+            if memory:
+                memory.read(action.inst.model)
+        else:
+            rung, bytes_s = self._ways[way], self._specs[gpus[0]].h2d
+            source = rung.source
+            if memory and not memory.read(action.inst.model, i) and source != "disk":
+                source, disk_s = "disk", S.links["bytes_per_s"].item(4 * (self._config.gpus + names.node(i)))
+                bytes_s = min(bytes_s, disk_s / len(gpus))
+            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), bytes_s)
+            kernel.load(S.at, i, self._note(action), SOURCES[source], tail_s)
+        for g in gpus:
+            here = self.loaded.get(g, ())
+            self.loaded[g] = [*(k for k in here if k != i and names.weights.item(k) != state.OUT), i]
+        return None
+
+    def evict(self, action: Evict) -> Refusal | None:
+        """Let weights go at the next boundary, or once they have no members; take a load back that waits for memory."""
+        i, drain = self._names.inst_row(action.inst), action.drain
+        now = self._names.weights.item(i)
+        if now == state.OUT or isinstance(action.inst.place, Host):
+            return "gone", "its weights are not in"
+        if now == state.LOADING:
+            self.landing.add(action.inst)
+            self.S.actions["heard"][self.S.transfers["action"].item(self._load_of(i))] = (
+                1  # the end of its load is told
+            )
+            return "not now", "its weights are still on their way"
+        if now == state.QUEUED:
+            self._withdraw(self._load_of(i), "gone", "evicted")
+            self._end(action)
+            return None
+        if now == state.LEAVING or (now == state.DRAINING and drain):
+            return "gone", "it is leaving already"
+        if now == state.DRAINING:
+            self.events.append(Done(self._pop_evict(i), "gone", "evicted at its next boundary instead"))
+        kernel.evict(self.S.at, i, int(drain), self._note(action))
+        return None
+
+    def landed(self, event: Event) -> Event:
+        """Return `Freed` for the end of a load for which an eviction was refused, else the event itself."""
+        if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self.landing):
+            return event
+        self.landing.remove(event.action.inst)
+        if Load in self.hears:
+            self.S.events_read[0] -= 1  # told next
+        return Freed()
+
+    def _pop_evict(self, i: int) -> Action:
+        """Pop the Evict under which an instance is leaving; the caller tells its end."""
+        a = self.S.insts["evict"].item(i)
+        kernel.forget(self.S.at, a)
+        return self.actions[a]
+
+    def limit(self, action: Limit) -> Refusal | None:
+        """Cap the growth of a model's KV on a GPU."""
+        names, model, gpu = self._names, action.model, action.gpu
+        if model not in names.model or not 0 <= gpu < self._config.gpus:
+            return "never", f"no {model} on GPU {gpu}"
+        names.limits[model, gpu] = action.kv_bytes
+        for i in names.accounts(model, gpu):
+            kernel.limit(self.S.at, i, names.cap(model, names.places[i]))
+        return None
+
+    # ------------------------------------------------------------ transfers that wait for memory
+
+    def give_up(self) -> bool:
+        """Fail the first transfer that still waits for memory, as nothing else will happen; False: there is none."""
+        X, x = self.S.transfers, int(self.S.s["transfer_head"])
+        while x >= 0 and X[x]["stage"] != state.GRANT:
+            x = int(X[x]["next"])
+        if x >= 0:
+            self._withdraw(x, "never", "no memory, and nothing left that could free any")
+        return x >= 0
+
+    def _load_of(self, inst: int) -> int:
+        """Return the transfer that loads an instance."""
+        X, x = self.S.transfers, int(self.S.s["transfer_head"])
+        while X[x]["inst"] != inst or X[x]["kind"] != state.LOAD:
+            x = int(X[x]["next"])
+        return x
+
+    def _withdraw(self, x: int, *refusal: *Refusal) -> None:
+        """Take back a transfer that waits for memory; the end of its action is told as refused."""
+        S, a = self.S, self.S.transfers["action"].item(x)
+        if self.memories and S.transfers["kind"].item(x) == state.LOAD:
+            i = S.transfers["inst"].item(x)
+            self.memories[self._names.node(i)].withdrawn(self._names.insts[i].model, i)
+        if kernel.withdraw(S.at, x):
+            kernel.forget(S.at, a)
+            self.events.append(Done(self.actions[a], *refusal))
+
+    # ------------------------------------------------------------ requests
+
+    def gone(self, rid: int) -> Refusal | None:
+        """Return why an action on a request comes too early or too late; None where it does not."""
+        if self.requests is None or not self.requests.came(rid):
+            return "never", f"no request {rid}"
+        return ("gone", "the request has ended") if self.requests.states.item(rid) >= state.DONE else None
+
+    def drop(self, action: Drop) -> Refusal | None:
+        """Drop a request."""
+        if refusal := self.gone(action.rid):
+            return refusal
+        kernel.on_request(self.S.at, action.rid, state.P_DROP, 0)
+        return None
+
+    def admit(self, action: Admit) -> Refusal | None:
+        """Admit a request to a batch, or all future ones of a model."""
+        names, who, batch = self._names, action.who, action.batch
+        model = batch.inst.model
+        if isinstance(who, str):
+            if model != who:
+                return "never", f"a batch of {model} cannot serve {who}"
+            self.S.route[names.model[who]] = names.batch_row(batch)
+            return None
+        if refusal := self.gone(who):
+            return refusal
+        if self._model_of(who) != model:
+            return "never", f"a batch of {model} cannot serve request {who}"
+        kernel.on_request(self.S.at, who, state.P_ADMIT, names.batch_row(batch))
+        return None
+
+    def _model_of(self, rid: int) -> str:
+        assert self.requests is not None
+        jobs = self.requests.jobs
+        return jobs.models[jobs.model.item(rid)]
+
+    # ------------------------------------------------------------ lanes and KV
+
+    def run(self, order: Run) -> Refusal | None:
+        """Open or close a lane, which keeps the order until another one."""
+        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
+            return "never", "a slice is of a prefill, and has at least one layer"
+        if order.op_s is not None and not order.op_s > 0:
+            return "never", "kernels of no time"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "never", "a turn takes a time or a count of steps, none below 0"
+        if isinstance(place := order.batch.inst.place, Host):
+            return "never", "host memory runs nothing"
+        most = min((self._specs[g].sms for g in place if 0 <= g < len(self._specs)), default=0)
+        if order.sms is not None and not 0 < order.sms <= most:
+            return "never", f"no partition of {order.sms} SMs"
+        b = self._names.batch_row(order.batch)
+        named = (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)
+        seqs, chunk, sms, layers = [-1 if x is None else x for x in named]
+        for_s = math.inf if order.for_s is None else float(order.for_s)
+        steps = -1 if order.steps is None else order.steps
+        op_s = -1.0 if order.op_s is None else float(order.op_s)
+        close = int(steps == 0)
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], close, for_s, steps, seqs, chunk, sms, layers, op_s)
+        if steps != 0:
+            self.standing[b, int(order.phase == "decode")] = order
+        return None
+
+    def move(self, action: Move) -> Refusal | None:
+        """Move the KV of a request, or of all members of a batch, or discard it."""
+        S, names, who, to = self.S, self._names, action.who, action.to
+        if isinstance(who, Batch):
+            b = names.batch_row(who)
+            if action.attend and not attendable(names.places[S.batches["inst"].item(b)], to):
+                return "never", NOT_THERE
+            n = kernel.movables(S.at, b, int(to is None))
+            if n == 0:
+                return "gone", "no KV to move"
+            model = self._config.models[names.model[who.inst.model]]
+            parts = 2 * max(model.tp, *model.degrees, 1)
+            self._make_room(self.spare[0] + n, (1 + parts) * n)  # a batch may be any size
+            account = -1 if to is None else names.account(who.inst.model, to, action.attend)
+            kernel.move_batch(S.at, b, account, int(action.attend), self._note(action, n))
+            return None
+        if refusal := self.gone(who):
+            return refusal
+        if S.requests["state"].item(who) == state.HELD:
+            return "gone", "a request in no batch has no KV"
+        b = S.requests["batch"].item(who)
+        if action.attend and not attendable(names.places[S.batches["inst"].item(b)], to):
+            return "never", NOT_THERE
+        account = -1 if to is None else names.account(self._model_of(who), to, action.attend)
+        kernel.move(S.at, who, account, int(action.attend), self._note(action))
+        return None
+
+
+# timers are replay's; a table, for a pattern match takes a microsecond
+ARMS: Mapping[type[Action], Callable[[Orders, Any], Refusal | None]] = {
+    Load: Orders.load,
+    Evict: Orders.evict,
+    Limit: Orders.limit,
+    Admit: Orders.admit,
+    Drop: Orders.drop,
+    Run: Orders.run,
+    Move: Orders.move,
+}
