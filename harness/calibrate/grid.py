@@ -137,7 +137,7 @@ def errors(predicted: F8, rows: Rows) -> Quantity:
     """Return the errors on fitted rows, on all that were left out and on each kind of them."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
-    out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held.items() if s.any()}
+    out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held_out.items() if s.any()}
     return out
 
 

@@ -57,7 +57,7 @@ class Moves:
         if not known:
             return "never", f"no KV on {to}"
         if isinstance(who, Batch):
-            if failed := self.engine.nowhere(who.inst):
+            if failed := self.engine.place_refusal(who.inst):
                 return failed
             requests, place = list(self.engine.members(who)), who.inst.place
         else:
@@ -87,7 +87,7 @@ class Moves:
         self._arrived(move)
         return None
 
-    def touch(self, account: Account) -> bool:
+    def in_transit(self, account: Account) -> bool:
         """Tell whether KV is on its way from or to an account."""
         ends = (end for transfer in self.under_way.values() for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
@@ -101,7 +101,7 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
-        if to == NOWHERE:  # nowhere: discarded
+        if to == NOWHERE:  # place_refusal: discarded
             self.moving.pop(request.rid)
             self.engine.release(request)
             self._landed_kv(transfer)
