@@ -40,7 +40,7 @@ VERSION = {
     "rtx-pro-6000": "0.24.0",
 }
 VERSION_FORMATS = VERSION | {"h100": "0.25.0", "h200": "0.25.0"}
-ATTENTION = {"b200": "flashinfer"}  # in the names of attention's kernels; others: flash_attn
+ATTENTION = {"b200": "flashinfer"}  # attention's kernels have it in their names; others: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))
 CACHE_BYTES = {"l40s": 96e6}
 LONGEST = 1 << 16  # tokens of a step: four times the simulator's largest

@@ -115,9 +115,9 @@ def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
 class Rows(NamedTuple):
     """Rows of one quantity, as columns, and which of them a fit leaves out (and why)."""
 
-    at: Mapping[str, Any]  # of arrays
+    at: Mapping[str, Any]  # arrays by name
     seconds: F8
-    held_out: Mapping[str, Mask]  # by reason; a row may have several
+    held_out: Mapping[str, Mask]  # keyed by reason; a row may have several
 
     @property
     def out(self) -> Mask:

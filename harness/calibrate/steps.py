@@ -36,17 +36,17 @@ NOTHING = "not measured: nothing here reads it"
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 PHASES = ("prefill", "decode")
 LINE = ("seq_s", "ctx_s", "area_s")
-LEAST_S = 1e-9  # of a step
+LEAST_S = 1e-9  # a step takes at least so long
 DIGITS = 5  # significant ones of a number in the table
-SHARES = np.linspace(1.0, 0.01, 100)  # of those that explain the same the largest
+SHARES = np.linspace(1.0, 0.01, 100)  # ties: the largest share wins
 FACTORS = np.geomspace(1.01, 100.0, 400)
 
 
 class Work(NamedTuple):
     """The work of a measured step."""
 
-    seqs: int  # that decode
-    ctx_tokens: float  # of all that decode, on average
+    seqs: int  # so many decode
+    ctx_tokens: float  # summed over all that decode, on average
     prompt: int  # tokens of a prompt of which it is the whole prefill; its seconds are then those of a first token
 
     @property
@@ -80,7 +80,7 @@ def fit(rows: Sequence[Measurement], source: str) -> Fitted:
     grids = {model: knots(max(work(row).tokens for row in every if row.at["shape"] == model)) for model in models}
     if short := next((model for model, grid in grids.items() if len(grid) < 2), None):
         raise UserError(f"{short} was measured with one token a step alone")
-    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # of each model's columns, behind the first
+    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # where each model's columns start
 
     def features(some: Sequence[Measurement]) -> F8:
         X = np.zeros((len(some), starts[-1]))
@@ -191,7 +191,7 @@ class About(NamedTuple):
     settings: Mapping[str, Any]
     spec: Mapping[str, tuple[float, str]]  # value and source by field
     ways: Sequence[str]  # rungs of the ladder that are a start of the server
-    weight_bytes: Mapping[str, int]  # by shape, of a server's
+    weight_bytes: Mapping[str, int]  # a server's, keyed by shape
 
 
 def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fitted]:

@@ -34,10 +34,10 @@ from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 
-ABOUT = "calibrate.json"  # of what a stage's rows are
+ABOUT = "calibrate.json"  # says what a stage's rows are
 GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, at so many tokens of context
 MOST_OTHERS = 0.1  # cores that others may take during a measurement
-Shapes = Mapping[str, Shape]  # by name
+Shapes = Mapping[str, Shape]  # keyed by name
 KIND, POLICIES = "torch-cpu", costs.TABLE
 NEVER = 1e15  # a rate that adds nothing
 WORST = 10  # steps that are listed
@@ -90,17 +90,17 @@ def gpu_ratio(shape: Shape) -> float:
     return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
 
 
-CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # of what the stage calibrate says of its devices
+CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # the stage calibrate says these of its devices
 
 
 class Card(NamedTuple):
     """A card that stages of `make gpu` measured."""
 
     gpu: str
-    on: str  # in words
-    mem_bytes: int  # that it gave to weights and KV
-    sms: int  # of it, or of the part of it that was a device
-    gbps: Mapping[str, float]  # of its links, likewise
+    on: str  # the device in words
+    mem_bytes: int  # it gave so much to weights and KV
+    sms: int  # it, or the part of it that was a device, has so many
+    gbps: Mapping[str, float]  # its links' rates
 
     @property
     def spec(self) -> dict[str, tuple[float, str]]:

@@ -269,7 +269,7 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     timed = []
     for seqs, ctx, output in KERNELS:
         what, at = ("prefill", {"tokens": ctx}) if output == 1 else ("decode", {"seqs": seqs, "ctx": ctx})
-        rows = seqs, ctx if output == 1 else 1  # of a step, and tokens of each
+        rows = seqs, ctx if output == 1 else 1  # rows of a step, and tokens of each
         took = [w.kernels_s for w in watched if w.kernels_s and (len(w.parts), w.parts[0][1]) == rows]
         (step,) = of(bench.book.rows, what, shape=name, **at)
         timed.append(measured("kernels", {"shape": name, "phase": what, **at}, took, step_s=step.seconds))
@@ -289,13 +289,13 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
     models = tuple(f"{name}/{k + 1}" for k in range(counts[-1]))
     batches = [Batch(Inst(m, (k if apart else 0,))) for k, m in enumerate(models)]
     each = list[tuple[int, int, int]]()
-    plan = dict[tuple[int, int], list[list[int]]]()  # by count and sequences: requests, a list a model
+    plan = dict[tuple[int, int], list[list[int]]]()  # requests, a list a model, keyed by count and sequences
     for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills: one after the other; decodes: all at once
         n, (prompt, output) = seqs or 3 * REPEATS, (CONTEXTS[1], 2 * OUTPUT) if seqs else (BESIDE_PROMPT, 1)
         first = len(each)
         plan[count, seqs] = [list(range(first + k * n, first + (k + 1) * n)) for k in range(count)]
         each += [(k, prompt, output) for k in range(count) for _ in range(n)]
-    begun = dict[int, int]()  # by count: steps before it
+    begun = dict[int, int]()  # steps before each count
 
     def script(engine: Torch) -> Script:
         assert engine.timed_steps is not None

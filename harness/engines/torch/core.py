@@ -28,7 +28,7 @@ class Kv:
     home: Gpus | Host
     blocks: list[int] = field(default_factory=list)
     tokens: int = 0
-    attend: bool = False  # where it lies, for a batch elsewhere
+    attend: bool = False  # it is attended where it lies, for a batch elsewhere
     swapped: bool = False  # to the host by the engine, which brings it back
 
     @property

@@ -196,7 +196,7 @@ class Card:
         self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
-        self._graphs: dict[int, tuple[fused.Decodes, fused.Prefills]] = {}  # by the address of the KV
+        self._graphs: dict[int, tuple[fused.Decodes, fused.Prefills]] = {}  # keyed by the address of the KV
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:

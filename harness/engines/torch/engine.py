@@ -106,7 +106,7 @@ class Torch(Stepping):
         self.kv: dict[int, Kv] = {}
         self.lost: list[str] = []  # what happened to workers
         self._charged_s = -math.inf
-        self._check_s = 0.0  # by the machine's clock, when workers are checked next
+        self._check_s = 0.0  # workers are checked next then, by the machine's clock
 
     def ready(self) -> None:
         """Start the nursery and the links, take memory, draw weights; see Engine."""

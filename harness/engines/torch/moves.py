@@ -26,8 +26,8 @@ class Transfer:
     to: Gpus | Host
     attend: bool
     under: Moving | None  # the action; none: the engine swaps
-    kv: Kv | None = None  # where it will be; none: it waits
-    source: Kv | None = None  # where it was
+    kv: Kv | None = None  # its target; None: it waits
+    source: Kv | None = None  # its source
     dead: bool = False  # its request has gone
 
 
@@ -44,8 +44,8 @@ class Moves:
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
-        self.moving: dict[int, Transfer] = {}  # by request
-        self.under_way: dict[int, Transfer] = {}  # by the number of their copies
+        self.moving: dict[int, Transfer] = {}  # keyed by request
+        self.under_way: dict[int, Transfer] = {}  # keyed by the number of their copies
         self.moves: list[Moving] = []
         self.count = 0
         self.full = False  # a move has waited for memory of the host

@@ -52,7 +52,7 @@ class Net(NamedTuple):
     qk_norm: bool = False  # Qwen 3 normalises each head of query and key
     theta: float = 10_000.0  # base of RoPE
     eps: float = 1e-5
-    folder: str = ""  # that of its checkpoint; "": weights are drawn
+    folder: str = ""  # its checkpoint lies there; "": weights are drawn
     float_bytes: int = 4  # a weight, or a number of KV, takes so many: float32, or 2: bfloat16
     norm_topk_prob: bool = True  # the weights of a token's experts add up to 1
 
@@ -185,7 +185,7 @@ def described(folder: Path) -> Net:
         raise UserError(f"{folder}: rotary positions of type {rope['rope_type']}; only default ones are served")
     experts = None
     if kind == "qwen3_moe":
-        routed = has.get("num_experts") or has["num_local_experts"]  # of public checkpoints; of transformers 5
+        routed = has.get("num_experts") or has["num_local_experts"]  # transformers 5 writes the latter
         experts = Experts(has["num_hidden_layers"], routed, has["num_experts_per_tok"], has["moe_intermediate_size"])
     shape = Shape(
         folder.name,

@@ -24,7 +24,7 @@ class Lowest:
     def __init__(self, bound: int) -> None:
         self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
         self._back = set[int]()  # those that were given back
-        self._heap: list[int] = []  # of them, and of what was claimed since
+        self._heap: list[int] = []  # holds those, and what was claimed since
 
     def __len__(self) -> int:
         return len(self._back) + self._bound - self._fresh
@@ -110,7 +110,7 @@ class Account:
         self.pages = Pages(block_tokens, block_bytes, arena.size // self.page_bytes * self._of_page)
         self.limit_bytes: int | None = None
         self.arena, self._elastic = arena, buffer > 0
-        self._granules: dict[int, list[int]] = {}  # of mapped pages
+        self._granules: dict[int, list[int]] = {}  # keyed by mapped page
         self._used: dict[int, int] = {}  # blocks of pages, where any is
         self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
         self._spare: list[int] = []  # mapped pages of which none is

@@ -133,8 +133,8 @@ class Workers:
         self._files: list[int] = []
         self._folder: Path | None = None
         self._copies = 0
-        self._copying: dict[str, dict[int, float]] = {}  # by link: copies under way, and the seconds of each
-        self._moved_s: dict[str, float] = {}  # by link: when it began its copies, or ended one
+        self._copying: dict[str, dict[int, float]] = {}  # seconds of the copies under way, keyed by link and number
+        self._moved_s: dict[str, float] = {}  # when each link began its copies, or ended one
         self._links_pid = 0
         self.load: Load | None = None  # counted from the start of the clock
 
@@ -289,7 +289,7 @@ class Workers:
             worker.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
         for name in self.nets:
             account = self.accounts[name, worker.device]
-            changes, account.changes = dict(reversed(account.changes)), []  # of each page the first: what they know
+            changes, account.changes = dict(reversed(account.changes)), []  # a page's first change is what they know
             for other in self.processes.values() if changes else ():
                 if other.device != worker.device or name not in other.accounts or (other is worker and name == fresh):
                     continue

@@ -22,7 +22,7 @@ class Way(NamedTuple):
     source: Literal["host", "disk"] = "host"
     starts: bool = False  # a process is started for it
     spread: bool = False  # equal parts over every device's link
-    part: float = 1.0  # of the link's rate: Aegaeon measured 2.83 of 55 GB/s for `naive` (tables/hosts.toml)
+    part: float = 1.0  # it gets this part of the link's rate; Aegaeon's `naive` got 2.83 of 55 GB/s
 
 
 WAYS: Mapping[str, Way] = {

@@ -27,7 +27,7 @@ class Stepping(Core):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # by batch, and whether it is that for decodes alone
+        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether it is that for decodes alone
         self.stepping: dict[int, Step] = {}  # the step whose result a request waits for
         self.generated: dict[int, list[int]] = {}  # tokens of requests
         self.logits: dict[int, list[Any]] | None = None  # those of each request's tokens, where a test asks for them
