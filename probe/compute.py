@@ -29,7 +29,7 @@ ATTRIBUTES = (
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
     "CONCURRENT_KERNELS",
 )
-SHARES = (96, 64, 48, 32, 16)  # of the SMs, beside all
+SHARES = (96, 64, 48, 32, 16)  # so many SMs are measured beside all
 NEAR = 0.02  # relative error that bf16 results may have
 
 

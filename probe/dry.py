@@ -14,8 +14,8 @@ from probe.duels import Ran, Work
 SMS = 132
 HBM = 4.8e12  # bytes a second
 LAYERS = {"1B": 16, "3B": 28, "8B": 32}
-DECODE_S = {"1B": 6.61e-5, "3B": 1.0e-4, "8B": 1.498e-4}  # of a layer, one sequence
-PREFILL_S = {"1B": 3.0e-4, "3B": 8.0e-4, "8B": 1.701e-3}  # of a layer, 2,048 tokens
+DECODE_S = {"1B": 6.61e-5, "3B": 1.0e-4, "8B": 1.498e-4}  # one layer, one sequence
+PREFILL_S = {"1B": 3.0e-4, "3B": 8.0e-4, "8B": 1.701e-3}  # one layer, 2,048 tokens
 MIXED = 128  # tokens of prompts in a step, from which it is one of prompts
 ROUNDS = law.Rounds()
 

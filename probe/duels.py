@@ -41,7 +41,7 @@ class Work(NamedTuple):
     size: int = 0  # sequences of decode; tokens of prompts
     part: str = ""  # "64": about 64 SMs; "64-": the rest of that split; "": all
     gap_ms: float = 0.0  # from the end of a unit to the launch of the next, as a host's work leaves it
-    priority: int = 0  # of its stream; smaller goes first
+    priority: int = 0  # its stream's; smaller goes first
 
     @property
     def text(self) -> str:
@@ -370,7 +370,7 @@ def lane(asked: str) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     (ran,) = on.duel([(work, 0)], 4 * LONG_S)
-    inside = len(ran.seconds) // 4  # of the ends, where neighbours may not run yet or any more
+    inside = len(ran.seconds) // 4  # the ends are left out: neighbours may not run yet or any more
     print(json.dumps({"seconds": ran.seconds[inside : len(ran.seconds) - inside], "sms": ran.sms}), flush=True)
     sys.stdin.readline()  # until it is killed
 

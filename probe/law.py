@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SWEEPS = 3  # of the fixed point of who is present
+SWEEPS = 3  # the fixed point of who is present takes so many
 
 
 class Lane(NamedTuple):
@@ -17,8 +17,8 @@ class Lane(NamedTuple):
 
     layer_s: float  # GPU seconds of a layer
     prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs
-    duty: float = 1.0  # of its step's time, in which its kernels are on the GPU
-    bandwidth: float = 0.0  # of the memory's, that it takes
+    duty: float = 1.0  # its kernels are on the GPU for this share of its step
+    bandwidth: float = 0.0  # it takes this share of the memory's
     part: str = ""  # the partition of SMs that it runs on; "": all
 
 
@@ -26,7 +26,7 @@ class Rounds(NamedTuple):
     """Constants of a card; the values are those of an H200."""
 
     passes: float = 2.0  # layers of decode in a turn, where a layer of prompts is one
-    decode_fill: float = 0.80  # of the GPU's time, that decode kernels keep from others
+    decode_fill: float = 0.80  # decode kernels keep this share of the GPU's time from others
     prompt_fill: float = 0.96
     apart: float = 1.37  # times as long beside a busy partition
     crowd: float = 1.17  # times the sum of bandwidth shares, where that exceeds it

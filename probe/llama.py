@@ -84,7 +84,7 @@ class Kv:
 
     m: Dims
     data: Tensor
-    tokens: int  # of a page
+    tokens: int  # a page holds so many
     stride: int  # numbers from a page to the next
 
     @property

@@ -18,8 +18,8 @@ from probe import driver, kernels, llama, rig
 from probe.rig import GIB, MIB
 from probe.worker import Box, Sample, sample
 
-CHUNK = 64 * MIB  # of a copy
-RAM = 0.6  # of the host's memory that may be locked
+CHUNK = 64 * MIB  # a copy moves so much at once
+RAM = 0.6  # this share of the host's memory may be locked
 
 
 def clocked(call: Callable[[], Any]) -> float:
@@ -341,7 +341,7 @@ def swap(box: Box) -> Iterator[Sample]:
     m, block = llama.DIMS["8B"], 64
     kv = llama.pool(m, (1, 16384))
     stream = torch.cuda.Stream()
-    words = block * m.token * rig.BF16 // 8  # of a piece: a block's K, or V, in one layer
+    words = block * m.token * rig.BF16 // 8  # a piece is a block's K, or V, in one layer
     flat = kv.data.view(torch.int64)
     for tokens in (2048, 256, 1024, 8192):
         table = kv.table(1, tokens, block)[0, : tokens // block].long() * kernels.UNIT

@@ -31,7 +31,7 @@ GRACE_S = 10  # from SIGTERM to SIGKILL, for what a step has left to write
 FIRST, LAST = ([row.name for row in ROWS[:8]], [row.name for row in ROWS[8:]])  # rows 0 to 7, 8 to 10
 RAMP = "--trace traces/sample/ramps4.parquet --scaling time --plan trace --set warmup_s=0 --served 1024 --gpus 1"
 JUDGED = "--slo absolute:ttft=1,tpot=0.05 --seeds 1 --no-plot -o {out}/campaign"
-EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # of four streams
+EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the trace has four streams
 
 
 class Step(NamedTuple):
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     call: int
     limit_s: int
     command: str
-    result: str  # in a sentence, what it gives
+    result: str  # a sentence on what it gives
     needed: bool = True  # False: dropped first where time runs out
     dry: bool = True  # whether it runs without a card, too
 

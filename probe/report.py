@@ -17,13 +17,13 @@ from probe.plan import ROWS, Plan
 
 Line = dict[str, Any]
 MIB = 1 << 20
-WIDTH = 100  # of a line of the report
+WIDTH = 100  # the report's lines are so wide
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
 FEW = 60e6  # bytes; of smaller kernels the launch is most
 
 
-class Row(NamedTuple):
+class ReportLine(NamedTuple):
     """One line of what a probe measured."""
 
     probe: str
@@ -247,9 +247,11 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
 }
 
 
-def rows(book: Book) -> list[Row]:
+def rows(book: Book) -> list[ReportLine]:
     """Return the findings of each probe in words; a probe without measurements has no row."""
-    return [Row(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text]
+    return [
+        ReportLine(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text
+    ]
 
 
 class Duel(NamedTuple):
@@ -257,11 +259,11 @@ class Duel(NamedTuple):
 
     row: str
     works: tuple[Work, ...]
-    seconds: tuple[float, ...]  # of a unit of each lane, beside the others
-    alone_s: tuple[float, ...]  # of the same on the same SMs, alone and without gaps
+    seconds: tuple[float, ...]  # each lane's unit takes so long beside the others
+    alone_s: tuple[float, ...]  # the same takes so long on the same SMs, alone and without gaps
     layers: tuple[int, ...]
     bytes: tuple[float, ...]  # read and written by a unit
-    way: str = ""  # of processes: turns, mps
+    way: str = ""  # how processes share: turns, mps
     sm_mhz: float = 0.0
 
     @property

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 
 F8 = NDArray[np.float64]
-MOST_IN_FILES = 200_000_000  # of a run whose trace and records lie in files: some 100 GB there
-MOST_REQUESTS = 10_000_000  # of a trace or a run: some 10 GB, at the 1 kB or so that a request takes while it is run
+MOST_IN_FILES = 200_000_000  # a run whose trace and records lie in files takes some 100 GB there
+MOST_REQUESTS = 10_000_000  # a run takes some 10 GB then, at 1 kB or so a request
 
 
 def rng(seed: int, *purpose: str | int) -> np.random.Generator:
@@ -76,7 +76,7 @@ def clusters(
         raise UserError(f"size is {size}, below one request a cluster")
     if not 0 < duty <= 1:
         raise UserError(f"duty is {duty}, not in (0, 1]")
-    starts = poisson(rng, rate_rps / (size * duty), span_s * duty)  # in on-time, which `on_off` spreads out
+    starts = poisson(rng, rate_rps / (size * duty), span_s * duty)  # counted in on-time, which `on_off` spreads out
     starts = on_off(rng, starts, span_s, duty, on_s)
     sizes = rng.geometric(1 / size, len(starts))
     gaps = rng.exponential(gap_s, int(sizes.sum()))
@@ -96,7 +96,7 @@ def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, 
     off = rng.lognormal(0.0, 1.0, periods)
     on *= span_s * duty / on.sum()
     off *= span_s * (1 - duty) / off.sum()
-    begins = np.cumsum(on) - on  # in on-time
+    begins = np.cumsum(on) - on  # counted in on-time
     period = np.searchsorted(begins, on_time_s, side="right") - 1
     return np.asarray((on_time_s + np.cumsum(off)[period] + rng.uniform(0, span_s)) % span_s, np.float64)
 

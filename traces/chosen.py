@@ -13,7 +13,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import schema
 
-EVERY = "*"  # in place of a name: all streams for which a set has no model
+EVERY = "*"  # stands for all streams for which a set has no model
 SHOWN = 8  # streams that a line lists
 
 

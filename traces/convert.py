@@ -7,27 +7,20 @@ few. Formats whose columns are known have a reader each (`traces/readers/`).
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from traces import checks, prefix, records, schema, usual
+from traces import checks, prefix, schema, usual
+from traces.columns import first_bad, names_of, quoted, read
 from traces.guarded import reading, regular
 from traces.served import Source, answered, only
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
@@ -36,8 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HELP = "bench trace convert --help lists formats"
-HEADER_BYTES = 1 << 20
-HEAD_RECORDS = 1000  # in which the names of columns are looked for
 CLOCK = r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$"
 
 DROP = "--drop-bad leaves such rows out"
@@ -69,7 +60,7 @@ def convert(
     with reading(path):
         if missing := [key for key in wanted if key not in columns]:
             columns |= usual.named(path, missing, names_of(path))
-        source = _read(path, columns)
+        source = read(path, columns)
         return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
 
 
@@ -113,12 +104,7 @@ def canonical(
     period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size of the blocks of
     prefix_hashes, where there are any. UserError names file, row, column and value.
     """
-    if time_unit is not None and time_unit not in get_args(TimeUnit):
-        raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
-    if tier not in schema.TIERS:
-        raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
-    if not len(next(iter(source.columns.values()))):
-        raise UserError(f"{path}: no rows")
+    _validate(path, source, time_unit, tier)
     unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
     left = dict(dropped or {})
     source = answered(path, source, columns, left)
@@ -147,29 +133,15 @@ def canonical(
     order = np.flatnonzero(keep)
     order = order[np.argsort(when[order], kind="stable")]
     when = when[order]
-    checks.reached(when, lambda row: source.where(int(order[row])), columns["arrival_s"])
-    mean_gap_s = (when[-1] - when[0]) / max(1, len(when) - 1)
-    if span_s is None:
-        span_s = float(when[-1] + (mean_gap_s or 1.0))
-    elif not when[-1] <= span_s <= checks.MOST_S:
-        most = f"or after {checks.MOST_S:g} s"
-        raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s, {most}")
 
+    def where(row: int) -> str:
+        return source.where(int(order[row]))
+
+    checks.reached(when, where, columns["arrival_s"])
     out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
-    for key, column in columns.items():
-        if key not in out and key not in tokens and not (key == "model" and model is not None):
-            out[key] = _cast(source, column, schema.COLUMNS[key]).take(pa.array(order))
-    if "model" in out:
-        models = out["model"].combine_chunks() if isinstance(out["model"], pa.ChunkedArray) else out["model"]
-        codes = np.asarray(models.indices.to_numpy(zero_copy_only=False), np.int64)
-        checks.names(
-            models.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"], DROP
-        )
-    elif not (model and model.isprintable()):
-        raise UserError(f'--model "{model}" is no name')
-    if model is not None:
-        out["model"] = pa.array([model]).dictionary_encode().take(pa.array(np.zeros(len(order), np.int64)))
-    out |= {key: counts[order] for key, counts in tokens.items()}
+    out |= {key: counts[order] for key, counts in tokens.items()} | {"model": _models(source, columns, model, order)}
+    for key in [key for key in columns if key not in out]:
+        out[key] = _cast(source, columns[key], schema.COLUMNS[key]).take(pa.array(order))
     meta = {
         "name": name or path.name.split(".")[0],
         "tier": tier,
@@ -177,7 +149,7 @@ def canonical(
         "length_origin": length_origin,
         "source": path.name,
         "source_sha256": schema.file_sha256(path),
-        "span_s": span_s,
+        "span_s": _span_s(path, when, span_s),
         "time_unit": unit,
         "time_unit_guessed": time_unit is None,
         "timestamp_resolution_s": resolution_s,
@@ -186,140 +158,48 @@ def canonical(
         "time_scale": 1.0,
         **(extra or {}),
     }
-    made = schema.table(out, meta | ({} if block_tokens is None else {"block_tokens": block_tokens}))
-    if block_tokens is not None:
-        code = np.asarray(made["model"].combine_chunks().indices.to_numpy(), np.int32)
-        hashes, prompt = made["prefix_hashes"], made["prompt_tokens"].to_numpy().astype(np.int32)
-        prefix.read(
-            hashes,
-            block_tokens,
-            code,
-            prompt,
-            lambda row: source.where(int(order[row])),
-            columns["prefix_hashes"],
-            DROP,
-        )
+    if block_tokens is None:
+        return schema.table(out, meta)
+    made = schema.table(out, meta | {"block_tokens": block_tokens})
+    code = np.asarray(made["model"].combine_chunks().indices.to_numpy(), np.int32)
+    prompt = made["prompt_tokens"].to_numpy().astype(np.int32)
+    prefix.read(made["prefix_hashes"], block_tokens, code, prompt, where, columns["prefix_hashes"], DROP)
     return made
 
 
-def names_of(path: Path) -> list[str]:
-    """List the names of a file's columns; those inside of objects with dots."""
-    kind = records.kind(path)
-    if kind == "parquet":
-        return list(_schema(path).names)
-    if kind == "csv":
-        return _header(path)
-    return _names(record for _, record in records.records(path))
-
-
-def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the names in the first records: not all have all."""
-    return list(dict.fromkeys(name for row in islice(rows, HEAD_RECORDS) for name in records.paths(row)))
-
-
-def _read(path: Path, columns: Mapping[str, str]) -> Source:
-    wanted = list(dict.fromkeys(columns.values()))
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    if suffixes[-1:] in ([".parquet"], [".pq"]):
-        return _parquet(path, wanted)
-    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
-        return _jsonl(path, wanted)
-    if (kind := records.kind(path)) == "json":
-        lines, rows = zip(*records.records(path), strict=True)
-        return _placed(path, _columns(path, rows, wanted), np.asarray(lines, np.int64))
-    return _parquet(path, wanted) if kind == "parquet" else _csv(path, wanted)
-
-
-def _placed(path: Path, columns: Mapping[str, pa.Array], lines: NDArray[np.int64]) -> Source:
-    return Source(columns, lambda row: f"{path}:{lines[row]}", lambda rows: lines[rows])
-
-
-def _csv(path: Path, wanted: list[str]) -> Source:
-    """Read columns as text, so that a bad value can be shown as it stands; the header is line 1."""
-    ragged: list[str] = []
-
-    def bad_row(row: Any) -> str:
-        ragged.append(f"{path}:{row.number}: {row.actual_columns} columns, the header has {row.expected_columns}")
-        return "error"
-
-    _has(path, wanted, _header(path))
-    try:
-        rows = pyarrow.csv.read_csv(
-            path,
-            read_options=pyarrow.csv.ReadOptions(use_threads=False),  # only so are rows numbered
-            parse_options=pyarrow.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=bad_row),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
-            ),
-        )
-    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(ragged[0] if ragged else f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
-    end = rows.num_rows
-    while end and not any(rows[name][end - 1].as_py() for name in wanted):
-        end -= 1  # blank lines at the end; elsewhere they are errors
-    columns = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
-    return Source(columns, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
-
-
-def _header(path: Path) -> list[str]:
-    """Read the names of a CSV's columns."""
-    try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            header = stream.read(HEADER_BYTES).splitlines()[:1]
-        names = next(csv.reader([header[0].decode("utf-8-sig")])) if header else []
-    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
-    if not names:
+def _validate(path: Path, source: Source, time_unit: TimeUnit | None, tier: str) -> None:
+    """Raise UserError for a unit or a tier that there is not, and for a file without rows."""
+    if time_unit is not None and time_unit not in get_args(TimeUnit):
+        raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
+    if tier not in schema.TIERS:
+        raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
+    if not len(next(iter(source.columns.values()))):
         raise UserError(f"{path}: no rows")
-    return names
 
 
-def _schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
+def _models(source: Source, columns: Mapping[str, str], model: str | None, order: NDArray[np.int64]) -> pa.Array:
+    """Return the model of each row, or the one that is given for all. UserError for what is no name."""
+    if model is not None:
+        if not (model and model.isprintable()):
+            raise UserError(f'--model "{model}" is no name')
+        return pa.array([model]).dictionary_encode().take(pa.array(np.zeros(len(order), np.int64)))
+    models = _cast(source, columns["model"], schema.COLUMNS["model"]).take(pa.array(order))
+    models = models.combine_chunks() if isinstance(models, pa.ChunkedArray) else models
+    codes = np.asarray(models.indices.to_numpy(zero_copy_only=False), np.int64)
+    column, names = columns["model"], models.dictionary.to_pylist()
+    checks.names(names, codes, lambda row: source.where(int(order[row])), column, DROP)
+    return models
 
 
-def _parquet(path: Path, wanted: list[str]) -> Source:
-    _has(path, wanted, _schema(path).names)
-    try:
-        rows = pq.read_table(path, columns=wanted)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
-    return _typed(path, {name: rows[name].combine_chunks() for name in wanted})
-
-
-def _jsonl(path: Path, wanted: list[str]) -> Source:
-    """Read one JSON object a line."""
-    rows: list[dict[str, Any]] = []
-    try:
-        with records.opened(path) as packed, io.TextIOWrapper(packed, "utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                row = json.loads(line, object_pairs_hook=_once)
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: not a JSON object")
-                rows.append(row)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}:{len(rows) + 1}: not JSON: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path}:{len(rows) + 1}: nested too deeply") from None
-    if not rows:
-        raise UserError(f"{path}: no rows")
-    return _typed(path, _columns(path, rows, wanted))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON from its pairs; ValueError for a key that stands twice."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
-    return record
+def _span_s(path: Path, when: NDArray[np.float64], span_s: float | None) -> float:
+    """Return the period of circular replay: the one given, else the last stamp plus one mean gap."""
+    if span_s is None:
+        mean_gap_s = (when[-1] - when[0]) / max(1, len(when) - 1)
+        return float(when[-1] + (mean_gap_s or 1.0))
+    if not when[-1] <= span_s <= checks.MOST_S:
+        most = f"or after {checks.MOST_S:g} s"
+        raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s, {most}")
+    return span_s
 
 
 def _filled(source: Source, columns: Mapping[str, str]) -> None:
@@ -394,58 +274,6 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
         )
     numbers = _floats(values)
     return np.isfinite(numbers) & (numbers >= 0)
-
-
-def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
-    """Turn records into columns; one that a record lacks is empty there."""
-    _has(path, wanted, _names(rows))
-    columns = {}
-    for name in wanted:
-        values = [records.dig(row, name) for row in rows]
-        if (array := _inferred(values)) is None:
-            row = _first_bad(partial(_alike, values), len(values))
-            raise UserError(f'{path}:{row + 1}: column "{name}" is {_quoted(values[row])}, of another kind than before')
-        columns[name] = array
-    return columns
-
-
-def _alike(values: list[Any], _low: int, high: int) -> bool:
-    return _inferred(values[:high]) is not None
-
-
-def _first_bad(fine: Callable[[int, int], bool], count: int) -> int:
-    """Find the first value that `fine` rejects, by halving: it lies in [low, high), and none lies before."""
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fine(low, middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _inferred(values: list[Any]) -> pa.Array | None:
-    """Values as a column of the type that they have; None where there is none."""
-    for kind in (None, pa.list_(pa.uint64())):  # hashes of 64 bits
-        with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
-            return pa.array(values, kind)
-    return None
-
-
-def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
-    """Give rows their numbers, from 1: there is no header."""
-    return _placed(path, columns, np.arange(1, len(next(iter(columns.values()))) + 1))
-
-
-def _has(path: Path, wanted: list[str], names: list[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise UserError(
-                f'{path}: no column "{name}"{meant(name, map(str, names))} (it has {", ".join(map(str, names[:12]))})'
-            )
-        if names.count(name) > 1:
-            raise UserError(f'{path}: there are {names.count(name)} columns "{name}"')
 
 
 def _times(
@@ -543,8 +371,8 @@ def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None
                 return bool(_as(part, kind).type)
             return False
 
-        low = _first_bad(fine, len(values))
-        value = _quoted(source.columns[column][low].as_py())
+        low = first_bad(fine, len(values))
+        value = quoted(source.columns[column][low].as_py())
         raise UserError(f'{source.where(low)}: column "{column}" is {value}, {why or f"not {kind}"}') from None
 
 
@@ -566,7 +394,3 @@ def _ids(source: Source, columns: Mapping[str, str], order: NDArray[np.int64]) -
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             pass
     return pa.array(np.arange(len(order), dtype=np.uint64))
-
-
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)

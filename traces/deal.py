@@ -32,10 +32,10 @@ from traces.arrivals import rng, zipf
 
 I8 = NDArray[np.int64]
 F8 = NDArray[np.float64]
-LEAST = {"models": 1, "deal": 0, "max_tokens": 2}  # of the fields that are whole numbers
+LEAST = {"models": 1, "deal": 0, "max_tokens": 2}  # least values of the fields that are whole numbers
 COUNT = re.compile(r"[0-9]{1,9}")
 SHARE = re.compile(r"[0-9]{1,2}(\.[0-9]{1,6})?")
-IDLE = {"none": 0.0, "some": 0.5, "much": 0.8}  # of the time, the share in which a model rests
+IDLE = {"none": 0.0, "some": 0.5, "much": 0.8}  # share of the time in which a model rests
 TOGETHER = {"none": 1, "pairs": 2, "groups": 4}  # models that are in use at the same times
 USE_S = 1200.0  # mean length of a time of use
 NO_SESSIONS = "no sessions in the log: correlation assumed"
@@ -48,8 +48,8 @@ class Asked:
     log: str
     models: int | None = None  # None: it stays one stream
     zipf: float | None = None  # None: shares of hyperbolic-like
-    idle: str = "none"  # of IDLE
-    together: str = "none"  # of TOGETHER
+    idle: str = "none"  # a key of IDLE
+    together: str = "none"  # a key of TOGETHER
     deal: int = 0
     max_tokens: int | None = None  # what is longer is left out, and counted
 
@@ -61,20 +61,20 @@ class Asked:
 FIELDS = tuple(f.name for f in fields(Asked) if f.name != "log")
 
 
-def asked(name: str) -> Asked:
+def parsed(name: str) -> Asked:
     """Read LOG[+models=N][+zipf=S][+idle=HOW][+together=HOW][+deal=K][+max_tokens=N]; UserError for anything else."""
     log, *pairs = name.split("+")
-    return _asked(f'trace "{name}"', log, pairs, "+")
+    return _parsed(f'trace "{name}"', log, pairs, "+")
 
 
 def spread(text: str) -> Asked:
     """Read `--spread MODELS[:FIELD=VALUE,...]`; UserError names what is wrong."""
     models, _, more = text.partition(":")
     pairs = [f"models={models}", *(pair for pair in more.split(",") if pair)]
-    return _asked(f'--spread "{text}"', "", pairs, "")
+    return _parsed(f'--spread "{text}"', "", pairs, "")
 
 
-def _asked(where: str, log: str, pairs: list[str], sign: str) -> Asked:
+def _parsed(where: str, log: str, pairs: list[str], sign: str) -> Asked:
     given: dict[str, Any] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")

@@ -67,7 +67,7 @@ def canonical(
     return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
 
 
-VERSION = 2  # of what conversions give: another one converts anew
+VERSION = 2  # another version converts anew
 
 
 def _read(path: Path) -> pa.Table:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from harness import spilled
 from harness.policy.fields import meant
 from harness.policy.types import Prefix, UserError
-from traces import checks, deal, prefix, readers, schema, synthetic
+from traces import checks, deal, drawing, prefix, readers, schema, synthetic
 
 HERE = Path(__file__).parent
 SAMPLED = ("greedy", "checkpoint")  # words of the column `sampling`
@@ -40,7 +40,7 @@ class Trace:
     tier: str  # replayed, composed or synthetic
     licence: str
     note: str
-    sha256: str  # of the rows, whatever file held them
+    sha256: str  # hash of the rows, whatever file held them
     span_s: float  # the period of circular replay
     models: tuple[str, ...]  # its streams, in natural order
     arrival_s: NDArray[np.float64]
@@ -53,13 +53,13 @@ class Trace:
     source: str  # file, for messages
     maker: str | None  # generator that draws it anew for each seed
     ordered: bool  # its k-th stream belongs to a set's k-th model
-    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/realism.py)
-    resolution_s: float | None  # of its stamps, where coarse
+    fit: str | None  # a synthetic one is "within", or off its targets where this says (traces/realism.py)
+    resolution_s: float | None  # its stamps are as coarse as this; None: fine
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
     greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
     left_out: str = ""  # what its name asks to leave out: how many of how many requests
-    kept_share: float = 1.0  # of a log's requests, without the streams that were dropped
+    kept_share: float = 1.0  # share of a log's requests that is left once streams were dropped
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -113,8 +113,8 @@ def trace(name: str) -> Trace:
     if plus and not (drawn(head) or log(head)):
         raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
     if "drawn" in entry or (plus and drawn(head)):
-        return _noted(of_table(synthetic.table(name), name), entry)
-    asked = deal.asked(name)
+        return _noted(of_table(drawing.table(name), name), entry)
+    asked = deal.parsed(name)
     if (file := present(head)) is None:
         if "fallback" not in entry:
             raise UserError(f"trace {head} is not here, and nothing stands in for it: {entry['fetch']}")
@@ -229,7 +229,7 @@ def sized(name: str, models: int) -> str:
     if (member := family(name)) is not None:
         return name if present(name) else member.generator
     if log(name.partition("+")[0]):
-        return str(deal.asked(name))
+        return str(deal.parsed(name))
     if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
         name = name if present(name) else fallback
     if name.partition("+")[0] not in synthetic.PRESETS:
@@ -383,7 +383,7 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
     return replace(made, sha256=_sha256(made, {}))
 
 
-KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
+KINDS: Mapping[str, tuple[type, ...]] = {  # types of what the metadata of a trace may say
     "span_s": (int, float),
     "streams": (list,),
     "maker": (str, NoneType),

@@ -1,8 +1,7 @@
 """Logs of gateways and servers become canonical tables: stamps, counts, model names and keyed hashes, nothing else.
 
-A reader says by one function what a record is: a `Request`, a reason why it is left out (a failed one, one that a
-cache answered), or none of both (an event of another kind). Prompts, answers, keys and names of users are never read:
-what a reader does not put into a `Request` does not leave it.
+A reader names the fields of a record by their canonical columns, and may say why a record is left out: it failed, or a
+cache answered it. Prompts, answers, keys and names of users are never read: what is no such field does not leave it.
 
 Conversations and blocks of prompts are numbered by a hash whose key is the log itself (BLAKE2b of its bytes, apart from
 the SHA-256 that the metadata has): the same log gives the same numbers, and who has the table alone cannot try names.
@@ -11,11 +10,11 @@ the SHA-256 that the metadata has): the same log gives the same numbers, and who
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,108 +25,78 @@ from traces.guarded import reading
 from traces.records import Record
 from traces.served import Source
 
-
-class Request(NamedTuple):
-    """The part of a record that is read; None where the log has nothing."""
-
-    at: Any  # when it came: ISO 8601 (without a zone: UTC), or a number of the reader's unit
-    model: Any
-    prompt_tokens: Any  # with those that a cache has
-    output_tokens: Any
-    session: Any = None  # what its conversation, or its client, is called
-    blocks: Any = None  # ids of the prompt's blocks, a list in their order
-    before_s: float = 0.0  # it came so long before `at`
-    id: Any = None  # of the request: further rows with it are left out
-
-
-Reading = Request | str | None
-NAMED = ("at", "model", "prompt_tokens", "output_tokens")
+Lines = Iterator[tuple[int, Record]]  # records with the lines where they stand
+Fields = Mapping[str, str | tuple[str, ...]]  # the log's name of a canonical column, or several: the first not blank
 
 
 def read(
     path: Path,
-    request: Callable[[Record], Reading],
-    names: Mapping[str, str],
+    fields: Fields,
     *,
-    expand: Callable[[Record], Iterable[Record]] | None = None,
-    fields: Collection[str] | None = None,
+    skip: Callable[[Record], str | None] | None = None,
+    expand: Callable[[Lines], Lines] | None = None,
+    also: Collection[str] | None = None,
     unit: float = 1.0,
     block_tokens: int | None = None,
     drop_bad: bool = False,
     **known: Any,
 ) -> pa.Table:
-    """Read a log; `names` are the log's own for arrival_s, model, prompt_tokens and output_tokens, for messages.
+    """Read a log by its fields of arrival_s, model, prompt_tokens, output_tokens and other canonical columns.
 
-    `expand` splits a record that holds several. A stamp that is a number counts `unit` seconds. Rows are put in the
-    order of their stamps, for logs are written as requests end. UserError names the line of a bad row; with
-    `drop_bad` such rows are left out and counted by reason in the metadata's `dropped`, beside those that the reader
-    leaves out.
+    `expand` may split records, or add fields to them. `skip` says why a record is left out, "" where it is no request
+    at all. Of tables only the fields are read, and those that are `also` named; all without it. A stamp that is a
+    number counts `unit` seconds. Rows are put in the order of their stamps, for logs are written as requests end.
+    UserError names the line of a bad row; with `drop_bad` such rows are left out and counted by reason in the
+    metadata's `dropped`, beside those that the reader leaves out.
     """
-    key = _key(path)
-    hashed = _Hashes(key)
-    lines: list[int] = []
-    read_: list[Request] = []
+    names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
+    wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
+    hashed = _Hashes(_key(path))
+    places: list[int] = []
+    rows: list[dict[str, Any]] = []
     dropped: dict[str, int] = {}
-    unblocked, ids = 0, set[str]()
-    for line, record in records.records(path, fields):
-        for part in (record,) if expand is None else expand(record):
-            with reading(path, line):
-                got = request(part)
-            if got is None:
-                continue
-            if isinstance(got, Request):
-                try:
-                    at = seconds(got.at, unit)
-                    got = got._replace(at=None if at is None else at - float(got.before_s))
-                except (TypeError, ValueError, OverflowError):
-                    if not drop_bad:
-                        column = names["arrival_s"]
-                        raise UserError(
-                            f'{path}:{line}: "{column}" is {_shown(got.at)}, no time ({convert.DROP})'
-                        ) from None
-                    got = "whose time cannot be read"
-            if isinstance(got, Request) and block_tokens and not _are_ids(got.blocks):
+    ids = set[str]()
+    lines = records.records(path, wanted)
+    for line, record in lines if expand is None else expand(lines):
+        with reading(path, line):
+            reason = None if skip is None else skip(record)
+        if reason is None:
+            row = {key: first(record, each) for key, each in names.items()}
+            if wrong := _wrong(row, names, unit, block_tokens):
+                reason, text = wrong
                 if not drop_bad:
-                    raise UserError(
-                        f"{path}:{line}: its blocks are {_shown(got.blocks)}, no list of ids ({convert.DROP})"
-                    )
-                got = "whose blocks cannot be read"
-            if isinstance(got, Request) and not blank(got.id):
-                name = str(got.id)
-                got = schema.AGAIN if name in ids else got
+                    raise UserError(f"{path}:{line}: {text} ({convert.DROP})")
+            elif not blank(row.get("request_id")):
+                name = str(row["request_id"])
+                reason = schema.AGAIN if name in ids else None
                 ids.add(name)
-            if isinstance(got, str):
-                dropped[got] = dropped.get(got, 0) + 1
-                continue
-            lines.append(line)
-            read_.append(got)
-    if not read_:
+        if reason is None:
+            places.append(line)
+            rows.append(row)
+        elif reason:
+            dropped[reason] = dropped.get(reason, 0) + 1
+    if not rows:
         why = "".join(f", {count} {reason}" for reason, count in dropped.items())
         raise UserError(f"{path}: no request that was served{why}")
-    columns: dict[str, pa.Array] = {
-        "arrival_s": pa.array([got.at for got in read_], pa.float64()),
-        "model": pa.array([_name(got.model) for got in read_], pa.string()),
-        "prompt_tokens": _counts([got.prompt_tokens for got in read_]),
-        "output_tokens": _counts([got.output_tokens for got in read_]),
-    }
-    if any(not blank(got.session) for got in read_):
-        columns["session_id"] = pa.array(
-            [hashed.of("session", got.session, row) for row, got in enumerate(read_)], pa.uint64()
-        )
-    if block_tokens and any(got.blocks for got in read_):
-        chains = [hashed.chain(_whole(got, block_tokens)) for got in read_]
+    columns: dict[str, pa.Array] = {"arrival_s": pa.array([row["arrival_s"] for row in rows], pa.float64())}
+    if not known.get("model"):
+        columns["model"] = pa.array([_name(row.get("model")) for row in rows], pa.string())
+    columns |= {key: _counts([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens")}
+    if any(not blank(row.get("session_id")) for row in rows):
+        sessions = [hashed.of("session", row["session_id"], k) for k, row in enumerate(rows)]
+        columns["session_id"] = pa.array(sessions, pa.uint64())
+    unblocked = 0
+    if block_tokens and any(row.get("prefix_hashes") for row in rows):
+        chains = [hashed.chain(_whole(row, block_tokens)) for row in rows]
         unblocked = sum(not chain for chain in chains)
         columns["prefix_hashes"] = pa.array(chains, pa.list_(pa.uint64()))
-    if known.get("model"):
-        del columns["model"]
-    named = {key: names.get(key, key) for key in columns}
-    place = np.asarray(lines, np.int64)
+    named = {key: names[key][0] for key in columns}
+    place = np.asarray(places, np.int64)
     source = Source(
         {named[key]: values for key, values in columns.items()},
         lambda row: f"{path}:{place[row]}",
         lambda rows: place[rows],
     )
-    extra = {"without_blocks": unblocked} if unblocked else {}
     how: dict[str, Any] = {"time_unit": "s", "sort": True} | known
     return convert.canonical(
         path,
@@ -137,8 +106,27 @@ def read(
         drop_bad=drop_bad,
         dropped=dropped,
         block_tokens=block_tokens if "prefix_hashes" in columns else None,
-        extra=extra,
+        extra={"without_blocks": unblocked} if unblocked else {},
     )
+
+
+def _wrong(
+    row: dict[str, Any], names: Mapping[str, tuple[str, ...]], unit: float, block_tokens: int | None
+) -> tuple[str, str] | None:
+    """Turn a row's stamp into seconds; return the reason and the message for what cannot be read, None if all can."""
+    at, blocks = row["arrival_s"], row.get("prefix_hashes")
+    try:
+        row["arrival_s"] = seconds(at, unit)
+    except (TypeError, ValueError, OverflowError):
+        return "whose time cannot be read", f'"{names["arrival_s"][0]}" is {_shown(at)}, no time'
+    if block_tokens and not _are_ids(blocks):
+        return "whose blocks cannot be read", f"its blocks are {_shown(blocks)}, no list of ids"
+    return None
+
+
+def first(record: Record, names: Collection[str]) -> Any:
+    """Return the first of some fields that is not blank; a name with dots reaches into objects."""
+    return next((value for name in names if not blank(value := records.dig(record, name))), None)
 
 
 def seconds(value: Any, unit: float = 1.0) -> float | None:
@@ -198,15 +186,15 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _are_ids(blocks: Any) -> bool:
-    """Tell whether the blocks of a prompt are whole numbers in a list, or are not told."""
+    """Tell whether the blocks of a prompt are whole numbers in a list, or are not given."""
     return blocks is None or (isinstance(blocks, list) and all(type(block) is int for block in blocks))
 
 
-def _whole(got: Request, block_tokens: int) -> Sequence[int]:
+def _whole(row: Mapping[str, Any], block_tokens: int) -> Sequence[int]:
     """Return the blocks of a prompt that are full; none where the log does not have them all."""
-    blocks: Sequence[int] = got.blocks or ()
+    blocks: Sequence[int] = row["prefix_hashes"] or ()
     try:
-        whole = int(got.prompt_tokens) // block_tokens
+        whole = int(row["prompt_tokens"]) // block_tokens
     except (TypeError, ValueError):
         return ()
     return blocks[:whole] if len(blocks) >= whole else ()

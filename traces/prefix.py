@@ -44,7 +44,7 @@ def read(
     kept = np.minimum(given, whole)
     offsets = np.concatenate(([0], np.cumsum(kept)))
     row = np.repeat(np.arange(len(kept)), kept)
-    place = np.arange(offsets[-1]) - offsets[row]  # in its prompt
+    place = np.arange(offsets[-1]) - offsets[row]  # its place in the prompt
     values = lists.flatten().to_numpy(zero_copy_only=False)[(np.cumsum(given) - given)[row] + place]
     prefix = Prefix(block_tokens, offsets, numbered(model[row], values))
     before = np.where(place == 0, -1, np.roll(prefix.ids, 1))

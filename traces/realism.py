@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces import synthetic
+from traces import drawing, synthetic
 from traces.load import Trace, of_table
 from traces.stats import stats
 
 DRAWS = 10  # seeds 0 .. 9
 WITHIN = "within"
 POINTS, SHARE = 0.03, 0.30  # a share may be 3 points off, a quartile 30 %
-SHOWN = 3  # of what is off, the worst
+SHOWN = 3  # the worst of what is off
 
 
-class Row(NamedTuple):
+class Statistic(NamedTuple):
     """One statistic of a target: its key in `stats`, which quartile of it, its name, and how it is judged."""
 
     key: str
@@ -37,13 +37,13 @@ class Row(NamedTuple):
 
 QUARTILES = ("P25", "P50", "P75")
 ROWS = (
-    Row("top1_share", None, "share of the hottest", points=True),
-    Row("bottom60_share", None, "share of the bottom 60 %", points=True),
-    Row("active_fraction", None, "active share", points=True),
-    *(Row("idle_median_s", i, f"idle {q} s") for i, q in enumerate(QUARTILES)),
-    *(Row("minute_cv_models", i, f"CV {q}") for i, q in enumerate(QUARTILES)),
-    *(Row("idle_per_hour", i, f"idle gaps/h {q}", judged=False) for i, q in enumerate(QUARTILES)),
-    Row("switches_per_hour", None, "switches/h", judged=False),
+    Statistic("top1_share", None, "share of the hottest", points=True),
+    Statistic("bottom60_share", None, "share of the bottom 60 %", points=True),
+    Statistic("active_fraction", None, "active share", points=True),
+    *(Statistic("idle_median_s", i, f"idle {q} s") for i, q in enumerate(QUARTILES)),
+    *(Statistic("minute_cv_models", i, f"CV {q}") for i, q in enumerate(QUARTILES)),
+    *(Statistic("idle_per_hour", i, f"idle gaps/h {q}", judged=False) for i, q in enumerate(QUARTILES)),
+    Statistic("switches_per_hour", None, "switches/h", judged=False),
 )
 
 
@@ -52,9 +52,9 @@ class Target:
     """Measured values, one a row of `ROWS` (null where there is none), with their window and streams."""
 
     window_s: float
-    streams: tuple[str, ...]  # that are compared; none named: all
+    streams: tuple[str, ...]  # these are compared; none named: all
     source: str
-    values: Mapping[Row, float]
+    values: Mapping[Statistic, float]
 
 
 @cache
@@ -72,7 +72,7 @@ class Realism(NamedTuple):
     """A generator's statistics beside its target's: the mean over many draws, and what follows."""
 
     target: Target
-    mean: Mapping[Row, float]
+    mean: Mapping[Statistic, float]
     verdict: str
 
 
@@ -85,7 +85,7 @@ def realism(maker: str) -> Realism | None:
     names = (f"{stem}.{p.models}{rate}", stem)
     if not (target := next((targets()[name] for name in names if name in targets()), None)):
         return None
-    means = mean(measure(of_table(synthetic.table(p, seed), maker), target) for seed in range(DRAWS))
+    means = mean(measure(of_table(drawing.table(p, seed), maker), target) for seed in range(DRAWS))
     return Realism(target, means, verdict(means, target))
 
 
@@ -104,26 +104,26 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
     return None if fit is None else fit.verdict
 
 
-def pick(value: Any, row: Row) -> float:
+def pick(value: Any, row: Statistic) -> float:
     """One number of a statistic; nan where it has none."""
     if row.at is None:
         return float(value)
     return float(value[row.at]) if value else math.nan
 
 
-def measure(draw: Trace, target: Target) -> dict[Row, float]:
+def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
     """Mean over the windows of a draw of each row."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
 
-def mean(draws: Iterable[Mapping[Row, float]]) -> dict[Row, float]:
+def mean(draws: Iterable[Mapping[Statistic, float]]) -> dict[Statistic, float]:
     """Mean of each row over draws."""
     every = list(draws)
     return {row: _mean(draw[row] for draw in every) for row in every[0]}
 
 
-def off(means: Mapping[Row, float], target: Target) -> dict[Row, float]:
+def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, float]:
     """Return how far each row is off: in points of 1 for shares, else relative."""
     return {
         row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
@@ -131,7 +131,7 @@ def off(means: Mapping[Row, float], target: Target) -> dict[Row, float]:
     }
 
 
-def verdict(means: Mapping[Row, float], target: Target) -> str:
+def verdict(means: Mapping[Statistic, float], target: Target) -> str:
     """`within`, or the judged rows that are too far off, worst first: "off: idle P75 s +48 %"."""
     far = {row: x / (POINTS if row.points else SHARE) for row, x in off(means, target).items() if row.judged}
     worst = sorted((row for row, x in far.items() if not abs(x) <= 1), key=lambda row: -abs(far[row]))
@@ -142,14 +142,16 @@ def verdict(means: Mapping[Row, float], target: Target) -> str:
     return f"off: {', '.join(words)}{more}"
 
 
-def shown(row: Row, x: float) -> str:
+def shown(row: Statistic, x: float) -> str:
     """Format a difference as it is judged, in points or per cent; "-" for NaN."""
     if math.isnan(x):
         return "-"
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"
 
 
-def table(draw: Mapping[Row, float], means: Mapping[Row, float], target: Target) -> Iterator[tuple[str, ...]]:
+def table(
+    draw: Mapping[Statistic, float], means: Mapping[Statistic, float], target: Target
+) -> Iterator[tuple[str, ...]]:
     """Cells: statistic, target, mean of the draws, how far it is off, this draw."""
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
     far = off(means, target)

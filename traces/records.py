@@ -23,7 +23,7 @@ from traces.guarded import SAID, reading, regular
 
 Record = Mapping[str, Any]
 HEAD_BYTES = 1 << 16
-LONGEST_CELL = 1 << 28  # of a CSV, in characters: a prompt may stand in one
+LONGEST_CELL = 1 << 28  # characters: a prompt may stand in one
 VLLM_TEXT = re.compile(r"Received request \S+:|Added request \S+\.|Avg prompt throughput:")
 NO_VLLM_TEXT = (
     "vLLM's text log has no token counts and names no model: start vLLM with --otlp-traces-endpoint and convert the "

@@ -11,7 +11,7 @@ from traces import synthetic
 from traces.load import Trace, trace
 from traces.stats import stats
 
-SPAN_S = (600.0, 7200.0)  # of a draw that is compared: the trace's own, within these
+SPAN_S = (600.0, 7200.0)  # a draw that is compared has the trace's own, within these
 REGIMES = ("hyperbolic-like", "hyperbolic-like-drift", "arena-like", "aegaeon-like")
 # What is compared, and by how much two of one kind differ: shares within 5 points, times and CV within a quarter.
 SHARES = ("top1_share", "bottom60_share", "active_fraction")
@@ -36,10 +36,10 @@ def likenesses(facts: Mapping[str, Any]) -> list[Likeness]:
     """
     if facts["models"] < 2 or facts["span_s"] < SPAN_S[0]:
         return []
-    return sorted((_beside(facts, regime) for regime in REGIMES), key=lambda item: item.distance)
+    return sorted((_likeness(facts, regime) for regime in REGIMES), key=lambda item: item.distance)
 
 
-def _beside(facts: Mapping[str, Any], regime: str) -> Likeness:
+def _likeness(facts: Mapping[str, Any], regime: str) -> Likeness:
     preset = synthetic.PRESETS[regime]
     span_s = min(max(facts["span_s"], SPAN_S[0]), SPAN_S[1])
     models = facts["models"] if regime in synthetic.SIZED else preset.models

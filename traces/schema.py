@@ -41,8 +41,8 @@ OPTIONAL = {
     "turn": pa.uint16(),
     "parent_id": pa.uint64(),  # closed loop: sent `think_s` after this one ended
     "think_s": pa.float32(),
-    "prefix_hashes": pa.list_(pa.uint64()),  # of blocks of `block_tokens` tokens (metadata), each with all before it
-    "shared_prefix_tokens": pa.uint32(),  # where only counts survive
+    "prefix_hashes": pa.list_(pa.uint64()),  # a hash covers a block (`block_tokens` of the metadata) and all before
+    "shared_prefix_tokens": pa.uint32(),  # sources have it where only counts survive
     "sampling": NAMES,  # greedy (temperature 0), or checkpoint: by the defaults of the checkpoint
     "kind": NAMES,  # chat, api, code, agent, reason, image
     "status": NAMES,

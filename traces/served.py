@@ -19,7 +19,7 @@ class Source(NamedTuple):
 
     columns: Mapping[str, pa.Array]
     where: Callable[[int], str]
-    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # of rows
+    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # lines of some rows
 
 
 def answered(path: Path, source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:

@@ -16,11 +16,11 @@ IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 ACTIVE_S = 120.0  # a model is active for so long after a request (Prism)
 MINUTE_S, HOUR_S = 60.0, 3600.0
 NEAR_S = 10.0  # apart at most, of returns that come together
-BOTTOM = 0.6  # of the models, the least popular
+BOTTOM = 0.6  # share of the models that are the least popular
 LONG_TOKENS = 8192  # what Llama 3 served at first
 
 
-MEANS = {  # of what a trace's name, tier, requests, models, span and rate do not tell
+MEANS = {  # what a trace's name, tier, requests, models, span and rate do not tell
     "iat_cv": "std / mean of the gaps between requests",
     "minute_cv": "std / mean of requests per whole minute",
     "top1_share": "of the requests, those of the hottest model",

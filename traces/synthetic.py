@@ -1,4 +1,4 @@
-"""Synthetic traces fitted to measured ones: `draw(name, seed)` draws one, the same for the same seed; `table` as rows.
+"""Presets of synthetic traces fitted to measured ones, and their streams; drawing.py draws them.
 
 A name is a preset and what differs from it, as in "hyperbolic-like+models=18+span_s=7200":
 
@@ -14,9 +14,8 @@ hot-cold               two Poisson streams, cold at cold_rps and hot at rate_rps
 
 A stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd within
 2.5 s, ticks a clock's. The streams of arena-like are Poisson from the first to the last use of each in Arena-Chat's ten
-minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. Each stream draws
-from generators of its own: more models move no other's times. How near they come is measured against
-`traces/targets.toml` whenever a trace is used, never assumed.
+minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. How near they come
+is measured against `traces/targets.toml` whenever a trace is used, never assumed.
 """
 
 from __future__ import annotations
@@ -27,29 +26,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from traces import laws, poisson, schema
-from traces.arrivals import MOST_REQUESTS, bounded, on_off, positive, rng, zipf
-from traces.quantiles import LENGTHS, RANK_CORRELATION, Law, quantile, ranged
+from traces import laws
+from traces.arrivals import MOST_REQUESTS, bounded, positive
+from traces.quantiles import LENGTHS, Law, quantile, ranged
 
 F8 = NDArray[np.float64]
-I4 = NDArray[np.int32]
-I8 = NDArray[np.int64]
-
-
-class Drawn(NamedTuple):
-    """A drawn trace: arrays of one element a request, sorted by arrival."""
-
-    span_s: float
-    models: tuple[str, ...]
-    arrival_s: F8
-    model: I4  # index into `models`
-    prompt_tokens: I4
-    output_tokens: I4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +44,15 @@ class Preset:
     name: str
     models: int  # streams
     span_s: float = 600.0
-    rate_rps: float = 0.0  # of each stream, where all have the same; else of the most popular
+    rate_rps: float = 0.0  # each stream's, where all have the same; else the most popular one's
     alpha: float = 0.9  # exponent of popularity
-    cold_rps: float = 1.0  # of the stream "cold"
+    cold_rps: float = 1.0  # the stream "cold" has it
     drift_s: float = 0.0  # streams exchange their popularity every so many seconds; 0: never
     herd_s: float = 0.0  # mean seconds between the herds of a stream that has them; 0: none come
     lengths: str = "arena"
     max_tokens: int = 8192  # longest prompt + output: what is longer loses the prompt's start
-    clients: int = 0  # of each stream, in a closed loop; 0: requests come by themselves
-    requests: int = 0  # of each stream's clients together; 0: `WAVES` a client
+    clients: int = 0  # a closed loop's stream has so many; 0: requests come by themselves
+    requests: int = 0  # each stream's clients send so many together; 0: `WAVES` a client
     prompt: int = 1024  # tokens of each request where lengths are "fixed"
     output: int = 256
     range_ratio: float = 0.0  # fixed lengths are drawn evenly within this share of both, as vLLM's bench does
@@ -131,7 +116,7 @@ class Preset:
     def streams(self) -> tuple[str, ...]:
         """Names of the streams, in the order of the models that they belong to."""
         if self.name == "arena-like":
-            return tuple(stream.name for stream in _arena(self.models))
+            return tuple(stream.name for stream in arena(self.models))
         if self.name == "hot-cold":
             return "cold", "hot"
         if self.name == "aegaeon-like":
@@ -155,14 +140,12 @@ class Stream(NamedTuple):
     stray: float = 0.0  # share of the requests that come at any time, on or off
     even: bool = False  # one request in each equal part of the on-time, not anywhere in it
     herds: bool = False
-    tick: bool = False  # by the clock
+    tick: bool = False  # requests come by the clock
     use_s: tuple[float, float] | None = None  # Poisson from here to there of each `PER_S`; None: by the above
-    early: float = 0.5  # of its requests, those in the first half of `use_s`
+    early: float = 0.5  # this share of its requests comes in the first half of `use_s`
 
 
 PER_S = 600.0
-HERD_S, HERD = 2.5, (30, 41)  # seconds that a herd takes (a bar of the figure), requests of it: uniform, both ends in
-TICK_S, TICK_JITTER_S = 120.0, 2.0  # of the clock, five a span; standard deviation, about that of a bar's 2.5 s
 # Hyperbolic as digitised from the figure of Prism's notebook (prism-research 595ec1f, benchmark/multi-model/
 # vtc_trace_vis.ipynb, cell 8: 600 s in bars of 2.5 s, 7 models, in its order). Model 4 is Poisson (CV of minutes .09),
 # so is 5; 2 has bars of 35 and 41; 6 and 7 tick together, about every 124 s; 3 is used in six minutes on end (around
@@ -196,9 +179,6 @@ ARENA_EARLY = (
     *(173, 11, 136, 10, 43, 72, 37, 22, 14, 6, 144, 11, 20, 22),
     *(14, 22, 13, 1, 5, 10, 11, 1, 7, 3, 2, 6, 1),
 )
-# Of the sample: of a stream's time, the share in which it is used, uniform; the hottest quarter is used always.
-SAMPLE_DUTY, SAMPLE_ALWAYS_ON = (0.1, 1.0), 0.25
-SAMPLE_CLUSTER, SAMPLE_GAP_S = 1.3, 1.0
 # Ranks of Prism's released sets in the order of their models (prism-research 595ec1f, benchmark/multi-model/trace.py):
 # `selected_ranks` of generate_tp_reqs, generate_e2e_benchmark_reqs and generate_e2e_benchmark_reqs_18m.
 RELEASED: Mapping[int, tuple[int, ...]] = {
@@ -230,7 +210,7 @@ class Reused(NamedTuple):
     shift_s: float
 
 
-def _arena(models: int) -> tuple[Reused, ...]:
+def arena(models: int) -> tuple[Reused, ...]:
     """Return the streams of a released set; UserError where there is none of that size."""
     if models not in RELEASED:
         raise UserError(f"arena-like has {', '.join(map(str, RELEASED))} models, not {models}")
@@ -244,7 +224,7 @@ def _arena(models: int) -> tuple[Reused, ...]:
 
 def released(models: int) -> tuple[tuple[str, float], ...]:
     """(Stream of Arena-Chat, shift in seconds) of each model of a released set; UserError where none is so large."""
-    return tuple((f"dummy-lora-7b-rank-8-{stream.rank}", stream.shift_s) for stream in _arena(models))
+    return tuple((f"dummy-lora-7b-rank-8-{stream.rank}", stream.shift_s) for stream in arena(models))
 
 
 # ------------------------------------------------------------------ presets, by name
@@ -283,7 +263,7 @@ ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
 WAVES = 10  # requests of a client, unless said
 NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
 MOST_MODELS, SAMPLE_REQUESTS = 1000, 200
-MOST = 1e9  # of any number: as seconds, what nanoseconds in 63 bits can hold
+MOST = 1e9  # no number is larger: nanoseconds in 63 bits hold so many seconds
 
 
 def free(name: str) -> list[str]:
@@ -343,7 +323,7 @@ def _check(p: Preset, text: str) -> None:
     if p.lengths == "fixed" and prompt + output > p.max_tokens:
         raise UserError(f"trace {text}: {prompt} + {output} tokens are above max_tokens, {p.max_tokens}")
     if p.name == "arena-like":
-        _arena(p.models)
+        arena(p.models)
     if p.rates or p.name == "aegaeon-like":
         positive(f"trace {text}: rate_rps", p.rate_rps)
     bounded(f"trace {text}", _expected(p), "fewer models, clients or seconds, or a lower rate")
@@ -372,202 +352,3 @@ def _expected(p: Preset) -> float:
 
 def _plain(value: str | float) -> str:
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)  # a + begins a field
-
-
-# ------------------------------------------------------------------ drawing
-
-
-def draw(name: str | Preset, seed: int) -> Drawn:
-    """Draw a preset's trace; UserError for a name that is none."""
-    p = preset(name) if isinstance(name, str) else name
-    match p.name:
-        case "arena-like":
-            return _released(p, seed)
-        case "sample":
-            return _sample(p, seed)
-        case "aegaeon-like":
-            mean = p.rate_rps * p.span_s
-            counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
-            return _drawn(p, seed, [Stream(name, n) for name, n in zip(p.streams, counts, strict=True)], counts)
-        case "closed":
-            return _loop(p, seed)
-        case _ if p.rates:
-            return _poisson(p, seed)
-        case _:
-            laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=name) for k, name in enumerate(p.streams)]
-            if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
-                laws = [law._replace(herds=law.requests in {250, 169}) for law in laws]
-            return _drawn(p, seed, laws, [round(law.requests * p.span_s / PER_S) for law in laws])
-
-
-def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Make a canonical table of what a generator draws; `fit` says how near it comes to what it is fitted to."""
-    p = preset(name) if isinstance(name, str) else name
-    drawn = draw(p, seed)
-    columns = {
-        "request_id": np.arange(len(drawn.arrival_s), dtype=np.uint64),
-        "arrival_s": drawn.arrival_s,
-        "model": pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string())),
-        "prompt_tokens": drawn.prompt_tokens,
-        "output_tokens": drawn.output_tokens,
-    }
-    meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
-    meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
-    meta |= {"timestamp_resolution_s": None}
-    meta |= {"ordered": True} if p.name in SIZED or p.rates else {}
-    meta |= {"fit": fit} if fit else {}
-    return schema.table(columns, meta)
-
-
-def _loop(p: Preset, seed: int) -> Drawn:
-    """Draw a closed loop's requests as a stream's clients send them, wave by wave, at nominal stamps."""
-    wave = np.tile(np.arange(p.sent) // p.clients, p.models)
-    model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
-    order = np.argsort(wave, kind="stable")
-    prompt, output = _lengths(p, seed, len(wave))
-    stamps_s = np.asarray(wave[order] * p.nominal_s, np.float64)
-    return Drawn(p.span_s, p.streams, stamps_s, model[order], prompt, output)
-
-
-def _poisson(p: Preset, seed: int) -> Drawn:
-    """Draw streams with rates of their own; their lengths are of a law, or all equal."""
-
-    def lengths(n: int, rng: np.random.Generator) -> I4:
-        if p.lengths == "fixed":
-            return np.tile(np.array((p.prompt, p.output), np.int32), (n, 1))
-        return laws.draw(p.lengths, n, rng, p.max_tokens)
-
-    drawn = poisson.draw(p.name, p.rates, p.span_s, lengths, seed)
-    prompt, output = drawn.lengths.T
-    return Drawn(p.span_s, p.streams, drawn.arrival_s, drawn.model, prompt.copy(), output.copy())
-
-
-def _released(p: Preset, seed: int) -> Drawn:
-    """Draw Arena-Chat's 27 streams, then use those that a released set uses."""
-    streams = [
-        Stream(f"dummy-lora-7b-rank-8-{rank}", count, use_s=(10.0 * begin, 10.0 * end), early=early / count)
-        for rank, (count, (begin, end), early) in enumerate(zip(ARENA_COUNTS, ARENA_USE, ARENA_EARLY, strict=True))
-    ]
-    whole = _drawn(p, seed, streams, _counts(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S)))
-    if p.models == len(ARENA_COUNTS):
-        return whole
-    rows = [np.flatnonzero(whole.model == stream.rank) for stream in _arena(p.models)]
-    shifts = [stream.shift_s for stream in _arena(p.models)]
-    when = [shifted(whole.arrival_s[mine], by, p.span_s) for mine, by in zip(rows, shifts, strict=True)]
-    model = np.repeat(np.arange(p.models, dtype=np.int32), [len(mine) for mine in rows])
-    arrival_s, row = np.concatenate(when), np.concatenate(rows)
-    order = np.argsort(arrival_s, kind="stable")
-    row = row[order]
-    return Drawn(
-        p.span_s, p.streams, arrival_s[order], model[order], whole.prompt_tokens[row], whole.output_tokens[row]
-    )
-
-
-def _sample(p: Preset, seed: int) -> Drawn:
-    """Draw streams of Zipf's popularity; each is used once a cycle for its duty, in clusters."""
-    streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
-    counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
-    duty = rng(seed, p.name, "duty").uniform(*SAMPLE_DUTY, len(streams))
-    duty[: round(len(streams) * SAMPLE_ALWAYS_ON)] = 1.0
-    cycle_s = min(PER_S, p.span_s)
-    laws = [
-        stream._replace(duty=float(share), cycle_s=cycle_s, cluster=SAMPLE_CLUSTER, gap_s=SAMPLE_GAP_S)
-        for stream, share in zip(streams, duty, strict=True)
-    ]
-    return _drawn(p, seed, laws, counts)
-
-
-def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
-    """Share out exactly `requests` among streams at random, by what each has in `PER_S`."""
-    weight = np.array([stream.requests for stream in streams], np.float64)
-    counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
-    return counts
-
-
-def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
-    """Draw the stamps of each stream, and lengths in order of arrival."""
-    times = [_times(p, seed, k, stream, n) for k, (stream, n) in enumerate(zip(streams, counts, strict=True))]
-    arrival_s = np.concatenate(times)
-    order = np.argsort(arrival_s, kind="stable")
-    arrival_s = arrival_s[order]
-    model = np.repeat(np.arange(len(streams), dtype=np.int32), counts)[order]
-    if p.drift_s:
-        model = _drift(p, seed, arrival_s, model)
-    prompt, output = _lengths(p, seed, len(arrival_s))
-    return Drawn(p.span_s, tuple(stream.name for stream in streams), arrival_s, model, prompt, output)
-
-
-def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
-    """Draw `count` stamps of stream `k`: herds first, the rest in its own way."""
-    if stream.use_s is not None:
-        return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
-    if stream.tick:
-        return _ticks(rng(seed, p.name, "tick").uniform(0, TICK_S), rng(seed, p.name, "times", k), count, p.span_s)
-    herd = _herds(p, rng(seed, p.name, "herds", k), count) if stream.herds and p.herd_s else np.empty(0)
-    stray = rng(seed, p.name, "stray", k).uniform(0, p.span_s, round(stream.stray * (count - len(herd))))
-    used = _clusters(rng(seed, p.name, "times", k), count - len(herd) - len(stray), p.span_s, stream)
-    return np.concatenate([herd, stray, used])
-
-
-def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
-    """Stamps uniform over either half of the use, which every `PER_S` has; a span is cut into whole ones, stretched."""
-    cycles = max(1, round(span_s / PER_S))
-    cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
-    at_s = np.interp(share, (0.0, early, 1.0), (use_s[0], sum(use_s) / 2, use_s[1]))
-    return np.asarray((cycle * PER_S + at_s) * (span_s / (cycles * PER_S)), np.float64)
-
-
-def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
-    """One request a tick of a clock that all such streams share, its ticks in random order; then round again."""
-    ticks = max(1, round(span_s / TICK_S))
-    order = np.argsort(draw.uniform(0, 1, ticks))
-    nth = order[np.arange(count) % ticks]
-    return np.asarray((phase_s + nth * (span_s / ticks) + draw.normal(0, TICK_JITTER_S, count)) % span_s, np.float64)
-
-
-def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
-    """One herd in each `herd_s`, anywhere in it, so long as half of the requests at least come otherwise."""
-    herds = round(p.span_s / p.herd_s)
-    sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
-    sizes = sizes[np.cumsum(sizes) <= count / 2]
-    starts = (np.arange(herds)[: len(sizes)] + draw.uniform(0, 1, herds)[: len(sizes)]) * (p.span_s / max(1, herds))
-    return np.asarray((np.repeat(starts, sizes) + draw.uniform(0, HERD_S, int(sizes.sum()))) % p.span_s, np.float64)
-
-
-def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
-    """Draw `count` stamps: heads of clusters uniform over the on-time, the others an exponential gap after the last."""
-    head = draw.uniform(0, 1, count) < 1 / stream.cluster
-    head[:1] = True
-    gaps = np.where(head, 0.0, draw.exponential(stream.gap_s, count))
-    since = np.cumsum(gaps)
-    on_s = stream.duty * min(stream.cycle_s, span_s)
-    heads = int(head.sum())
-    at = draw.uniform(0, span_s * stream.duty, heads)
-    if stream.even:
-        at = (np.arange(heads) + at / (span_s * stream.duty)) * (span_s * stream.duty / max(1, heads))
-    starts = on_off(draw, at, span_s, stream.duty, on_s)
-    cluster = np.cumsum(head) - 1
-    return np.asarray((starts[cluster] + since - since[head][cluster]) % span_s, np.float64)
-
-
-def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Streams exchange their requests in every period of `drift_s` but the first; stamps and totals stay."""
-    period = (arrival_s // p.drift_s).astype(np.int64)
-    owner = [np.arange(p.models, dtype=np.int32)]
-    owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
-    return np.asarray(np.stack(owner)[period, model], np.int32)
-
-
-def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
-    """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
-    r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # of the normals whose ranks correlate so
-    a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
-    of_prompt, of_output = p.quantiles
-    prompt, output = quantile(_cdf(a), of_prompt), quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), of_output)
-    output = np.minimum(output, p.max_tokens - 1)
-    return np.minimum(prompt, p.max_tokens - output), output
-
-
-def _cdf(x: F8) -> F8:
-    """Return the standard normal's."""
-    return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))

@@ -22,7 +22,7 @@ EPOCH_S, LAST_EPOCH_S = 1e8, 4.1e9
 # Mean gaps of public LLM logs lie between 0.5 ms (the largest providers) and 75 s (an image service).
 MEAN_GAP_S = (1e-5, 150.0)
 
-USUAL: Mapping[str, tuple[str, ...]] = {  # by canonical name: what logs call it, without case and punctuation
+USUAL: Mapping[str, tuple[str, ...]] = {  # what logs call each canonical column, without case and punctuation
     "arrival_s": ("arrivals", "arrivaltime", "arrivedat", "timestamp", "time", "starttime", "startedat", "requesttime",
                   "createdat", "datetime", "ts", "receivedat", "timestampms", "timestampus", "timestampns"),
     "prompt_tokens": ("prompttokens", "inputtokens", "inputlength", "promptlen", "promptlength", "contexttokens",

@@ -44,7 +44,7 @@ PRIOR = 1  # requests that a plan takes a model to have which it does not see
 PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
 ROUNDING = 1e-9  # a scale so close to a whole number is one
 FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
-MOST_FILES = 256  # in which the requests of a long workload wait to be sorted
+MOST_FILES = 256  # the requests of a long workload wait there to be sorted
 IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 
 
@@ -117,7 +117,7 @@ def build(
     )
 
 
-REQUEST = np.dtype(  # of a long workload, while it waits to be sorted; of equal stamps the lower key comes first
+REQUEST = np.dtype(  # a long workload waits as these to be sorted; equal stamps are sorted by key
     [("arrival_s", "f8"), ("key", "i8"), ("model", "i4"), ("prompt_tokens", "i4"), ("output_tokens", "i4")]
 )
 
@@ -327,7 +327,7 @@ class _Window(NamedTuple):
     rate_scale: float
     scaling: Scaling
     seed: int
-    span_s: float  # of the circle, scaled
+    span_s: float  # length of the circle, scaled
     begin_s: float
     end_s: float
 

@@ -24,11 +24,11 @@ from harness.policy.types import Experts, Latent, Shape, Sliding, UserError
 from workloads import bounds, gguf, quantised
 from workloads.bounds import shown
 
-MOST_BYTES = 4_000_000  # of a config; those with a list of all modules have 0.3 MB
+MOST_BYTES = 4_000_000  # a larger config is refused; those with a list of all modules have 0.3 MB
 MOST_INDEX = 200_000_000  # bytes of an index: those of the largest checkpoints have 20 MB
 INDEX = "model.safetensors.index.json"
 MOST_TOTAL = 1e16  # bytes of a checkpoint
-NEAR = 0.01  # of an index's bytes: the keys explain the checkpoint
+NEAR = 0.01  # the keys explain the checkpoint to this share of an index's bytes
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(keys.split())
     for name, keys in {
@@ -148,13 +148,13 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
     label = path.parent.resolve().name if path.name == "config.json" else path.stem
     if path.suffix == ".gguf":
         return quantised.loaded(gguf.read(path, label), str(path), dtype, kv_dtype)
-    named = of_config(label, _json(path), str(path), _beside(path.parent / "hf_quant_config.json"))
+    named = of_config(label, _json(path), str(path), _optional_json(path.parent / "hf_quant_config.json"))
     if (total := _total(path.parent / INDEX)) is not None:
         ours = stored_bytes(named.shape)
         whole = min((ours, ours + named.draft_bytes), key=lambda size: abs(size / total - 1))
         if abs(whole / total - 1) > NEAR and abs(2 * whole / total - 1) > NEAR:  # or it is stored in 32 bits
             raise UserError(f"{path}: its keys make {whole / 1e9:.2f} GB of weights, {INDEX} {total / 1e9:.2f} GB")
-    draw = _beside(path.parent / "generation_config.json")
+    draw = _optional_json(path.parent / "generation_config.json")
     top_p, top_k = draw.get("top_p", 1.0), draw.get("top_k", 0)
     sampled = (isinstance(top_p, int | float) and 0 < top_p < 1) or (isinstance(top_k, int) and top_k > 1)
     return quantised.loaded(named.shape._replace(sampled=sampled), str(path), dtype, kv_dtype)
@@ -234,7 +234,7 @@ class _Config:
     def count(self, name: str) -> int | None:
         """Return a count under any of its names; None where there is none. Raises UserError if two disagree."""
         named = {key: self.whole(key, name) for key in NAMES[name] if key in self.keys}
-        if name == "ffn":  # of both, that of dense layers stands first
+        if name == "ffn":  # dense layers' stands first
             return next(iter(named.values()), None)
         if len({*named.values()}) > 1:
             raise self.wrong(" and ".join(f"{key} {value}" for key, value in named.items()) + " contradict each other")
@@ -444,7 +444,7 @@ def _json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     return value
 
 
-def _beside(path: Path) -> dict[str, Any]:
+def _optional_json(path: Path) -> dict[str, Any]:
     """Return the keys of a file beside a config; none where there is no such file."""
     return _json(path) if path.is_file() else {}
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from harness.policy.types import Experts, Format, Formats, Shape, UserError
 from workloads import bounds
 
-MOST_TEXTS = 1 << 22  # of a list: vocabularies have 0.3 million
-MOST_DIMS = 4  # of a tensor, as in ggml
+MOST_TEXTS = 1 << 22  # a longer list is refused: vocabularies have 0.3 million
+MOST_DIMS = 4  # a tensor has no more, as in ggml
 ALIGNMENT = 32  # bytes, of the tensors' data, unless a key says another
 KINDS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9

@@ -25,7 +25,7 @@ from workloads import checkpoint, quantised
 HERE = Path(__file__).parent
 MOST_MODELS = 1000
 COUNT = re.compile(r"[0-9]{1,18}")
-COUNTS = ("tp", "dp", "ep")  # of GPUs, of groups of them for attention, of parts of the experts
+COUNTS = ("tp", "dp", "ep")  # counts of GPUs, of groups of them for attention, of parts of the experts
 QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 
 
@@ -132,7 +132,7 @@ class Member:
             text = getattr(self, key)
             if text is not None and not (text and text.isprintable()):
                 raise ValueError(f"{key} is {toml.shown(text)}, not a name")
-        if asked(self.shape).tp is not None:
+        if parsed(self.shape).tp is not None:
             raise ValueError(f'shape "{self.shape}" states a degree; that of a member of a set is its tp')
         try:
             _cut(self.shape, shape(self.shape), self.tp)
@@ -152,7 +152,7 @@ class SetFile:
 
     model: Annotated[tuple[Member, ...], MinLen(1)]
     source: str = ""
-    trace: str = ""  # by name: the traffic that the set is compared on unless another is asked for
+    trace: str = ""  # names the traffic that the set is compared on unless another is asked for
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.model]
@@ -222,7 +222,7 @@ def repos() -> Mapping[str, str]:
 
 def repo(text: str) -> str:
     """Return the id on huggingface.co of a model as asked for; its path or name where it has none."""
-    name = asked(text).name
+    name = parsed(text).name
     return next((repo for repo, shape in repos().items() if shape == name), name)
 
 
@@ -244,7 +244,7 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 def shape(text: str) -> Shape:
     """Return one shape by name or path, in the formats asked for; UserError with a suggestion where there is none."""
-    name, _, dtype, kv_dtype, dp, ep = asked(text)
+    name, _, dtype, kv_dtype, dp, ep = parsed(text)
     if "/" in name and not Path(name).exists():
         longer = [repo for repo in repos() if repo.startswith(name)]  # "-Instruct" forgotten
         if hint := meant(name, longer or repos()):
@@ -269,7 +269,7 @@ def _cut(text: str, shape: Shape, tp: int) -> None:
             raise UserError(f'model "{text}": {name}={parts} does not divide its {tp} GPU{"s" * (tp > 1)} (tp={tp})')
 
 
-def asked(text: str) -> Asked:
+def parsed(text: str) -> Asked:
     """Take a model as asked for apart. UserError for a qualifier that is unknown, or stated twice."""
     name, *qualifiers = text.split(":")
     entry: dict[str, Any] = {}
@@ -332,7 +332,7 @@ def model_set(name: str) -> ModelSet:
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
         raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')
-    models = [(shape(kind), asked(kind)) for kind, *_ in parts]
+    models = [(shape(kind), parsed(kind)) for kind, *_ in parts]
     members: list[Served] = []
     seen: dict[str, int] = {}
     for (kind, *_), (entry, qualifiers) in zip(parts, models, strict=True):
@@ -362,7 +362,7 @@ def as_asked(name: str) -> tuple[str, ...]:
 
 def _stated(text: str) -> str:
     """Return a model as asked for without its degree, which a set states apart."""
-    entry = asked(text)
+    entry = parsed(text)
     path = os.path.abspath(entry.name) if checkpoint.is_checkpoint(entry.name) else entry.name  # noqa: PTH100
     stated = {key: getattr(entry, key) for key in QUALIFIERS if key != "tp"}
     return path + "".join(f":{key}={value}" for key, value in stated.items() if value is not None)

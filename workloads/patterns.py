@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-MOST_CHARS = 1000  # of a pattern
-MOST_STEPS = 3_000_000  # of all matches of a checkpoint, some seconds
+MOST_CHARS = 1000  # a longer pattern is refused
+MOST_STEPS = 3_000_000  # all matches of a checkpoint take some seconds then
 ONE = frozenset({"ANY", "LITERAL", "NOT_LITERAL", "IN"})  # parts of one character
 CATEGORIES: dict[str, Callable[[str], bool]] = {
     "CATEGORY_DIGIT": str.isdecimal,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from harness import spilled
 from harness.policy.types import Prefix, UserError
-from traces import synthetic
+from traces import drawing, synthetic
 from traces.arrivals import rng
 from traces.load import log
 from traces.prefix import picked
@@ -94,7 +94,7 @@ class Assignment(NamedTuple):
     """Stream of each model of a set, and the seconds by which it comes later."""
 
     rule: Rule
-    streams: tuple[tuple[str, float], ...]  # by model
+    streams: tuple[tuple[str, float], ...]  # keyed by model
 
 
 def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
@@ -156,7 +156,7 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     else:
         counts = _counts(trace)
         popular = [trace.models[k] for k in np.argsort(-counts, kind="stable") if trace.models[k] not in equal]
-        popular += [name for name in names if name not in {*trace.models, *equal}]  # of which none was drawn
+        popular += [name for name in names if name not in {*trace.models, *equal}]  # none of these was drawn
         others = [""] * len(left)
         for stream, k in zip(popular, rng(seed, "streams").permutation(len(left)), strict=False):
             others[k] = stream
@@ -199,7 +199,7 @@ class Picked(NamedTuple):
     tenant: I4 | None
     prefix: Prefix | None
     lap: I8  # -1 where a model's shift put the row past the end, to the start of the circle
-    span_s: float  # of the circle
+    span_s: float  # length of the circle
 
     def only(self, kept: I8) -> Picked:
         """Select the rows at the indices `kept`."""
@@ -252,9 +252,9 @@ def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> 
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]
-    source: Rows | synthetic.Drawn = trace
+    source: Rows | drawing.Drawn = trace
     if trace.maker is not None:
-        source = synthetic.draw(maker or trace.maker, seed if drawn is None else drawn)
+        source = drawing.draw(maker or trace.maker, seed if drawn is None else drawn)
         tenant, prefix = None, None
     row, model = _served(streams, source.models, source.model[cut])
     prompt, output = source.prompt_tokens[cut][row], source.output_tokens[cut][row]

@@ -36,7 +36,7 @@ FORMATS: Mapping[str, Format] = {
 KV_FORMATS = ("bf16", "fp8")
 LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt", "bitsandbytes")
-HEAD = "lm_head"  # in 16 bits unless a config says otherwise: vLLM quantises it only by these
+HEAD = "lm_head"  # it has 16 bits unless a config says otherwise: vLLM quantises it only by these
 NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 values, 32 for 256 of those
 
 
@@ -228,11 +228,11 @@ def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Call
         else:
             exact.add(_inner(pattern))
 
-    def kept(name: str) -> bool:
+    def unquantised(name: str) -> bool:
         holders = [_inner(n) for n in _holders(name)]
         return any(n in exact or n.rpartition(".")[2] in exact for n in holders) or any(test(name) for test in tests)
 
-    return kept
+    return unquantised
 
 
 def _expression(text: str, steps: Steps, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:

@@ -33,7 +33,7 @@ F8 = NDArray[np.float64]
 Pair = tuple[float, float]  # TTFT, TPOT
 Base = Literal["P95", "solo", "released"]
 BASES: tuple[Base, ...] = get_args(Base)
-USUAL_SCALE = 5.0  # of a base
+USUAL_SCALE = 5.0  # scale of a base
 
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?"
 SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(?:(P95|solo)(?:@([a-z0-9-]+))?|released)")
@@ -119,7 +119,7 @@ def is_base(text: str) -> bool:
     return text.partition("@")[0] in BASES
 
 
-def asked(text: str | None, scale: float | None, models: ModelSet) -> str:
+def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
     """Return the rule in full that is asked for; None: the authors' base if a set has it for every model, else P95.
 
     light8 alone has it (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a

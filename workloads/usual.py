@@ -9,9 +9,9 @@ from typing import Any
 # run, 67.28 GiB; on another machine memory is the card's, by mem_fraction.
 WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engine": "sim"}
 POOL_BYTES = 72_241_349_919
-MEM_FRACTION = 0.9  # of that world: who states it changes no memory
+MEM_FRACTION = 0.9  # who states it changes no memory
 MEMORY = frozenset({"pool_bytes", "process", "process_bytes", "table"})
-TRACE = "hyperbolic-like+span_s=600"  # of a set that names none
+TRACE = "hyperbolic-like+span_s=600"  # a set that names none has this
 SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxserve", "qlm", "swap")  # systems
 
 

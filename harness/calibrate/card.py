@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from harness.calibrate import grid, profiles, rounds
-from harness.calibrate.rows import F8, HOST, RAW, Row, Rows, columns, of, read, seconds
+from harness.calibrate.rows import F8, HOST, RAW, Measurement, Rows, columns, of, read, seconds
 from harness.calibrate.tables import Quantity, Table, error
 from harness.engines.costs import kernels, quantities
 from harness.policy.types import Shape, UserError
@@ -111,12 +111,12 @@ def table(folder: Path, kind: str | None = None) -> Table:
 # ------------------------------------------------------------------------------------------------ measured rows
 
 
-def latest(rows: Sequence[Row]) -> list[Row]:
+def latest(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the last of equal measurements."""
     return list({row.key: row for row in rows}.values())
 
 
-def whole_rows(rows: Sequence[Row], spec: quantities.GpuSpec, what: str) -> Rows:
+def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str) -> Rows:
     """Return the samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs.
 
     Held out are batches of 16 of `attention`, and the 3B's samples of the others.
@@ -131,7 +131,7 @@ def whole_rows(rows: Sequence[Row], spec: quantities.GpuSpec, what: str) -> Rows
     return Rows(x, y, held)
 
 
-def small_rows(rows: Sequence[Row]) -> Rows:
+def small_rows(rows: Sequence[Measurement]) -> Rows:
     """Return the samples of a layer's kernels that are neither GEMM nor attention; those of 256 tokens are held out.
 
     `of` is the index of the model in SHAPES.
@@ -141,7 +141,9 @@ def small_rows(rows: Sequence[Row]) -> Rows:
     return Rows({"m": m, "of": model}, seconds(some), {"m 256": m == 256})
 
 
-def share_rows(rows: Sequence[Row], q: Quantity, spec: quantities.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
+def share_rows(
+    rows: Sequence[Measurement], q: Quantity, spec: quantities.GpuSpec
+) -> tuple[Rows, Callable[[Quantity], F8]]:
     """Return the speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
 
     Held out: partitions of about 48 SMs.
@@ -184,11 +186,11 @@ FEATURES = {
 }
 
 
-def _plain(rows: Sequence[Row], what: str) -> list[Row]:
+def _plain(rows: Sequence[Measurement], what: str) -> list[Measurement]:
     return list(of(rows, what, **PLAIN[what]))
 
 
-def _features(what: str, rows: Sequence[Row]) -> dict[str, F8]:
+def _features(what: str, rows: Sequence[Measurement]) -> dict[str, F8]:
     x = columns(rows, *FEATURES[what])
     return x if what != "prefill_attention" else {"n": np.ones(len(rows)), **x}
 
@@ -201,7 +203,7 @@ def _feature(rows: Rows, name: str) -> F8:
     return cast("F8", np.prod([rows.at[of] for of in names], axis=0))
 
 
-def _without_ask(row: Row) -> str:
+def _without_ask(row: Measurement) -> str:
     return json.dumps({k: v for k, v in row.at.items() if k != "ask"}, sort_keys=True)
 
 
@@ -215,7 +217,7 @@ def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
     )
 
 
-def _copies(rows: Sequence[Row], spec: quantities.GpuSpec) -> list[str]:
+def _copies(rows: Sequence[Measurement], spec: quantities.GpuSpec) -> list[str]:
     """List measured copy rates beside those of the kind's specification."""
     return [
         f"{what}: {row.facts['bytes'] / row.seconds / 1e9:.1f} GB/s measured, {known / 1e9:.1f} in the table of"

@@ -41,7 +41,7 @@ class Instead(NamedTuple):
     """A quantity whose rows are of no kernel that a server would run, and the one by which it is priced."""
 
     of: str
-    slower: float  # of the arithmetic
+    slower: float  # factor of the arithmetic
     why: str
 
 
@@ -59,7 +59,7 @@ PRICED_AS = {
         " that does not show, they take 1.34 times as long as fp8's, in the median",
     ),
 }
-DEGREES = (2, 4, 8)  # of expert parallelism: as many GPUs as an instance may have
+DEGREES = (2, 4, 8)  # degrees of expert parallelism: as many GPUs as an instance may have
 LONG = 1024  # tokens of a step from which errors of expert parallelism are stated apart
 # Starts of the fit of experts (us, ns, shares of peaks, multiple): one bound by weights, and one by launches.
 STARTS = ([20, 100, 0.7, 0.4, 2.0], [40, 1000, 0.2, 0.15, 5.0])

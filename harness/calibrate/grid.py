@@ -21,9 +21,9 @@ from harness.calibrate.rows import F8, Rows
 from harness.calibrate.tables import Quantity, error
 from harness.engines.costs.quantities import ERRORS, sig
 
-CAP = 0.95  # of a peak: no fraction is more
-PRIOR = 0.02  # of ln(scale): what the rows do not tell stays at 1
-STEPS = (1e-3, 1e-2, 3e-2, 1e-1, 1e-2)  # of the derivative: large ones see past the plateaus of whole waves
+CAP = 0.95  # no fraction of a peak is more
+PRIOR = 0.02  # standard deviation of ln(scale): what the rows do not tell stays at 1
+STEPS = (1e-3, 1e-2, 3e-2, 1e-1, 1e-2)  # large steps of the derivative see past the plateaus of whole waves
 
 Axis = tuple[str, Sequence[float], F8]  # what it counts, its knots, and its value at each row
 
@@ -137,7 +137,7 @@ def errors(predicted: F8, rows: Rows) -> Quantity:
     """Return the errors on fitted rows, on all that were left out and on each kind of them."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
-    out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held.items() if s.any()}
+    out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held_out.items() if s.any()}
     return out
 
 

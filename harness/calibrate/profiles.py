@@ -40,7 +40,7 @@ VERSION = {
     "rtx-pro-6000": "0.24.0",
 }
 VERSION_FORMATS = VERSION | {"h100": "0.25.0", "h200": "0.25.0"}
-ATTENTION = {"b200": "flashinfer"}  # in the names of attention's kernels; others: flash_attn
+ATTENTION = {"b200": "flashinfer"}  # attention's kernels have it in their names; others: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))
 CACHE_BYTES = {"l40s": 96e6}
 LONGEST = 1 << 16  # tokens of a step: four times the simulator's largest
@@ -126,7 +126,9 @@ def decode(kind: str) -> Rows:
     B, heads, kv, dim, step = (_column(d, c) for c in names)
     ctx = step + 1
     y, keep = within(kind, 1e-3 * _column(d, "latency"), 4 * B * ctx * kv * dim, 4 * B * ctx * heads * dim)
-    return Rows({"B": B, "ctx": ctx, "heads": heads, "kv": kv, "d": dim}, y, _held(heads, kv, "step", ctx)).pick(keep)
+    return Rows({"B": B, "ctx": ctx, "heads": heads, "kv": kv, "d": dim}, y, _held_out(heads, kv, "step", ctx)).pick(
+        keep
+    )
 
 
 def prefill(kind: str) -> Rows:
@@ -138,10 +140,10 @@ def prefill(kind: str) -> Rows:
     flops = 4 * heads * dim * n * tokens * tokens / 2
     y, keep = within(kind, 1e-3 * _column(d, "latency"), 4 * n * tokens * (heads + kv) * dim, flops)
     at = {"n": n, "tokens": tokens, "heads": heads, "kv": kv, "d": dim}
-    return Rows(at, y, _held(heads, kv, "prompt", tokens)).pick(keep)
+    return Rows(at, y, _held_out(heads, kv, "prompt", tokens)).pick(keep)
 
 
-def _held(heads: F8, kv: F8, name: str, size: F8) -> dict[str, Mask]:
+def _held_out(heads: F8, kv: F8, name: str, size: F8) -> dict[str, Mask]:
     out: dict[str, Mask] = {f"heads ({q},{g})": (heads == q) & (kv == g) for q, g in HELD_HEADS}
     return {**out, f"largest {name}": size == size.max()}
 

@@ -19,13 +19,13 @@ from harness.engines.costs import quantities
 from probe import law, report
 from probe.report import Duel
 
-PAIRS = 3  # of each kind; fewer tell less than there are constants
+PAIRS = 3  # each kind needs so many; fewer tell less than there are constants
 PROMPTS = 512  # tokens of a step that is one of prompts beyond doubt
-LEAST, MOST = (1.0, 0.3, 0.3), (10.0, 1.0, 1.0)  # of passes, decode_fill, prompt_fill
-GRID = np.round(np.arange(1.0, 2.5, 0.01), 2)  # of apart and crowd
+LEAST, MOST = (1.0, 0.3, 0.3), (10.0, 1.0, 1.0)  # bounds of passes, decode_fill, prompt_fill
+GRID = np.round(np.arange(1.0, 2.5, 0.01), 2)  # values tried for apart and crowd
 
 
-WORKS = {act.work: name for name, act in report.ACTS.items()}  # of the probe `interfere`, by name
+WORKS = {act.work: name for name, act in report.ACTS.items()}  # the probe `interfere` names them so
 
 
 def duels(folder: Path) -> list[Duel]:
@@ -128,6 +128,6 @@ def _apart(duels: Sequence[Duel], rounds: law.Rounds, hbm: float) -> law.Rounds:
     slow = np.log(np.array([times for duel in duels for times in duel.slow]))
     ours = np.log(np.maximum(GRID[:, None, None], GRID[None, :, None] * asked))
     off = np.square(ours - slow).sum(-1)
-    off += 1e-9 * (abs(GRID[:, None] - rounds.apart) + abs(GRID[None, :] - rounds.crowd))  # of equals the old
+    off += 1e-9 * (abs(GRID[:, None] - rounds.apart) + abs(GRID[None, :] - rounds.crowd))  # ties keep the old
     best = np.unravel_index(int(off.argmin()), off.shape)
     return rounds._replace(apart=float(GRID[best[0]]), crowd=float(GRID[best[1]]))

@@ -1,7 +1,7 @@
 """The rows of which every table is made: a quantity, at what, seconds, of how many measurements, and their source.
 
-`Row` is a line of a journal (raw.jsonl), as probes, servers and the torch engine leave it. `Rows` are columns, of one
-quantity: those of the public profiles have 20,000 of a GPU.
+`Measurement` is a line of a journal (raw.jsonl), as probes, servers and the torch engine leave it. `Rows` are columns
+of one quantity: those of the public profiles have 20,000 of a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RAW, HOST = conduct.RAW, conduct.HOST
 CORE = ("quantity", "at", "seconds", "n", "source")
 
 
-class Row(NamedTuple):
+class Measurement(NamedTuple):
     """A measurement."""
 
     quantity: str
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     facts: Mapping[str, Any] = {}  # beside it: bytes, tokens of context, seconds alone, cores that others took
 
     @property
-    def held(self) -> bool:
+    def held_out(self) -> bool:
         """True of a row that fits leave out, to be judged by it."""
         return bool(self.at.get("held"))
 
@@ -50,9 +50,13 @@ class Row(NamedTuple):
         return self.quantity, json.dumps(dict(self.at), sort_keys=True)
 
 
-def measured(quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any) -> Row:
+def measured(
+    quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any
+) -> Measurement:
     """Return the row of repeated measurements, which it keeps (`all`)."""
-    return Row(quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts})
+    return Measurement(
+        quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts}
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -70,13 +74,13 @@ def append(path: Path, *made: Mapping[str, Any]) -> None:
             conduct.write(file, json.dumps(line))
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[Measurement]:
     """Read the rows of a journal that are seconds. UserError for those of an older form."""
-    known = list[Row]()
+    known = list[Measurement]()
     for line in lines(path):
         if "quantity" in line and "seconds" in line:
             more = {k: v for k, v in line.items() if k not in {*CORE, "facts"}} | (line.get("facts") or {})
-            known.append(Row(line["quantity"], line["at"], line["seconds"], line["n"], line["source"], more))
+            known.append(Measurement(line["quantity"], line["at"], line["seconds"], line["n"], line["source"], more))
     return known
 
 
@@ -87,18 +91,18 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.rows = path, read(path)
 
-    def add(self, *rows: Row) -> None:
+    def add(self, *rows: Measurement) -> None:
         """Keep rows."""
         append(self.path, *(row._asdict() for row in rows))
         self.rows += rows
 
 
-def of(rows: Iterable[Row], quantity: str, **at: Any) -> Iterator[Row]:
+def of(rows: Iterable[Measurement], quantity: str, **at: Any) -> Iterator[Measurement]:
     """Yield the rows of a quantity with these values."""
     return (row for row in rows if row.quantity == quantity and at.items() <= row.at.items())
 
 
-def disturbed(rows: Sequence[Row], most: float) -> Iterator[str]:
+def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
     """Say how many rows were measured while other processes took more than `most` cores, if any."""
     cores = [row.facts["other_cores"] for row in rows if row.facts["other_cores"] > most]
     if cores:
@@ -111,14 +115,14 @@ def disturbed(rows: Sequence[Row], most: float) -> Iterator[str]:
 class Rows(NamedTuple):
     """Rows of one quantity, as columns, and which of them a fit leaves out (and why)."""
 
-    at: Mapping[str, Any]  # of arrays
+    at: Mapping[str, Any]  # arrays by name
     seconds: F8
-    held: Mapping[str, Mask]  # by reason; a row may have several
+    held_out: Mapping[str, Mask]  # keyed by reason; a row may have several
 
     @property
     def out(self) -> Mask:
         """Mask of the rows that are left out for any reason."""
-        return cast("Mask", np.logical_or.reduce(list(self.held.values())))
+        return cast("Mask", np.logical_or.reduce(list(self.held_out.values())))
 
     @property
     def fitted(self) -> Rows:
@@ -127,7 +131,7 @@ class Rows(NamedTuple):
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
         """Return some of the rows, by mask or index."""
-        at, held = ({k: v[rows] for k, v in columns.items()} for columns in (self.at, self.held))
+        at, held = ({k: v[rows] for k, v in columns.items()} for columns in (self.at, self.held_out))
         return Rows(at, self.seconds[rows], held)
 
     def few(self, most: int) -> Rows:
@@ -136,11 +140,11 @@ class Rows(NamedTuple):
         return self.pick(np.sort(np.random.default_rng(0).permutation(fitted)[:most]))
 
 
-def columns(rows: Sequence[Row], *names: str) -> dict[str, F8]:
+def columns(rows: Sequence[Measurement], *names: str) -> dict[str, F8]:
     """Return values of rows, by name, and nothing else of them."""
     return {name: np.array([row.at[name] for row in rows], np.float64) for name in names}
 
 
-def seconds(rows: Sequence[Row]) -> F8:
+def seconds(rows: Sequence[Measurement]) -> F8:
     """Return the seconds of rows."""
     return np.array([row.seconds for row in rows], np.float64)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.calibrate import steps
-from harness.calibrate.rows import HOST, RAW, Journal, Row, disturbed, measured
+from harness.calibrate.rows import HOST, RAW, Journal, Measurement, disturbed, measured
 from harness.calibrate.tables import Table
 from harness.engines import machine
 from harness.engines.costs import quantities
@@ -27,7 +27,7 @@ COPIES = "not measured: on a processor no copy is timed apart, a start holds the
 class Gap(NamedTuple):
     """A measurement that is left out."""
 
-    wanted: Row  # its seconds are none
+    wanted: Measurement  # its seconds are none
     why: str
 
 
@@ -69,7 +69,7 @@ def _servers(engine: str, make: Callable[..., Any], config: machine.Config) -> A
     return made
 
 
-def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Row], list[Gap]]:
+def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Measurement], list[Gap]]:
     """Make what a rig's plan has and the folder's journal has not; return the journal's rows, and what was left out.
 
     UserError if a server fails.
@@ -78,7 +78,7 @@ def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tu
     _same_machine(folder / HOST, rig.about)
     made = {(row.key, row.source) for row in book.rows}
     plan = rig.plan(rounds)
-    left = [wanted for wanted in plan if (Row(wanted.quantity, wanted.at, 0.0).key, wanted.source) not in made]
+    left = [wanted for wanted in plan if (Measurement(wanted.quantity, wanted.at, 0.0).key, wanted.source) not in made]
     if len(left) < len(plan):
         say(f"{len(plan) - len(left)} of {len(plan)} measurements stand in {book.path}")
     gaps = list[Gap]()
@@ -90,7 +90,7 @@ def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tu
             others = "".join(f" (others took {row.facts['other_cores']} cores)" for _ in disturbed([row], MOST_OTHERS))
             say(f"{count}/{len(left)} {wanted.text}: {1e3 * row.seconds:.3g} ms{others}")
         elif timing.why:
-            gaps.append(Gap(Row(wanted.quantity, wanted.at, 0.0, 0, wanted.source), timing.why))
+            gaps.append(Gap(Measurement(wanted.quantity, wanted.at, 0.0, 0, wanted.source), timing.why))
             say(f"{count}/{len(left)} {wanted.text}: left out: {timing.why}")
     return book.rows, gaps
 
@@ -141,7 +141,7 @@ def _processor() -> dict[str, tuple[float, str]]:
 NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step of servers side by side"}
 
 
-def _needed(rows: Sequence[Row], gaps: Sequence[Gap]) -> None:
+def _needed(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> None:
     """Raise UserError if no cell of a shape has a measurement of a kind that every table needs."""
     there = {(row.quantity, row.at["shape"]) for row in rows}
     for wanted, why in gaps:
@@ -150,7 +150,7 @@ def _needed(rows: Sequence[Row], gaps: Sequence[Gap]) -> None:
             raise UserError(f"{wanted.at['shape']}: {lacks}: {why}")
 
 
-def lacking(rows: Sequence[Row], gaps: Sequence[Gap]) -> list[str]:
+def lacking(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> list[str]:
     """List measurements that were left out, why, and what follows for the table."""
     every, texts, by_cell = {row.key: row for row in rows}, list[str](), dict[tuple[str, str], list[Gap]]()
     for gap in gaps:
@@ -160,15 +160,15 @@ def lacking(rows: Sequence[Row], gaps: Sequence[Gap]) -> list[str]:
         if key in every:
             follows = "other rounds have it"
         else:
-            like = [row for row in every.values() if row.quantity == first.quantity and row.held == first.held]
+            like = [row for row in every.values() if row.quantity == first.quantity and row.held_out == first.held_out]
             part = "how servers slow each other down" if first.quantity == "beside" else f"its {first.quantity}"
-            part += " error of held-out rows" if first.held else ""
+            part += " error of held-out rows" if first.held_out else ""
             follows = f"no round has it: {part} uses {len(like)} others"
         texts.append(f"left out {len(omitted)} x: {first.text}: {why}; {follows}")
     return [*texts, "the same command again measures what was left out"] if texts else []
 
 
-def notes(file: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+def notes(file: Mapping[str, Any], rows: Sequence[Measurement]) -> list[str]:
     """List the fitted numbers with their errors, and disturbances of the measurements."""
     spans = dict[str, list[float]]()
     for row in rows:

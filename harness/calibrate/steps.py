@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.calibrate.rows import F8, Row, of
+from harness.calibrate.rows import F8, Measurement, of
 from harness.calibrate.tables import error
 from harness.engines.costs import quantities
 from harness.engines.costs.coefficients import nonnegative
@@ -36,17 +36,17 @@ NOTHING = "not measured: nothing here reads it"
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 PHASES = ("prefill", "decode")
 LINE = ("seq_s", "ctx_s", "area_s")
-LEAST_S = 1e-9  # of a step
+LEAST_S = 1e-9  # a step takes at least so long
 DIGITS = 5  # significant ones of a number in the table
-SHARES = np.linspace(1.0, 0.01, 100)  # of those that explain the same the largest
+SHARES = np.linspace(1.0, 0.01, 100)  # ties: the largest share wins
 FACTORS = np.geomspace(1.01, 100.0, 400)
 
 
 class Work(NamedTuple):
     """The work of a measured step."""
 
-    seqs: int  # that decode
-    ctx_tokens: float  # of all that decode, on average
+    seqs: int  # so many decode
+    ctx_tokens: float  # summed over all that decode, on average
     prompt: int  # tokens of a prompt of which it is the whole prefill; its seconds are then those of a first token
 
     @property
@@ -55,7 +55,7 @@ class Work(NamedTuple):
         return self.seqs + self.prompt
 
 
-def work(row: Row) -> Work:
+def work(row: Measurement) -> Work:
     """Return what is in a step."""
     return Work(row.at.get("seqs", 0), row.facts.get("ctx_tokens", 0.0), row.at.get("tokens", 0))
 
@@ -65,7 +65,7 @@ class Fitted(NamedTuple):
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
-    points: list[tuple[Row, float]]
+    points: list[tuple[Measurement, float]]
 
 
 def knots(most: int) -> list[int]:
@@ -73,16 +73,16 @@ def knots(most: int) -> list[int]:
     return [*(k for k in KNOTS if k < most), most]
 
 
-def fit(rows: Sequence[Row], source: str) -> Fitted:
+def fit(rows: Sequence[Measurement], source: str) -> Fitted:
     """Fit the host and the steps of each model. Raises UserError where too few steps tell the numbers apart."""
     every = [row for row in rows if row.quantity in PHASES]
     models = list(dict.fromkeys(row.at["shape"] for row in every))
     grids = {model: knots(max(work(row).tokens for row in every if row.at["shape"] == model)) for model in models}
     if short := next((model for model, grid in grids.items() if len(grid) < 2), None):
         raise UserError(f"{short} was measured with one token a step alone")
-    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # of each model's columns, behind the first
+    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # where each model's columns start
 
-    def features(some: Sequence[Row]) -> F8:
+    def features(some: Sequence[Measurement]) -> F8:
         X = np.zeros((len(some), starts[-1]))
         for x, row in zip(X, some, strict=True):
             step, at, grid = work(row), starts[models.index(row.at["shape"])], grids[row.at["shape"]]
@@ -91,7 +91,7 @@ def fit(rows: Sequence[Row], source: str) -> Fitted:
             x[0], x[at : at + len(values)] = step.prompt > 0, values
         return X
 
-    used = [row for row in every if not row.held]
+    used = [row for row in every if not row.held_out]
     y = np.array([row.seconds for row in used])
     if np.linalg.matrix_rank(features(used) / y[:, None]) < starts[-1]:
         raise UserError(f"{len(used)} measured steps do not tell {starts[-1]} numbers apart")
@@ -130,12 +130,12 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
     return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
 
 
-def errors(points: Sequence[tuple[Row, float]]) -> dict[str, Any]:
+def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
     """Return the errors of the fitted and of the held-out rows, and of each kind of step in both."""
     by_group = dict[str, Any]()
     for what in ("", "prefill ", "decode "):
         for group in ("fit", "held"):
-            some = [(row, ours) for row, ours in points if row.held == (group == "held")]
+            some = [(row, ours) for row, ours in points if row.held_out == (group == "held")]
             here = [(row.seconds, ours) for row, ours in some if what.strip() in {"", row.quantity}]
             if here:
                 y, x = np.array(here).T
@@ -144,7 +144,7 @@ def errors(points: Sequence[tuple[Row, float]]) -> dict[str, Any]:
     return whole | {"held_parts": by_group}
 
 
-def co_run(rows: Sequence[Row], source: str) -> dict[str, dict[str, Any]]:
+def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]]:
     """Fit one number for prefills and one for decode steps, each on its own rows side by side.
 
     Raises UserError where a kind has none.
@@ -156,7 +156,7 @@ def co_run(rows: Sequence[Row], source: str) -> dict[str, dict[str, Any]]:
     return {what: _co_run(some, source) for what, some in kinds.items()}
 
 
-def _co_run(rows: Sequence[Row], source: str) -> dict[str, Any]:
+def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
     """Fit the one number, of SHARES or FACTORS, that gives servers' slowdown with the least squared relative error.
 
     Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
@@ -191,10 +191,10 @@ class About(NamedTuple):
     settings: Mapping[str, Any]
     spec: Mapping[str, tuple[float, str]]  # value and source by field
     ways: Sequence[str]  # rungs of the ladder that are a start of the server
-    weight_bytes: Mapping[str, int]  # by shape, of a server's
+    weight_bytes: Mapping[str, int]  # a server's, keyed by shape
 
 
-def table(rows: Sequence[Row], about: About) -> tuple[dict[str, Any], Fitted]:
+def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fitted]:
     """Fit the table that rows give, and return it with the fit behind it."""
     fitted = fit(rows, about.source)
     file = {
@@ -210,14 +210,14 @@ def table(rows: Sequence[Row], about: About) -> tuple[dict[str, Any], Fitted]:
     return file, fitted
 
 
-def ladder(rows: Sequence[Row], about: About) -> dict[str, dict[str, Any]]:
+def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
     """Return a rung for each way: the seconds that a start or a wake takes beside the copy of the weights.
 
     A run adds the seconds of that copy.
     """
     h2d = about.spec["h2d"][0]
 
-    def rung(spans: Sequence[Row], what: str) -> dict[str, Any]:
+    def rung(spans: Sequence[Measurement], what: str) -> dict[str, Any]:
         beside = [max(0.0, row.seconds - about.weight_bytes[row.at["shape"]] / h2d) for row in spans]
         source = f"{about.source}: {what}" if beside else "servers that ran already"
         return {"fixed_s": sig(float(np.median(beside)), DIGITS) if beside else 0.0, "link": "pcie", "source": source}
@@ -255,7 +255,7 @@ def points(fitted: Fitted) -> pd.DataFrame:
             step.seqs,
             step.prompt,
             step.ctx_tokens,
-            row.held,
+            row.held_out,
             row.seconds,
             ours,
         )

@@ -21,7 +21,7 @@ LONG = 24  # numbers that stand in one row
 class Table(NamedTuple):
     """A table, and notes on it, some of which read it as it was written to a path."""
 
-    name: str  # of its file: h200-measured
+    name: str  # its file is named so: h200-measured
     file: Mapping[str, Any]
     notes: Callable[[Path], Iterable[str]]
 

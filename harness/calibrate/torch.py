@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.calibrate import steps
-from harness.calibrate.rows import F8, RAW, Row, disturbed, of, read
+from harness.calibrate.rows import F8, RAW, Measurement, disturbed, of, read
 from harness.calibrate.tables import Table, error
 from harness.engines import machine
 from harness.engines.costs import quantities, shapes
@@ -34,10 +34,10 @@ from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 
-ABOUT = "calibrate.json"  # of what a stage's rows are
+ABOUT = "calibrate.json"  # says what a stage's rows are
 GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, at so many tokens of context
 MOST_OTHERS = 0.1  # cores that others may take during a measurement
-Shapes = Mapping[str, Shape]  # by name
+Shapes = Mapping[str, Shape]  # keyed by name
 KIND, POLICIES = "torch-cpu", costs.TABLE
 NEVER = 1e15  # a rate that adds nothing
 WORST = 10  # steps that are listed
@@ -65,7 +65,7 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
     return {name: shapes.in_numbers(net._replace(name=name), CPU.float_bytes) for name, net in made.items()}
 
 
-def link_gbps(rows: Iterable[Row], models: Shapes, wide: int) -> dict[str, float]:
+def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
     """Return link rates, fields of `Config`, at which a load over a decode step of the largest model is a GPU's.
 
     The other links have the parts of that rate which they have on the GPU.
@@ -90,17 +90,17 @@ def gpu_ratio(shape: Shape) -> float:
     return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
 
 
-CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # of what the stage calibrate says of its devices
+CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # the stage calibrate says these of its devices
 
 
 class Card(NamedTuple):
     """A card that stages of `make gpu` measured."""
 
     gpu: str
-    on: str  # in words
-    mem_bytes: int  # that it gave to weights and KV
-    sms: int  # of it, or of the part of it that was a device
-    gbps: Mapping[str, float]  # of its links, likewise
+    on: str  # the device in words
+    mem_bytes: int  # it gave so much to weights and KV
+    sms: int  # it, or the part of it that was a device, has so many
+    gbps: Mapping[str, float]  # its links' rates
 
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
@@ -111,7 +111,7 @@ class Card(NamedTuple):
 
 
 def fitted(
-    rows: Sequence[Row], models: Shapes, wide: int = 1, card: Card | None = None, conditions: str = ""
+    rows: Sequence[Measurement], models: Shapes, wide: int = 1, card: Card | None = None, conditions: str = ""
 ) -> tuple[dict[str, Any], steps.Fitted]:
     """Fit the table of these shapes, and return it with the fit behind it.
 
@@ -144,7 +144,7 @@ def fitted(
     return file, fit
 
 
-def table(rows: Sequence[Row], models: Shapes, wide: int = 1) -> tuple[Table, steps.Fitted]:
+def table(rows: Sequence[Measurement], models: Shapes, wide: int = 1) -> tuple[Table, steps.Fitted]:
     """Fit the table of shapes on cores of this host, and return it with the fit behind it."""
     file, fit = fitted(rows, models, wide)
     return Table(file["kind"], file, lambda path: [*steps.notes(file), *notes(rows, path, models)]), fit
@@ -171,14 +171,14 @@ def staged(folder: Path) -> Table:
     return Table(file["kind"], file, lambda _: [f"loads by {', '.join(file['ladder'])}", *parts(rows), *later])
 
 
-def missing(rows: Sequence[Row], names: Iterable[str]) -> list[tuple[str, str]]:
+def missing(rows: Sequence[Measurement], names: Iterable[str]) -> list[tuple[str, str]]:
     """Return what of which shape is still to be measured."""
     kinds = "decode", "beside", "load", "move", "turn"
     return [(what, name) for name in names for what in kinds if not any(of(rows, what, shape=name))]
 
 
 def taking_turns(
-    co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Row], gpu: str
+    co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Measurement], gpu: str
 ) -> dict[str, Mapping[str, Any]]:
     """Add to [co_run] how kernels of the card take turns, and each model's duty as far as its kernels were timed.
 
@@ -196,7 +196,7 @@ def taking_turns(
     return out
 
 
-def _cores(rows: Sequence[Row], models: Shapes, wide: int) -> dict[str, tuple[float, str]]:
+def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, tuple[float, str]]:
     """Describe cores in the words of a GPU's specification."""
     links: dict[str, Any] = link_gbps(rows, models, wide)
     gbps = rates(Config((), **links), CPU)
@@ -216,7 +216,7 @@ def _cores(rows: Sequence[Row], models: Shapes, wide: int) -> dict[str, tuple[fl
     }
 
 
-def ladder(rows: Sequence[Row], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
+def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
     """Return a rung for each way to load: its link, and the seconds that it takes beyond its bytes."""
     rungs = {}
     for name, way in WAYS.items():
@@ -255,7 +255,7 @@ class Ratio(NamedTuple):
         )
 
 
-def ratios(rows: Sequence[Row], path: Path, models: Shapes) -> Iterator[Ratio]:
+def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[Ratio]:
     """Yield for each shape the measured ratio of load and decode step, that of the table, and that of a GPU."""
     measured = quantities.machine(str(path))
     assert measured is not None
@@ -300,7 +300,7 @@ def relative(models: Shapes, path: Path) -> Iterator[str]:
         yield f"{name} over {first}, and originals on {GPU}: {', '.join(texts)}"
 
 
-def notes(rows: Sequence[Row], path: Path, models: Shapes) -> list[str]:
+def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
     """List what was measured and is not in the table, the ratios, and what disturbed the measurements."""
     texts = [*(ratio.text for ratio in ratios(rows, path, models)), *relative(models, path)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
@@ -320,7 +320,7 @@ def notes(rows: Sequence[Row], path: Path, models: Shapes) -> list[str]:
     return [*texts, *disturbed(rows, MOST_OTHERS)]
 
 
-def parts(rows: Iterable[Row]) -> Iterator[str]:
+def parts(rows: Iterable[Measurement]) -> Iterator[str]:
     """Say how much longer steps take while another part of the card does the same; the table knows devices alone."""
     for row in of(rows, "apart"):
         seqs, times = row.at["seqs"], row.seconds / row.facts["alone_s"]
@@ -328,7 +328,7 @@ def parts(rows: Iterable[Row]) -> Iterator[str]:
         yield f"{what} of {row.at['shape']} takes {times:.2f} x while another part of the card does the same"
 
 
-def known(rows: Iterable[Row], models: Shapes, start_s: float) -> Table:
+def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:
     """Fit what policies may know of the engine on cores (engines/torch/costs.py): seven numbers for all networks.
 
     Their rows are prefills and decode steps; `start_s` is the start of a process.
@@ -350,7 +350,7 @@ def known(rows: Iterable[Row], models: Shapes, start_s: float) -> Table:
     )
 
 
-def _work(row: Row) -> costs.Work:
+def _work(row: Measurement) -> costs.Work:
     step = steps.work(row)
     return costs.Work(step.seqs, step.ctx_tokens, int(step.prompt > 0), step.prompt, step.prompt**2 / 2)
 

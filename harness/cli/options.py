@@ -653,6 +653,6 @@ SETTING = grouped(
 def slo_rule(slo: str | None, scale: float | None, models: str) -> str:
     """Return the SLO rule in full, as in `5xP95`; None: the usual one of a set of models."""
     from harness.run.setup import load_models
-    from workloads.slo import asked
+    from workloads.slo import full_rule
 
-    return asked(slo, scale, load_models(models))
+    return full_rule(slo, scale, load_models(models))

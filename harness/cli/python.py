@@ -91,7 +91,7 @@ def compare(
     if trace is not None or spread is not None or streams is not None:
         setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
     setting = filled(setting)
-    rule = rules.asked(slo, slo_scale, model_set(setting["models"]))
+    rule = rules.full_rule(slo, slo_scale, model_set(setting["models"]))
     asked = comparison(
         [name.strip() for name in names],
         setting,
@@ -161,7 +161,7 @@ def size(
         kinds,
         names,
         {kind: str(usd) for kind, usd in (price or {}).items()},
-        rules.asked(slo, slo_scale, model_set(models)),
+        rules.full_rule(slo, slo_scale, model_set(models)),
         definition,
         grow,
         target=target / 100,

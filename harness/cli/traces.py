@@ -212,10 +212,10 @@ def convert(
     asked = {name: value for name, value in options.items() if value not in {None, False}}
     if columns or (reader is None and "block_tokens" in asked):
         rows, report = converter.table(source, columns, **asked), source.name
-        report += readers.told(schema.metadata(rows))
+        report += readers.summary(schema.metadata(rows))
     elif reader is not None:
         rows = readers.read(reader, source, **asked)
-        report = f"{source.name} read as a log of {reader}{readers.told(schema.metadata(rows))}"
+        report = f"{source.name} read as a log of {reader}{readers.summary(schema.metadata(rows))}"
     else:
         rows, report = readers.converted(source, **asked)
     if (streams := chosen_streams(click.get_current_context())) is not None:
@@ -256,7 +256,7 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
 
     Its statistics are shown beside the measured ones that it is fitted to.
     """
-    from traces import realism, schema, synthetic
+    from traces import drawing, realism, schema, synthetic
     from traces.load import of_table
 
     asked = {"models": models, "span_s": span_s}
@@ -264,7 +264,7 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     compared = realism.realism(str(p))
-    rows = synthetic.table(p, seed, None if compared is None else compared.verdict)
+    rows = drawing.table(p, seed, None if compared is None else compared.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
     if compared is None:
         click.echo("no measured target exists for it (bench trace stats describes it)")

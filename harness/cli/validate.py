@@ -210,9 +210,9 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
     with Terminal() as teller:
         if kind == "runs":
             told = partial(teller.progress, "stored runs")
-            seen = stored.beside(folder, str(table), slo or stored.SLO, told)
+            seen = stored.compare(folder, str(table), slo or stored.SLO, told)
         else:
-            seen = corun.beside(folder, table)
+            seen = corun.compare(folder, table)
     screen([seen.answer, *aligned(seen.rows), seen.note, *seen.predictions, seen.how, *notes], every=every)
     if page is not None:
         options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
@@ -268,7 +268,7 @@ def _measured(
     sys.stdout.flush()
     if page is not None and everything is not None:
         told = [note for ramp in ran for note in ramp.notes]
-        text = pages.page(everything, skipped, told, idle.kept(), laid)
+        text = pages.page(everything, skipped, told, idle.footprint(), laid)
         write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
@@ -308,7 +308,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
     devices, attainment = engine_name(engine) == TORCH, comparison.attainment
-    met = ranks.told(cells, attainment, judged=plan.judged) if devices else ranks.aims(cells)
+    met = ranks.verdict_lines(cells, attainment, judged=plan.judged) if devices else ranks.aims(cells)
     for cell in ranks.misses(cells, attainment) if devices else ():
         reason = predicted.cause(comparison.waits, cell.condition, cell.label)
         met.append(f"{ranks.miss(cell, comparison.attainment)}{'; ' * bool(reason)}{reason}")

@@ -20,8 +20,8 @@ from harness.client.log import Log, assemble
 from harness.client.sender import Setup
 from harness.policy.types import Jobs, UserError
 
-START_S = 60.0  # that the process may take to start
-END_S = 2.0  # that it may take to end by itself
+START_S = 60.0  # the process may take so long to start
+END_S = 2.0  # it may take so long to end by itself
 
 Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropped"]
 
@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
     kind: Kind
     rid: int
-    at_ns: int  # of CLOCK_MONOTONIC; of "arrived" the intended time
+    at_ns: int  # read off CLOCK_MONOTONIC; "arrived" has the intended time
     tokens: int
 
 

@@ -13,7 +13,7 @@ from harness.client.states import REQUEST
 
 STATES = tuple(REQUEST.steps)
 WAITING, CONNECTING, SENT, STREAMING, DONE, FAILED, DROPPED = range(len(STATES))
-LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())  # by state, those that may follow
+LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())  # the states that may follow each
 
 
 class Log(NamedTuple):
@@ -22,27 +22,27 @@ class Log(NamedTuple):
     Of a request that was sent several times it is the last try.
     """
 
-    intended_ns: NDArray[np.int64]  # of the arrival; in a closed loop, `think_s` after the end before it
+    intended_ns: NDArray[np.int64]  # intended arrival; a closed loop's is `think_s` after the end before it
     due_ns: NDArray[np.int64]  # when it was to leave: as intended, or when `send` asked for it
     write_ns: NDArray[np.int64]  # when the kernel had taken the request, or as much of it as it takes at once
     byte_ns: NDArray[np.int64]  # first bytes of the response
-    done_ns: NDArray[np.int64]  # of the stream's end, where the request is done
-    end_ns: NDArray[np.int64]  # of its end, whichever
-    status: NDArray[np.int16]  # of HTTP; 0: no response
+    done_ns: NDArray[np.int64]  # end of the stream, if the request is done
+    end_ns: NDArray[np.int64]  # its end, whatever it was
+    status: NDArray[np.int16]  # HTTP's; 0: no response
     state: NDArray[np.int8]  # an index of STATES
     error: list[str]  # why it failed; "" elsewhere
     tries: NDArray[np.int32]  # how often it was sent
     usage_tokens: NDArray[np.int64]  # what the server says that it made; see wire.py where the chunks' sum differs
     prompt_ns: NDArray[np.int64]  # how long its prompt took by the server's own account
-    cached_tokens: NDArray[np.int64]  # of its prompt, that the server says to have had in a cache
+    cached_tokens: NDArray[np.int64]  # prompt tokens that the server says to have had in a cache
     offsets: NDArray[np.int64]  # n + 1: the chunks of request i are offsets[i] to before offsets[i + 1]
     chunk_ns: NDArray[np.int64]  # a chunk: when the read that completed it came
     chunk_tokens: NDArray[np.int32]  # a chunk
     chunk_shared: NDArray[np.bool_]  # a chunk: it came in the same read as the chunk before it
     precise: bool  # the timer was the kernel's
-    cpu_s: float  # of the client's process since `begin`
+    cpu_s: float  # what the client's process took since `begin`
     wall_s: float  # since `begin`
-    peak_bytes: int  # of its resident memory
+    peak_bytes: int  # its resident memory
     illegal: tuple[str, ...] = ()  # steps that the diagram of requests does not have
 
     @property
@@ -71,7 +71,7 @@ class Columns(NamedTuple):
 
     requests: dict[str, bytes]
     errors: dict[int, str]
-    cut: dict[int, int]  # by request that was sent again: its chunks before this one belong to an earlier try
+    cut: dict[int, int]  # keyed by request sent again: its chunks before this one belong to an earlier try
     precise: bool
     cpu_s: float
     wall_s: float

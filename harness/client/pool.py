@@ -32,11 +32,11 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.rid = -1  # of the request that is open here; -1: none
-        self.to = Server("", "")  # where that was sent
+        self.rid = -1  # the request that is open here; -1: none
+        self.to = Server("", "")  # that was sent there
         self.served = False  # it has carried a request before this one
         self.response = Response(pool.style.counts)
-        self.last_ns = time.monotonic_ns()  # of the last bytes either way
+        self.last_ns = time.monotonic_ns()  # when the last bytes went either way
         self._fd = -1  # written to directly where it is plain TCP, so that the stamp says when the kernel had it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -66,7 +66,7 @@ class Sender:
         self._later: list[tuple[int, int]] = []  # a heap of those who come after another's end: stamp, request
         self._routes: dict[str, Server] = {}
         self._pools: dict[str, Pool] = {}
-        self._open: dict[int, Connection] = {}  # by request that is sent or streaming
+        self._open: dict[int, Connection] = {}  # keyed by request that is sent or streaming
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[tuple[str, int, int, int]] = []
         self._hears = False

@@ -20,10 +20,10 @@ import numpy as np
 from harness.client.log import DONE, FAILED, Log
 
 LAG_P99_S = 0.005
-LAG_OF_TTFT = 0.05  # of the median TTFT
+LAG_OF_TTFT = 0.05  # share of the median TTFT
 RATE_GAP = 0.005  # between achieved and offered
 CHUNKS_PER_READ = 1.1
-CACHED = 0.01  # of the requests that had an answer
+CACHED = 0.01  # share of the requests that had an answer
 OTHER_CORES = 0.2
 FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
 
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     valid: bool
     reasons: tuple[str, ...]  # why it is not
     below_ms: bool  # claims below a millisecond hold: the timer is the kernel's, and lag P99 < 1 ms
-    lag_p50_s: float  # of what left; nan: nothing did
+    lag_p50_s: float  # median over what left; nan: nothing did
     lag_p99_s: float
     lag_max_s: float
     ttft_p50_s: float  # from the intended time; nan: no token came

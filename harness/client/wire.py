@@ -23,7 +23,7 @@ KEPT = 4096  # bytes of a body that is no stream
 LINE = 1 << 20  # bytes of an event
 FLUSHED = 8  # events beyond the tokens, of servers that send a last text without one
 ANY = 1 << 30  # tokens of a request whose limit is not known
-LONGEST_NS = 1 << 60  # of a prompt, 36 years: more is no time
+LONGEST_NS = 1 << 60  # 36 years: more is no time
 
 
 class Response:
@@ -37,18 +37,18 @@ class Response:
     def begin(self, most: int = ANY) -> None:
         """Expect the response to a new request, of at most so many tokens."""
         self._most = most
-        self.status = 0  # of HTTP; 0: none yet
+        self.status = 0  # HTTP's; 0: none yet
         self.error = ""  # why the request failed
         self.ended = False  # the stream said that it ends
         self.complete = False  # the response is read to its end: the connection is free again
         self.broken = False  # what came is not what was asked for: the connection is of no use
         self.usage_tokens = -1  # what the server says that it made; -1: it did not say
-        self.cached_tokens = -1  # of the prompt, which the server says that it had in a cache; -1: it did not say
+        self.cached_tokens = -1  # prompt tokens that the server had in a cache; -1: it did not say
         self.prompt_ns = -1  # how long its prompt took by the server's own account; -1: it did not say
         self.made = 0  # tokens of all chunks
         self._keeps = False  # the server does not close the connection after this response
         self._chunks: list[int] = []  # tokens of the chunks of this read
-        self._rest = b""  # of a line that is not complete
+        self._rest = b""  # holds a line that is not complete
 
     def feed(self, data: bytes) -> list[int]:
         """Return the tokens of each chunk that these bytes complete."""

@@ -32,7 +32,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import SIMULATOR, Setup
 from harness.study.shared import places
 from harness.study.size import Asked, Sized, Work
-from workloads.models import as_asked, asked, repo
+from workloads.models import as_asked, parsed, repo
 
 Way = Literal["vllm", "llama-swap", "helm"]
 WAYS = get_args(Way)
@@ -200,7 +200,7 @@ def weights(shape: str) -> Path:
 
 def _formats(shape: str) -> tuple[str, ...]:
     """Return the options for formats of a model as asked for; FP8 is made of BF16 weights, others have their files."""
-    entry = asked(shape)
+    entry = parsed(shape)
     weights = ("--quantization", "fp8") if entry.dtype == "fp8" else ()
     kv = ("--kv-cache-dtype", entry.kv_dtype) if entry.kv_dtype not in {None, "bf16"} else ()
     return (*weights, *(text for text in kv if text))

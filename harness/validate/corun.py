@@ -24,7 +24,7 @@ from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Arrived, Event, Woke
 from harness.policy.types import GIB, Batch, Inst, Jobs, UserError
 from harness.policy.view import View
-from harness.validate.page import Beside
+from harness.validate.page import Comparison
 from workloads.models import shape
 
 MODEL, HOST = "llama-3.1-8b", "vllm-0.15"
@@ -164,7 +164,7 @@ def holds(folder: Path) -> bool:
     return (folder / RAW).is_file()
 
 
-def beside(folder: Path, table: str | None) -> Beside:
+def compare(folder: Path, table: str | None) -> Comparison:
     """Compare two models at once, as measured in a folder of `make gpu`, with the simulator.
 
     The card's own cost table is used unless `table` is given. Raises UserError where two at once were not measured.
@@ -199,4 +199,4 @@ def beside(folder: Path, table: str | None) -> Beside:
         )
         for p in every
     ]
-    return Beside(f"Two models at once on one {gpu.upper()}", answer, how, rows)
+    return Comparison(f"Two models at once on one {gpu.upper()}", answer, how, rows)

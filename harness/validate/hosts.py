@@ -30,11 +30,12 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config
 from harness.policy.types import UserError
 from harness.validate import staggered, unnamed_card
-from harness.validate.measured import BLOCK_TOKENS, MEANS, Batch, Case, Closed, Setting, cases, value
+from harness.validate.loads import BLOCK_TOKENS, Batch, Closed, Setting
+from harness.validate.measured import MEANS, Case, cases, value
 from harness.validate.validate import ours, unscored
 
 FITTED_ON = "2026-11-28"
-GPU = "h100"  # of every row
+GPU = "h100"  # every row has it
 NEWEST = "vllm-0.15"
 LOOPS = ("isl", "osl", "concurrency")  # columns that tell rows apart
 BATCHES = ("Model", "Num of Hardware", "Input Output Length", "Batch Size")
@@ -120,7 +121,7 @@ def inputs(cases: Sequence[Case]) -> str:
     The simulator is none of it: a refit of `stages` tells whether it still gives the same constant.
     """
     table = tomllib.loads((quantities.TABLES / f"{GPU}.toml").read_text("utf-8"))
-    table.pop("co_run", None)  # of a model beside others
+    table.pop("co_run", None)  # it prices a model beside others
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     default = Config(())
     for case in cases:

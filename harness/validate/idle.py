@@ -21,7 +21,7 @@ from harness.loop.replay import replay
 from harness.policy.types import GIB, KEPT_PAGES, Jobs, Prefix
 from workloads.models import shape
 
-MODEL, GPU, HOST = "qwen-3-4b", "l40s", "vllm-0.15"  # of the runs: Qwen3-4B, an L40, vLLM 0.22.1
+MODEL, GPU, HOST = "qwen-3-4b", "l40s", "vllm-0.15"  # the runs had Qwen3-4B, an L40, vLLM 0.22.1
 # GiB and pages after two runs each.
 MEASURED = {
     "kvcached before its pull request 390": ((10.27, 10.55), (73, 75)),
@@ -29,7 +29,7 @@ MEASURED = {
     "and page-aware allocation": ((3.09, 3.09), (22, 22)),
     "its floor: 1,000 cached blocks without holes": ((2.25,), (16,)),
 }
-HIT_TOKENS = 93_952  # of prompts, in each run
+HIT_TOKENS = 93_952  # prompt tokens that hit in each run
 # The commands of the README: --requests 2500 --concurrency 96 --hot-prefixes 16 --hot-tokens 128 --suffix-tokens 64
 # --cold-tokens-min 192 --cold-tokens-max 1024 --hot-ratio 0.3 --max-tokens-min 16 --max-tokens-max 256 --seed 1234
 REQUESTS, CLIENTS, HOT, HOT_TOKENS, SUFFIX_TOKENS = 2500, 96, 16, 128, 64
@@ -37,13 +37,13 @@ COLD_TOKENS, HOT_RATIO, OUTPUT_TOKENS, SEED = (192, 1024), 0.3, (16, 256), 1234
 BLOCK = 16
 
 
-class Kept(NamedTuple):
+class Footprint(NamedTuple):
     """The pages of a model whose traffic has ended."""
 
     page_bytes: int
     parked_pages: float  # mapped, and no other model can have them
     cached_tokens: int  # found by the next prompts, in memory that counts as free
-    hit_tokens: int  # of the prompts
+    hit_tokens: int  # prompt tokens that hit
 
     @property
     def cached_pages(self) -> float:
@@ -60,7 +60,7 @@ def traffic() -> Jobs:
     prompt = np.where(hot, HOT_TOKENS + SUFFIX_TOKENS, rng.integers(COLD_TOKENS[0], COLD_TOKENS[1] + 1, REQUESTS))
     blocks = prompt // BLOCK
     ends = np.cumsum(blocks)
-    place = np.arange(ends[-1]) - np.repeat(ends - blocks, blocks)  # of a block in its prompt
+    place = np.arange(ends[-1]) - np.repeat(ends - blocks, blocks)  # a block's place in its prompt
     shared = np.repeat(hot, blocks) & (place < HOT_TOKENS // BLOCK)
     common = np.repeat(which, blocks) * (HOT_TOKENS // BLOCK) + place
     ids = np.where(shared, common, HOT * HOT_TOKENS + np.arange(ends[-1]))
@@ -79,7 +79,7 @@ def traffic() -> Jobs:
     )
 
 
-def kept() -> Kept:
+def footprint() -> Footprint:
     """Replay the traffic on one model with elastic KV memory, until all has ended."""
     model = Served("model", shape(MODEL)._replace(max_tokens=4096))
     config = Config((model,), gpu=GPU, gpus=1, host=HOST, block_tokens=BLOCK, chunk_tokens=8192, noise=0.0)
@@ -91,10 +91,10 @@ def kept() -> Kept:
     page = granule_bytes(config, model, elastic=True)
     cached = engine.S.insts["cached"].sum()
     hits = engine.stats()["hit_share"] * float(jobs.prompt_tokens.sum())
-    return Kept(page, KEPT_PAGES, int(cached) * BLOCK, round(hits))
+    return Footprint(page, KEPT_PAGES, int(cached) * BLOCK, round(hits))
 
 
-def rows(ours: Kept) -> list[tuple[str, ...]]:
+def rows(ours: Footprint) -> list[tuple[str, ...]]:
     """Return lines of both, under a head."""
 
     def gib(pages: float) -> str:
@@ -110,7 +110,7 @@ def rows(ours: Kept) -> list[tuple[str, ...]]:
     return [("what an idle model keeps", "GiB", "pages of 144 MiB"), *measured, held, free, parked]
 
 
-def words(ours: Kept) -> str:
+def words(ours: Footprint) -> str:
     """Say how far ours is from the measured ones, and why."""
     every = [gib for each, pages in MEASURED.values() if len(pages) > 1 for gib in each]
     return (

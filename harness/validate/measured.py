@@ -11,186 +11,31 @@ import csv
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from harness.engines.costs import quantities, servers
+from harness.engines.costs import quantities
 from harness.engines.costs.shapes import weight_bytes
-from harness.engines.machine import Config, Served, cluster
-from harness.policy.types import Jobs, Prefix, Shape, UserError
+from harness.policy.types import Shape, UserError
 from harness.validate import names
+from harness.validate.loads import BLOCK_TOKENS, SERVED_TOKENS, WAVES, Batch, Closed, Load, Poisson, Setting
 from harness.validate.names import Skipped, UnknownName
 from workloads.models import Checkpoint
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-BLOCK_TOKENS = 16
-SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
-WAVES = 10  # requests of each client of a closed loop; all clients begin at once
-SEED_OF_LENGTHS = 0  # of a closed loop whose requests differ
 MOST_SHOWN = 60  # characters of a wrong value
-PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
 SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
 ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings no row has to state
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
-MOST_COUNT = 2**31 - 1  # that our tables hold
+MOST_COUNT = 2**31 - 1  # our tables hold no more
 MOST_S = 86_400.0  # a mean latency, or a batch, of a day
-MOST_REQUESTS = 200_000  # of a row's load; those of the files that we know have 9,000
+MOST_REQUESTS = 200_000  # a row's load has no more; those of the files that we know have 9,000
 MOST_STAGES = 100
-FEWEST_REQUESTS = 20  # of a Poisson load: one in 5e8 draws has none
+FEWEST_REQUESTS = 20  # a Poisson load of fewer is refused: one in 5e8 draws has none
 SAMPLINGS = ("greedy", "checkpoint")  # values of an optional column of any form
 MEANS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
 TAILS = ("ttft_p90", "ttft_p99", "e2e_p90", "e2e_p99")  # seconds; of rows that have them
 METRICS = (*MEANS, *TAILS)
-
-
-# ------------------------------------------------------------------ cases
-
-
-class Poisson(NamedTuple):
-    """Independent arrivals, a rate after the other."""
-
-    stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
-    system: int  # tokens with which all prompts begin
-    prompt: int
-    output: int
-
-    def jobs(self, seed: int = 0) -> Jobs:
-        """Draw all stages from a seed; prompts share what the system says, and each comes again."""
-        draw, start_s, parts = np.random.default_rng(seed), 0.0, []
-        for rate_rps, seconds in self.stages:
-            count = draw.poisson(rate_rps * seconds)
-            parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
-            start_s += seconds
-        jobs = _alike(np.concatenate(parts), self.prompt, self.output)
-        whole, common = self.prompt // BLOCK_TOKENS, self.system // BLOCK_TOKENS
-        unshared = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
-        ids = np.where(np.arange(whole) < common, np.arange(whole), unshared)
-        return replace(jobs, prefix=Prefix(BLOCK_TOKENS, whole * np.arange(len(jobs) + 1), ids.ravel()))
-
-    def __str__(self) -> str:
-        return f"{'/'.join(f'{rate:g}' for rate, _ in self.stages)} req/s, {self.prompt}+{self.output}"
-
-
-class Closed(NamedTuple):
-    """A closed loop of clients that do not think."""
-
-    clients: int
-    prompt: int
-    output: int
-    least: float = 1.0  # prompts and outputs are drawn evenly between this part of them and all
-    first: bool = False  # the source's means count the first wave too
-
-    @property
-    def mean_output(self) -> float:
-        """Tokens of an output, in the mean."""
-        return (int(self.least * self.output) + self.output) / 2
-
-    def jobs(self) -> Jobs:
-        """Return `WAVES` requests a client."""
-        n = WAVES * self.clients
-        after = np.arange(n, dtype=np.int32) - self.clients
-        arrival_s = np.where(after < 0, 0.0, np.inf)
-        jobs = _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
-        if self.least == 1.0:
-            return jobs
-        rng = np.random.default_rng(SEED_OF_LENGTHS)
-        prompt, output = (
-            rng.integers(int(self.least * most), most + 1, n, np.int32) for most in (self.prompt, self.output)
-        )
-        return replace(jobs, prompt_tokens=prompt, output_tokens=output)
-
-    def __str__(self) -> str:
-        return f"{self.clients} clients, {self.prompt}+{self.output}"
-
-
-class Batch(NamedTuple):
-    """So many requests at once, and no others."""
-
-    size: int
-    prompt: int
-    output: int
-
-    def jobs(self) -> Jobs:
-        """Return the requests, all of which arrive at 0 s."""
-        return _alike(np.zeros(self.size), self.prompt, self.output)
-
-    def __str__(self) -> str:
-        return f"batch {self.size}, {self.prompt}+{self.output}"
-
-
-def _alike(
-    arrival_s: NDArray[np.float64],
-    prompt: int,
-    output: int,
-    *,
-    after: NDArray[np.int32] | None = None,
-) -> Jobs:
-    n = len(arrival_s)
-    each, never = np.ones(n, np.int32), np.full(n, np.inf)
-    return Jobs(
-        ("model",),
-        arrival_s,
-        0 * each,
-        prompt * each,
-        output * each,
-        never,
-        never,
-        after=after,
-        think_s=None if after is None else np.zeros(n),
-    )
-
-
-Load = Poisson | Closed | Batch
-
-
-class Setting(NamedTuple):
-    """Settings of one simulated run; equal settings are run once."""
-
-    engine: str
-    gpu: str
-    model: str  # of workloads/shapes.toml
-    tp: int
-    load: Load | None  # none: only what memory is free
-    flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
-    given: Shape | None = None  # of a model that the row's file, or the caller, describes
-    served: int = SERVED_TOKENS  # longest prompt + output that is assumed to be served
-    sampling: str = "checkpoint"  # of tokens, or greedy, as in a spec
-
-    @property
-    def shape(self) -> Shape:
-        """The model's dimensions, with the longest prompt + output that is assumed to be served."""
-        from workloads.models import shape
-
-        its = self.given or shape(self.model)
-        return its._replace(
-            max_tokens=min(its.max_tokens, self.served), sampled=its.sampled and self.sampling != "greedy"
-        )
-
-    @property
-    def config(self) -> Config:
-        """The machine."""
-        usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
-        flags = {**usual._asdict(), **dict(self.flags)}
-        return Config(
-            (Served("model", self.shape, self.tp),),
-            gpu=self.gpu,
-            gpus=self.tp,
-            host=self.engine,
-            block_tokens=BLOCK_TOKENS,
-            **flags,
-        )
-
-    @property
-    def kv_blocks(self) -> int:
-        """KV blocks that fit beside weights and process."""
-        its = cluster(self.config)
-        gpu, model = its.gpus[0], its.models["model"]
-        return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)
 
 
 class Case(NamedTuple):
@@ -202,7 +47,7 @@ class Case(NamedTuple):
     stage: int | None
     measured: Mapping[str, float]
     fitted: bool  # its host profile was fitted on it
-    values: Mapping[str, str]  # of its columns
+    values: Mapping[str, str]  # its columns' values
     group: str = ""  # among quantised and mixed models: engine, GPU, number format, MoE or dense
 
 
@@ -210,14 +55,14 @@ class Case(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class CsvRow:
     """A line of a CSV; errors in it name the column."""
 
     path: Path
     line: int
     values: Mapping[str, str]
-    shapes: Mapping[str, Shape]  # that the caller gives
-    group: str = ""  # of a `Case`, once it is read
+    shapes: Mapping[str, Shape]  # the caller gives them
+    group: str = ""  # its `Case` gets it once it is read
 
     def bad(self, column: str, want: str) -> UserError:
         """Return the error of a value that is not what a column holds."""
@@ -313,7 +158,7 @@ LONG_TOKENS = 16384  # served where rows of long prompts name no limit
 LOST_S = 100.0  # a mean TTFT above it is of a server that was not up yet, or of a queue that no row states
 
 
-def _poisson(row: Row) -> Found:
+def _poisson(row: CsvRow) -> Found:
     """Read Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): some chunks have two tokens."""
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
@@ -338,7 +183,7 @@ def _poisson(row: Row) -> Found:
     return setting, None if text == "-1" else int(text), measured
 
 
-def _closed(row: Row) -> Found:
+def _closed(row: CsvRow) -> Found:
     """Read a closed loop at fixed lengths; ms. E2E = TTFT + (output - 1) x TPOT, also clients / throughput."""
     load = Closed(row.count("concurrency", MOST_REQUESTS // WAVES), row.count("isl"), row.count("osl"))
     engine = names.engine(row.values["backend"], row.values["backend_version"], ENGINES)
@@ -348,7 +193,7 @@ def _closed(row: Row) -> Found:
     return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
 
 
-def _quantised(row: Row) -> Found:
+def _quantised(row: CsvRow) -> Found:
     """Read a closed loop of a quantised model or a mixture; ms. The checkpoint's format counts, not the columns'.
 
     Where attention is on fewer GPUs than the experts it is data-parallel, and a row counts one group's clients. Rows
@@ -379,7 +224,7 @@ def _quantised(row: Row) -> Found:
     return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.mean_output - 1) * tpot_s}
 
 
-def _offline(row: Row) -> Found:
+def _offline(row: CsvRow) -> Found:
     """Read one batch without a server (vLLM 0.5 and 0.6), as many tokens out as in; seconds of all of it."""
     if row.values["Framework"] != "vLLM":
         raise names.unknown("engine", row.values["Framework"], ["vLLM"])
@@ -389,7 +234,7 @@ def _offline(row: Row) -> Found:
     return setting, None, {"throughput": 2 * length * size / row.seconds("Latency", 1.0)}
 
 
-def _pools(row: Row) -> Found:
+def _pools(row: CsvRow) -> Found:
     """Read the blocks that an engine found free for KV."""
     if row.count("block_tokens") != BLOCK_TOKENS:
         raise row.bad("block_tokens", str(BLOCK_TOKENS))
@@ -403,7 +248,7 @@ def _pools(row: Row) -> Found:
     return setting, None, {"kv_blocks": float(row.count("kv_blocks"))}
 
 
-FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
+FORMATS: Mapping[Callable[[CsvRow], Found], tuple[str, ...]] = {
     _poisson: ("model", "gpu", "tp", "mbt", "mem", "stage", "real_e2e_mean", "real_ttft_mean", "stage_rates_s",
                "system_tokens", "question_tokens", "output_tokens", "max_num_seqs"),
     _closed: ("backend", "backend_version", "model_path", "system", "isl", "osl", "concurrency", "tp_size",
@@ -452,7 +297,7 @@ def read_all(
     return Read([case for part in parts for case in part.cases], [skip for part in parts for skip in part.skipped])
 
 
-Lines = list[tuple[int, list[str]]]  # of a CSV, each with its number
+Lines = list[tuple[int, list[str]]]  # lines of a CSV, each with its number
 
 
 def contents(path: Path) -> tuple[list[str], Lines]:
@@ -465,7 +310,7 @@ def contents(path: Path) -> tuple[list[str], Lines]:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[Row | Skipped]:
+def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[CsvRow | Skipped]:
     """Yield the `contents` of a CSV by column; a line of another length is skipped. UserError for a repeated column."""
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise UserError(f"{path}:1: column {twice} is there twice")
@@ -474,7 +319,7 @@ def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Line
             why = f"{len(values)} values for {len(header)} columns ({header[-1]} is the last)"
             yield Skipped(path.name, line, why)
         else:
-            yield Row(path, line, dict(zip(header, values, strict=True)), shapes)
+            yield CsvRow(path, line, dict(zip(header, values, strict=True)), shapes)
 
 
 def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[Case | Skipped]:
@@ -501,7 +346,7 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
         yield Case(path.name, row.line, setting, stage, measured, fitted, row.values, row.group)
 
 
-def _holds(box: Mapping[str, Any], row: Row) -> bool:
+def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
     """Tell whether a row is of the file that a table of `rows` names, with one of the values of each column."""
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"

@@ -32,7 +32,7 @@ from harness.validate.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 
 # What servers that are started and stopped can run (bench list --matrix).
 SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
-SHARES = (0.3, 0.7, 1.0)  # of the saturated rate
+SHARES = (0.3, 0.7, 1.0)  # shares of the saturated rate
 SERVED = 512  # longest prompt + output
 # A request a second and model, at rate 1. Prompts are long, so that the client's lag is short beside a first token.
 TRACE = f"aegaeon-like+rate_rps=1+lengths=uniform+max_tokens={SERVED}"
@@ -50,7 +50,7 @@ class Predicted(NamedTuple):
     frame: pd.DataFrame  # a line a run and measure, as `ranks` takes it
     attainment: str  # the measure that is compared
     rule: str
-    machine: str  # of the servers, as their cost table names it
+    machine: str  # the servers' machine, as their cost table names it
     notes: list[str]
     waits: pd.DataFrame  # seconds of an ended request by cause, a column each: a line a run
 
@@ -58,7 +58,7 @@ class Predicted(NamedTuple):
 class Memory(NamedTuple):
     """The memory of each GPU: the weights of its part of the models, and KV beside them."""
 
-    requests: int  # of the longest kind, for each model
+    requests: int  # each model holds so many of the longest kind
 
     def pool_bytes(self, spec: Spec) -> int:
         """Return the bytes for weights and KV of each GPU."""
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     table: str
     model: str  # a shape that the table has
     systems: Sequence[str] = SYSTEMS
-    counts: Sequence[int] = (2, 4, 8)  # of models
+    counts: Sequence[int] = (2, 4, 8)  # numbers of models
     shares: Sequence[float] = SHARES
     repeats: int = 5
     window_s: float = 10.0
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
     gpus: int = 1
     memory: Memory | None = None  # None: as the table was measured
     drain_s: float | None = None  # None: until all have ended, or ten times the SLO
-    way: str = ""  # of the load that the SLO of a first token leaves room for; "": the slowest
+    way: str = ""  # the SLO of a first token leaves room for this way of loading; "": the slowest
     judged: bool = True  # whether aims are judged
 
     def spec(self, count: int, engine: str) -> Spec:

@@ -40,7 +40,7 @@ PEAK, MODELS, PROMPT, CAP, MEAN = 12, 4, 512, 256, 128.0  # requests a second, m
 SYSTEMS = ("static:equal", "elastic", "swap:sleep")
 RATES = (2.0, 4.0, 6.0)
 SLO = "absolute:ttft=1,tpot=0.05"
-SAME = 0.01  # of attainment, within which two systems are not in order
+SAME = 0.01  # systems closer than this in attainment are not in order
 CAMPAIGN: dict[str, Any] = {
     "models": "llama-3.1-8b*4",
     "trace": str(REQUESTS.relative_to(ROOT)),
@@ -148,7 +148,7 @@ def page(path: Path) -> str:
     )
 
 
-def held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
+def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
     """Count pairs of systems at a rate whose order was predicted, and those of them whose measured order is the same.
 
     Systems within SAME of each other have no order; where the measured ones have none, the predicted did not hold.
@@ -165,7 +165,7 @@ def held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]
     return right, of
 
 
-def beside(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
+def compare(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
     """Return lines that hold each prediction of these specs, with their measured attainment, against them."""
     lines = []
     for path in sorted(folder.glob("*.toml")):
@@ -178,7 +178,7 @@ def beside(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str
         by_cell = {(cell.system, cell.rate): cell.attainment for cell in measured}
         told = [cell for cell in cells(path) if (cell.system, cell.rate) in by_cell]
         if told:
-            right, of = held(told, measured)
+            right, of = orders_held(told, measured)
             lines.append(f"{path.name} ({about['date']}): {right} of {of} predicted orders held")
             lines += [
                 f"  {c.system} at {c.rate:g}: {100 * c.attainment:.1f} % predicted,"

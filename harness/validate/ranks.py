@@ -22,12 +22,12 @@ from harness.rows.estimate import POINTS, Estimate
 from harness.rows.statistics import paired
 
 REPEATS = 5
-FAR = 0.10  # of attainment: a predicted difference that counts as large
-PAIRS = 8  # that the servers tell apart, at least
+FAR = 0.10  # a predicted difference of attainment counts as large from here on
+PAIRS = 8  # the servers must tell at least so many apart
 QUANTILES = (50, 95, 99)
 METRICS = ("ttft", "tpot")
-AIMS = {50: 0.10, 95: 0.20}  # of the error of a quantile
-ATTAINED, SHARE_ATTAINED = 0.05, 0.9  # of the error of attainment, and the share of cells that keep it
+AIMS = {50: 0.10, 95: 0.20}  # aims for the error of each quantile
+ATTAINED, SHARE_ATTAINED = 0.05, 0.9  # aims for the error of attainment, and the share of cells that keep it
 SERVERS, SIMULATOR = "servers", "sim"
 KEYS = ["condition", "label", "seed"]
 
@@ -69,7 +69,7 @@ class Cell(NamedTuple):
     measure: str
     n: int
     servers: float
-    spread: float  # of the servers over repeats: standard deviation / mean; of attainment, standard deviation
+    spread: float  # the servers' over repeats: standard deviation / mean; attainment has the standard deviation
     simulator: float
     error: float  # mean over repeats of simulator / servers - 1; of attainment, of simulator - servers
 
@@ -103,13 +103,13 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
             theirs, ours = (paired(runs[left, side], runs[right, side]) for side in (SERVERS, SIMULATOR))
             first, second = str(left), str(right)
             if theirs.mean < 0.0:
-                theirs, ours, first, second = _turned(theirs), _turned(ours), second, first
+                theirs, ours, first, second = _exchanged(theirs), _exchanged(ours), second, first
             left_out = len(seeds[left] | seeds[right]) - len(common)
             compared.append(Pair(str(condition), first, second, theirs, ours, left_out))
     return compared
 
 
-def _turned(x: Estimate) -> Estimate:
+def _exchanged(x: Estimate) -> Estimate:
     """Return the difference with the two sides exchanged."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
@@ -210,7 +210,7 @@ def _error(cell: Cell | None) -> str:
     return f"{100 * cell.error:+.0f} (±{100 * cell.spread:.0f})"
 
 
-def told(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
+def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
     """Say how many cells meet each aim, of those whose own repeats tell it: a 95 % interval no wider than the bound.
 
     A cell's interval is of its measured mean over repeats. Where most are wider, windows are too short.

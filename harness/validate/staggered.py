@@ -35,7 +35,7 @@ from harness.engines.machine import Config, Served
 from harness.policy.types import GIB, Jobs, Plan, Shape, UserError
 from harness.rows import attainment, requests
 from harness.validate import names
-from harness.validate.measured import Row, contents, lines
+from harness.validate.measured import CsvRow, contents, lines
 from harness.validate.names import Skipped, UnknownName
 from harness.validate.replayed import replayed
 from workloads.models import shape
@@ -55,7 +55,7 @@ COLUMNS = (
     "mean_tpot_ms",
     "mean_e2el_ms",
 )
-SYSTEMS = {"baseline": "static", "kvcached": "elastic"}  # by the end of `set`
+SYSTEMS = {"baseline": "static", "kvcached": "elastic"}  # keyed by the end of `set`
 FIELDS: Mapping[str, Mapping[str, Any]] = {"static": {"size": "equal"}, "elastic": {}}
 METRICS = {
     "mean_ttft_s": "mean_ttft_ms",
@@ -65,13 +65,13 @@ METRICS = {
     "mean_e2e_s": "mean_e2el_ms",
 }
 SCORED = {"mean_ttft_s": "TTFT", "mean_tpot_s": "TPOT", "mean_e2e_s": "E2E"}
-KEYS = ["system", "peak", "instance"]  # of a row
+KEYS = ["system", "peak", "instance"]  # these identify a row
 GPU, HOST, SHARE = "mi300x", "vllm-0.14", 0.90
 SIZES = {"7": "qwen-2.5-7b"}  # `size_b`
 FITTED = ("qwen-2.5-7b", 6, 256, 1024)  # the one set behind all that is fitted: model, models, prompt, cap
 FEW = 5  # the lowest peaks at which the first static instance queues: it is done before its neighbours count
 LOW_S = 1.0  # a mean, median or P99 TTFT above it is a queue
-AIM = 0.30  # of the static split's mean TTFT at:
+AIM = 0.30  # the elastic mean TTFT is at most this share of the static split's at:
 AIM_PEAKS = (25, 30, 36, 40)
 REPORTED = (35, 36, 40)  # elastic memory
 TPOT_PEAKS = (("elastic", 5), ("elastic", 25), ("elastic", 33), ("static", 25))
@@ -160,7 +160,7 @@ def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
     return Read([_measured(*key, pd.DataFrame(rows)) for key, rows in by.items()], skipped)
 
 
-def _shape(row: Row) -> Shape:
+def _shape(row: CsvRow) -> Shape:
     if "gpu" in row.values and names.gpu(row.values["gpu"]) != GPU:
         raise UnknownName(f'GPU "{row.values["gpu"]}": ramps of models that share a card are priced on {GPU} alone')
     size = row.values.get("size_b", "")
@@ -171,7 +171,7 @@ def _shape(row: Row) -> Shape:
     return chosen._replace(max_tokens=max(chosen.max_tokens, row.count("prompt") + row.count("completion")))
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: CsvRow) -> dict[str, Any]:
     end, tokens = row.values["set"].rpartition("-")[2], row.count("out_tokens")
     if end not in SYSTEMS:
         raise row.bad("set", f"...-{' or ...-'.join(SYSTEMS)}")

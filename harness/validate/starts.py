@@ -22,7 +22,7 @@ from harness.validate import names
 HEAD = ("", "log", "simulator", "error %")
 NONE = "-"
 BLOCK_TOKENS = 16  # vllm/config/cache.py, CacheConfig.DEFAULT_BLOCK_SIZE
-MOST_BYTES = 64 << 20  # of a log
+MOST_BYTES = 64 << 20  # a larger log is refused
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 ENGINE = re.compile(r"Initializing an? (?:V\d )?LLM engine \(v([\d.]+)[^)]*\) with config: (.*)")
 STATED = re.compile(r"non-default args: (\{.*\})")
@@ -30,7 +30,7 @@ WEIGHTS = re.compile(r"(?:Model loading took|Loading model weights took) (-?[\d.
 KV = re.compile(r"(?:Available KV cache memory: (?=-?[\d.]+ GiB)|Explicitly set \((?=[\d.]+/))(-?[\d.]+)")  # GPU, CPU
 TOKENS = re.compile(r"(?:GPU|CPU)? ?KV cache size: ([\d,]+) tokens")
 BLOCKS = re.compile(r"# (?:GPU|CUDA|cuda|CPU|cpu) blocks: (\d+)")
-PAIR = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,\s]+)(?=,|\s|$)")  # of the engine's config
+PAIR = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,\s]+)(?=,|\s|$)")  # matches a pair of the engine's config
 # Options of vLLM by the fields of a spec, each with what its value is.
 OPTIONS: Mapping[str, tuple[str, type]] = {
     "chunk_tokens": ("max_num_batched_tokens", int),
@@ -168,12 +168,12 @@ def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours
 
 
 def _shape(start: Start, model: str | None) -> Shape:
-    from workloads.models import asked, shape
+    from workloads.models import parsed, shape
 
     text = model or (start.model if Path(start.model).exists() else names.model(start.model))
-    if asked(text).dtype is None and start.quantization in FORMATS and shape(text).formats is None:
+    if parsed(text).dtype is None and start.quantization in FORMATS and shape(text).formats is None:
         text += f":dtype={FORMATS[start.quantization]}"
-    if asked(text).kv_dtype is None and start.kv_dtype.startswith("fp8"):
+    if parsed(text).kv_dtype is None and start.kv_dtype.startswith("fp8"):
         text += ":kv_dtype=fp8"
     if start.dtype not in SIXTEEN:
         raise UserError(

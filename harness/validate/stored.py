@@ -21,7 +21,7 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from harness.validate import prediction
-from harness.validate.page import Beside
+from harness.validate.page import Comparison
 from harness.validate.prediction import Seen, offered, seen
 from workloads.slo import Absolute, parse
 
@@ -59,7 +59,7 @@ def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], No
         tell(len(runs), len(runs))
 
 
-def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]) -> Beside:
+def compare(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]) -> Comparison:
     """Compare the stored runs of a folder with the simulator; UserError unless the rule is seconds of every model."""
     slo = parse(rule)
     if not isinstance(slo, Absolute):
@@ -103,5 +103,5 @@ def beside(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]
         load = (f"{p.spec.rate_scale:g}", f"{p.spec.window_s:g}") * loads
         rows.append((p.spec.label, *load, str(p.offered), met, ttft, ttft_95, tpot, tpot_95))
     title = f"Runs of engine {spec.engine} beside the simulator's"
-    predictions = prediction.beside([(p.spec, p.measured.attainment) for p in every])
-    return Beside(title, answer, how, rows, "Each cell: measured / simulated.", predictions)
+    predictions = prediction.compare([(p.spec, p.measured.attainment) for p in every])
+    return Comparison(title, answer, how, rows, "Each cell: measured / simulated.", predictions)

@@ -32,8 +32,8 @@ F8 = NDArray[np.float64]
 SHAPE = Shape("checkpoint", 3, 64, 4, 2, 16, 96, 160, gated=True, tied=False, max_tokens=512)
 HOME, AWAY = Batch(Inst("m", (0,))), Batch(Inst("m", (1,)))
 PROMPTS, OUTPUTS = (50, 5, 70, 18, 1), (30, 28, 24, 20, 26)
-OFF = 1e-4  # of a logit, in float32
-NEAR = 0.05  # of the logits together: bfloat16 has 8 bits, and errors of three layers add up
+OFF = 1e-4  # a logit may be off by this in float32
+NEAR = 0.05  # relative error of all logits: bfloat16 has 8 bits, and errors of three layers add up
 
 Script = Callable[[Event, View], Iterable[Action]]
 
@@ -218,30 +218,30 @@ def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     later = np.triu(np.full((n, n), -np.inf), 1)
 
-    def normed(x: F8, by: F8) -> F8:
+    def rms_norm(x: F8, by: F8) -> F8:
         y: F8 = x / np.sqrt((x**2).mean(-1, keepdims=True) + net.eps) * by
         return y
 
-    def turned(x: F8) -> F8:
+    def rope(x: F8) -> F8:
         a, b = np.split(x, 2, -1)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     x = W["model.embed_tokens.weight"][ids]
     for k in range(s.layers):
         L = {name.removeprefix(f"model.layers.{k}."): weight for name, weight in W.items()}
-        y = normed(x, L["input_layernorm.weight"])
+        y = rms_norm(x, L["input_layernorm.weight"])
         q, key, value = (
             (y @ L[f"self_attn.{part}_proj.weight"].T).reshape(n, -1, s.head_dim) for part in ("q", "k", "v")
         )
-        key, value = (np.repeat(part, s.q_heads // s.kv_heads, 1) for part in (turned(key), value))
-        scores = np.einsum("ihd,jhd->hij", turned(q), key) / math.sqrt(s.head_dim) + later
+        key, value = (np.repeat(part, s.q_heads // s.kv_heads, 1) for part in (rope(key), value))
+        scores = np.einsum("ihd,jhd->hij", rope(q), key) / math.sqrt(s.head_dim) + later
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
         x = x + np.einsum("hij,jhd->ihd", scores, value).reshape(n, -1) @ L["self_attn.o_proj.weight"].T
-        y = normed(x, L["post_attention_layernorm.weight"])
+        y = rms_norm(x, L["post_attention_layernorm.weight"])
         gate, up = (y @ L[f"mlp.{part}_proj.weight"].T for part in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ L["mlp.down_proj.weight"].T
-    out: F8 = normed(x, W["model.norm.weight"]) @ W["lm_head.weight"].T
+    out: F8 = rms_norm(x, W["model.norm.weight"]) @ W["lm_head.weight"].T
     return out
 
 

@@ -23,7 +23,7 @@ from harness.rows.record import write_bytes
 FOLDER = ROOT / "results/cpu/torch"
 README = FOLDER / "README.md"
 MARKS = "<!-- torch results -->", "<!-- /torch results -->"
-ROWS = 30  # of a table
+ROWS = 30  # a table has at most so many
 NEAR = 5.0  # points of attainment, as validation.md has it
 Attained = Mapping[tuple[str, float], float]  # percent, by system and requests a second
 FIGURE_7 = {"simulator": "The simulator, by the devices' cost table:", "devices": "The devices, two cores of one host:"}
@@ -43,7 +43,7 @@ def section(folder: Path) -> Iterator[str]:
     else:
         yield f"No run of `bench validate --engine torch` is stored: {page.name} is missing."
     if all((folder / "fig7" / f"{name}.csv").is_file() for name in FIGURE_7):
-        yield from beside(*(attained(folder / "fig7" / f"{name}.csv") for name in FIGURE_7))
+        yield from compared(*(attained(folder / "fig7" / f"{name}.csv") for name in FIGURE_7))
     for name, title in FIGURE_7.items():
         path = folder / "fig7" / f"{name}.md"
         if path.is_file():
@@ -60,7 +60,7 @@ def attained(path: Path) -> dict[tuple[str, float], float]:
         return {(row["label"], round(float(row["shown_x"]), 3)): 100 * float(row["ttft_mean"]) for row in rows}
 
 
-def beside(simulated: Attained, measured: Attained) -> Iterator[str]:
+def compared(simulated: Attained, measured: Attained) -> Iterator[str]:
     """Yield a table of figure 7's attainments on devices, beside the simulator's, with the answer before it."""
     off = {key: abs(simulated[key] - measured[key]) for key in measured}
     near = sum(points <= NEAR for points in off.values())

@@ -54,10 +54,10 @@ MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
 JOURNAL, REQUESTS = "stages.jsonl", "plan.jsonl"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
-START_S = 120.0  # that an engine may take to start, and to end
+START_S = 120.0  # an engine may take so long to start, and to end
 LEAST_S = 5.0  # a run is not started with less
 GONE_S = 20.0  # from SIGTERM to SIGKILL
-POOL = {"cpu": GIB, "cuda": 40 * GIB}  # of a device that is calibrated; of a card at most
+POOL = {"cpu": GIB, "cuda": 40 * GIB}  # a calibrated device has so much; a card at most
 
 Line = dict[str, Any]
 
@@ -86,7 +86,7 @@ class Workload(NamedTuple):
     models: Sequence[Sequence[Any]]  # name, TTFT and TPOT limits, and the fields of its shape
     plan: Mapping[str, Sequence[Any]]  # the forecast of each model
     jobs: Mapping[str, Any]
-    specs: Mapping[str, Any]  # by system
+    specs: Mapping[str, Any]  # keyed by system
 
     def configured(self, gpu: str) -> Config:
         """Return the configuration of an engine on such a card."""

@@ -31,13 +31,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.calibrate.rows import RAW, Journal, Row, measured, of
+from harness.calibrate.rows import RAW, Journal, Measurement, measured, of
 from harness.calibrate.torch import MOST_OTHERS, link_gbps
 from harness.engines.machine import Config, Served
 from harness.engines.torch import kind, nets
 from harness.engines.torch.engine import Torch
-from harness.engines.torch.lanes import Watched
-from harness.engines.torch.processes import Nursery, Seat
+from harness.engines.torch.lanes import TimedStep
+from harness.engines.torch.processes import Nursery, WorkerProcess
 from harness.engines.torch.residents import WAYS, Way
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.wire import send_files
@@ -125,7 +125,7 @@ class Bench:
                 f"{self.book.path} is of networks with wide={other}; take another folder for wide={fields.wide}"
             )
 
-    def measure(self, run: str, made: Callable[[], tuple[list[Row], float]]) -> None:
+    def measure(self, run: str, made: Callable[[], tuple[list[Measurement], float]]) -> None:
         """Make a run unless the journal has it, and write its rows."""
         if any(row.source == run for row in self.book.rows):
             return
@@ -152,11 +152,11 @@ def ran(
     work: Jobs,
     script: Callable[[Torch], Script],
     repeat: int = 0,
-) -> tuple[Torch, list[Watched], float]:
+) -> tuple[Torch, list[TimedStep], float]:
     """Run a script; return the engine, its steps, and the cores that others kept busy."""
     engine = Torch(config, options, bench.fields)
     engine.repeat = repeat
-    watched = engine.watched = list[Watched]()
+    watched = engine.timed_steps = list[TimedStep]()
     try:
         replay(Scripted(script(engine), uses, options), engine, work)
         others = float(engine.stats()["other_cores"])
@@ -167,7 +167,7 @@ def ran(
 
 def measure(
     folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
-) -> list[Row]:
+) -> list[Measurement]:
     """Measure every shape, by name, as far as the folder has not; return the journal's rows.
 
     The links of cards are as fast as they are, and what their driver's calls take is the probe's to measure.
@@ -181,9 +181,9 @@ def measure(
     bench.given |= link_gbps(bench.book.rows, shapes, fields.wide) if on.name == "cpu" else {}
     gbps = rates(bench.config([], ""), on)["h2d"]
     for name in shapes:
-        bench.measure(f"side by side {name}", partial(beside, bench, name))
+        bench.measure(f"side by side {name}", partial(side_by_side, bench, name))
         if on.parts > 1:
-            bench.measure(f"parts of a card, {name}", partial(beside, bench, name, apart=True))
+            bench.measure(f"parts of a card, {name}", partial(side_by_side, bench, name, apart=True))
         bench.measure(f"loads of {name} at {gbps:g} GB/s", partial(loads, bench, name))
         bench.measure(f"moves of {name} at {gbps:g} GB/s", partial(moves, bench, name))
         bench.measure(f"turns of {name}", partial(turns, bench, name))
@@ -195,7 +195,7 @@ def measure(
 # ------------------------------------------------------------------ steps
 
 
-def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
+def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time prefills, decode steps and chunks of a model alone, a group of requests behind the other."""
     groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
     groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
@@ -207,16 +207,16 @@ def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
         defaultdict[tuple[int, int], list[tuple[float, float]]](list),
     )
     chunks: list[tuple[int, float]] = []
-    for step, after in pairwise([*watched, Watched("", (), 0.0, 0.0)]):
-        (start, tokens), took_s = step.rows[0], step.ended_s - step.ordered_s
-        if tokens == CHUNK and len(step.rows) == 1:
+    for step, after in pairwise([*watched, TimedStep("", (), 0.0, 0.0)]):
+        (start, tokens), took_s = step.parts[0], step.ended_s - step.ordered_s
+        if tokens == CHUNK and len(step.parts) == 1:
             chunks.append((start, took_s))
-        elif start == 0 and len(step.rows) == 1:
+        elif start == 0 and len(step.parts) == 1:
             prefills[tokens].append(took_s)
-        elif [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
-            ctx = sum(a + 1 for a, _ in step.rows)
-            longest = max(c for c in CONTEXTS if c <= ctx / len(step.rows))
-            decodes[len(step.rows), longest].append((ctx, after.ordered_s - step.ordered_s))
+        elif [a + 1 for a, _ in step.parts] == [a for a, _ in after.parts]:
+            ctx = sum(a + 1 for a, _ in step.parts)
+            longest = max(c for c in CONTEXTS if c <= ctx / len(step.parts))
+            decodes[len(step.parts), longest].append((ctx, after.ordered_s - step.ordered_s))
     timed = [
         measured("prefill", {"shape": name, "tokens": tokens, "held": tokens in HELD_PROMPTS}, took[1:] or took)
         for tokens, took in prefills.items()
@@ -239,7 +239,7 @@ def steps(bench: Bench, name: str) -> tuple[list[Row], float]:
 
 def grouped(
     bench: Bench, name: str, groups: Sequence[tuple[int, int, int, int]], repeat: int = 0
-) -> tuple[list[Watched], float]:
+) -> tuple[list[TimedStep], float]:
     """Serve groups of requests of a model alone, one group behind the other; return its steps, and `ran`'s cores.
 
     A group is requests, prompt and output tokens of each, and the tokens of a piece of a prompt, or 0.
@@ -262,21 +262,21 @@ def grouped(
     return watched, others
 
 
-def kernels(bench: Bench, name: str) -> tuple[list[Row], float]:
+def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time the kernels of a prompt's step and of decode steps back to back, each beside the step that `steps` timed."""
     groups = [(seqs, ctx, output, 0) for seqs, ctx, output in KERNELS]
     watched, others = grouped(bench, name, groups, AGAIN)
     timed = []
     for seqs, ctx, output in KERNELS:
         what, at = ("prefill", {"tokens": ctx}) if output == 1 else ("decode", {"seqs": seqs, "ctx": ctx})
-        rows = seqs, ctx if output == 1 else 1  # of a step, and tokens of each
-        took = [w.kernels_s for w in watched if w.kernels_s and (len(w.rows), w.rows[0][1]) == rows]
+        rows = seqs, ctx if output == 1 else 1  # rows of a step, and tokens of each
+        took = [w.kernels_s for w in watched if w.kernels_s and (len(w.parts), w.parts[0][1]) == rows]
         (step,) = of(bench.book.rows, what, shape=name, **at)
         timed.append(measured("kernels", {"shape": name, "phase": what, **at}, took, step_s=step.seconds))
     return timed, others
 
 
-def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Row], float]:
+def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Measurement], float]:
     """Time steps of models of one shape that share a device, a process each: alone, then as many as fit.
 
     `apart`: of two models on a device each.
@@ -289,22 +289,22 @@ def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Row], 
     models = tuple(f"{name}/{k + 1}" for k in range(counts[-1]))
     batches = [Batch(Inst(m, (k if apart else 0,))) for k, m in enumerate(models)]
     each = list[tuple[int, int, int]]()
-    plan = dict[tuple[int, int], list[list[int]]]()  # by count and sequences: requests, a list a model
+    plan = dict[tuple[int, int], list[list[int]]]()  # requests, a list a model, keyed by count and sequences
     for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills: one after the other; decodes: all at once
         n, (prompt, output) = seqs or 3 * REPEATS, (CONTEXTS[1], 2 * OUTPUT) if seqs else (BESIDE_PROMPT, 1)
         first = len(each)
         plan[count, seqs] = [list(range(first + k * n, first + (k + 1) * n)) for k in range(count)]
         each += [(k, prompt, output) for k in range(count) for _ in range(n)]
-    begun = dict[int, int]()  # by count: steps before it
+    begun = dict[int, int]()  # steps before each count
 
     def script(engine: Torch) -> Script:
-        assert engine.watched is not None
+        assert engine.timed_steps is not None
         yield from wait(Woke)
         yield from wait(Arrived, (), len(each))
         for (count, seqs), lists in plan.items():
             start: list[Action] = []
             if count not in begun:
-                begun[count] = len(engine.watched)
+                begun[count] = len(engine.timed_steps)
                 fresh = batches[max((c for c in counts if c < count), default=0) : count]
                 yield from wait(Done, [Load(batch.inst) for batch in fresh], len(fresh))
                 start = [Run(batch) for batch in fresh]
@@ -319,7 +319,7 @@ def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Row], 
 
     config, work = bench.config(models, name, gpus=counts[-1] if apart else 1), jobs(models, each)
     _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
-    timed, alone, ends = list[Row](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
+    timed, alone, ends = list[Measurement](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
     for (count, first), end in zip(begun.items(), ends, strict=True):
         for seqs in (0, *BESIDE_SEQS):
             took = _together(watched[first:end], models[:count], seqs)
@@ -331,16 +331,16 @@ def beside(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Row], 
     return timed, others
 
 
-def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> list[float]:
+def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) -> list[float]:
     """Return the seconds of steps of a kind while all models had such steps; `seqs` = 0: prefills."""
     spans_of = {m: list[tuple[float, float]]() for m in models}
     for m, spans in spans_of.items():
         steps_of = [step for step in watched if step.model == m]
-        for step, after in pairwise([*steps_of, Watched("", (), 0.0, 0.0)]):
-            (start, tokens), n = step.rows[0], len(step.rows)
+        for step, after in pairwise([*steps_of, TimedStep("", (), 0.0, 0.0)]):
+            (start, tokens), n = step.parts[0], len(step.parts)
             if not seqs and start == 0 and tokens == BESIDE_PROMPT:
                 spans.append((step.ordered_s, step.ended_s))
-            elif seqs == n and start and [a + 1 for a, _ in step.rows] == [a for a, _ in after.rows]:
+            elif seqs == n and start and [a + 1 for a, _ in step.parts] == [a for a, _ in after.parts]:
                 spans.append((step.ordered_s, after.ordered_s))
     first = max(spans[0][0] for spans in spans_of.values())
     last = min(spans[-1][1] for spans in spans_of.values())
@@ -351,7 +351,7 @@ def _together(watched: Iterable[Watched], models: Iterable[str], seqs: int) -> l
 # ------------------------------------------------------------------ weights and KV
 
 
-def loads(bench: Bench, name: str) -> tuple[list[Row], float]:
+def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time a load by each way, the process that starts with it included."""
     inst, config = Inst(name, (0,)), bench.config([name], name)
     on, first = kind.kind(config), next(iter(bench.shapes))
@@ -378,7 +378,7 @@ def loads(bench: Bench, name: str) -> tuple[list[Row], float]:
     return [measured("load", {**about, "way": way}, s, bytes=size, links=links[way]) for way, s in took.items()], others
 
 
-def moves(bench: Bench, name: str) -> tuple[list[Row], float]:
+def moves(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time moves of a request's KV: to the host, back, to another device and back."""
     batch, took = Batch(Inst(name, (0,))), {link: list[float]() for link in ("d2h", "h2d", "peer")}
     size = [0]
@@ -401,7 +401,7 @@ def moves(bench: Bench, name: str) -> tuple[list[Row], float]:
     return [measured("move", {**about, "link": link}, s, bytes=size[0]) for link, s in took.items()], others
 
 
-def turns(bench: Bench, name: str) -> tuple[list[Row], float]:
+def turns(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time two lanes that take turns of a step each, beside the steps themselves."""
     models = (f"{name}/1", f"{name}/2")
     batches, ends = [Batch(Inst(m, (0,))) for m in models], list[float]()
@@ -439,7 +439,7 @@ print(*(sum(s) / len(s) for s in zip(*took)))
 """
 
 
-def pages() -> tuple[list[Row], float]:
+def pages() -> tuple[list[Measurement], float]:
     """Time the calls that map and unmap a granule, in a process with torch."""
     out = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     mapped, unmapped = map(float, out.split())
@@ -449,9 +449,9 @@ def pages() -> tuple[list[Row], float]:
 # ------------------------------------------------------------------ for policies
 
 
-def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Row], float]:
+def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
     """Time the steps of models alone and the start of a process, of which policies know; keep no journal of them."""
-    rows = list[Row]()
+    rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})
         for name in shapes:
@@ -465,10 +465,10 @@ def start_s() -> float:
     nursery, memory = Nursery(), os.memfd_create("device")
     try:
         begun_s = time.monotonic()
-        seat = Seat(nursery, 0, cold=True)
-        seat.send("begin", 0, os.sched_getaffinity(0), {}, False)
-        send_files(seat.conn, [memory])
-        assert seat.conn.recv() == "ready"
+        worker = WorkerProcess(nursery, 0, cold=True)
+        worker.send("begin", 0, os.sched_getaffinity(0), {}, False)
+        send_files(worker.conn, [memory])
+        assert worker.conn.recv() == "ready"
         return time.monotonic() - begun_s
     finally:
         nursery.close()

@@ -26,7 +26,7 @@ BESIDE = 5  # the peak at which steps are so short that the quantum of a turn sh
 START = {"scale_decode": 1.4, "scale_prefill": 1.5, "api_in_s": 0.008}
 METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]
 FILE = "kvcached_amd/staggered_7b_1024.csv"
-SWITCHING = 0.035  # of the GPU's time, which processes lose by taking turns; its source is in `tables`
+SWITCHING = 0.035  # processes lose this share of the GPU's time by taking turns; its source is in `tables`
 RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without MPS on an unnamed 192 GB AMD card"
 
 
@@ -38,7 +38,7 @@ def measured_ramps(folder: Path) -> Measured:
 
 def inputs(run: Measured) -> str:
     """Hash what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
-    table = {op: q for op, q in quantities.quantities(GPU).items() if op != "co_run"}  # of a model beside others
+    table = {op: q for op, q in quantities.quantities(GPU).items() if op != "co_run"}  # it prices a model beside others
     rows = run.rows[run.rows["system"] == "elastic"]
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     load = run.load

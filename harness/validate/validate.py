@@ -12,12 +12,13 @@ from harness.engines.costs import quantities
 from harness.rows import attainment, requests
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
-from harness.validate.measured import MEANS, METRICS, Batch, Case, Closed, Poisson, Setting
+from harness.validate.loads import Batch, Closed, Poisson, Setting
+from harness.validate.measured import MEANS, METRICS, Case
 from harness.validate.replayed import replayed
 
 Tell = Callable[[int, int], None]  # runs done, of how many
 SLOW = 1.3
-SEEDS = 8  # of each setting, none of which another setting has: errors of the noise are no common error
+SEEDS = 8  # no two settings share one: errors of the noise are no common error
 # Median and P95 in per cent, on rows that a refit left out. vLLM 0.15 has nine runs, too few for an aim.
 AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "vllm-0.12": {"tpot": (5, 15), "e2e": (5, 15)},

@@ -116,10 +116,10 @@ def graph(self: fused.Graphs, size: int, first: int, end: int) -> Any:
     """Return a graph that computes at its replay what it computed at its capture."""
     key = size, first, end, int(CURRENT.stream.cuda_stream)
     if key not in self._graphs:
-        kept = self._x.clone(), self._out.clone()
+        before = self._x.clone(), self._out.clone()
         result, _ = self.body(size, first, end)
-        self._x.copy_(kept[0])
-        self._out.copy_(kept[1])
+        self._x.copy_(before[0])
+        self._out.copy_(before[1])
 
         def replay() -> None:
             again, _ = self.body(size, first, end)
@@ -207,8 +207,6 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=None, **k: zeros(*a, **k))  # noqa: PLW0108 - one less
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
-    monkeypatch.setattr(cuda, "DTYPE", getattr(torch, dtype))
-    monkeypatch.setattr(cuda, "HEAPS", [])
     monkeypatch.setattr(fused.Graphs, "graph", graph)
     monkeypatch.setattr(fused, "varlen", varlen)
     monkeypatch.setattr(cuda, "varlen", varlen)

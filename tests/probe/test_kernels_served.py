@@ -18,7 +18,7 @@ pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda, fused  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.engines.torch.lanes import Watched  # noqa: E402
+from harness.engines.torch.lanes import TimedStep  # noqa: E402
 from harness.policy.actions import Run  # noqa: E402
 from harness.validate import torch_scenarios  # noqa: E402
 from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened  # noqa: E402
@@ -55,7 +55,7 @@ def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]: 
     scratch, begin, graphs = fused.scratch, fused.Prefills.begin, list[list[int]]()
     monkeypatch.setattr(fused, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
     monkeypatch.setattr(cuda, "FIRST", dict.fromkeys(cuda.FIRST, 0))
-    for name, value in (("TOKENS", (16, 80)), ("PROMPTS", 2), ("BESIDE", 2)):
+    for name, value in (("TOKENS", (16, 80)), ("PROMPTS", 2), ("DECODES", 2)):
         monkeypatch.setattr(fused, name, value)
     for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):
         monkeypatch.setattr(kernels, name, OneByOne(getattr(kernels, name)))
@@ -114,14 +114,14 @@ def test_kernels_of_steps_are_timed_back_to_back(
     class Repeating(Torch):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self.watched, self.repeat = list[Watched](), 3
+            self.timed_steps, self.repeat = list[TimedStep](), 3
 
     serve((9,), (2,), monkeypatch)
     monkeypatch.setattr(torch_scenarios, "Torch", Repeating)
     engine = served(checkpoints, "Llama", Scenario(opened(Run(HOME, chunk_tokens=79))), monkeypatch)
     compare(engine, checkpoints / "Llama")  # what is computed again changes nothing
-    assert engine.watched is not None
-    assert [(step.rows, step.kernels_s) for step in engine.watched] == [
+    assert engine.timed_steps is not None
+    assert [(step.parts, step.kernels_s) for step in engine.timed_steps] == [
         (((0, 9),), 0.004),
         (((9, 1),), 0.004),
     ]

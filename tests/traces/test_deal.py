@@ -22,7 +22,7 @@ from traces import deal as dealing
 from traces import readers, schema
 from traces.arrivals import zipf
 from traces.convert import convert
-from traces.deal import IDLE, TOGETHER, Asked, asked, deal, owners, spread, unit_kind, units
+from traces.deal import IDLE, TOGETHER, Asked, deal, owners, parsed, spread, unit_kind, units
 from traces.kept import canonical
 from traces.load import Trace, of_table, present, sized, trace
 from traces.stats import stats
@@ -110,8 +110,8 @@ def test_another_deal_is_another() -> None:
 
 @cases("name", ["azure-conv", "azure-conv+models=8", "mooncake-conversation+models=8+deal=3+max_tokens=8192"])
 def test_a_name_is_read_back(name: str) -> None:
-    assert str(asked(name)) == sized(name, 8) == name
-    assert asked("azure-conv+deal=0+models=8") == Asked("azure-conv", 8)  # and so they are one run
+    assert str(parsed(name)) == sized(name, 8) == name
+    assert parsed("azure-conv+deal=0+models=8") == Asked("azure-conv", 8)  # and so they are one run
 
 
 @cases(
@@ -132,7 +132,7 @@ def test_a_name_is_read_back(name: str) -> None:
     ],
 )
 def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
-    for read in (asked, trace):
+    for read in (parsed, trace):
         with pytest.raises(UserError, match=message) as caught:
             read(name)
         assert "\n" not in str(caught.value)

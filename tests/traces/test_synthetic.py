@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from harness.run.setup import load_models, load_trace
 from tests.cases import cases
-from traces import laws, readers, realism, schema, synthetic
+from traces import drawing, laws, readers, realism, schema, synthetic
+from traces.drawing import Drawn, draw
 from traces.load import Trace, of_table, sized, trace
 from traces.realism import fit_of
 from traces.stats import stats
-from traces.synthetic import Drawn, draw, preset
+from traces.synthetic import preset
 from workloads.build import build, rate_rps
 
 F8 = NDArray[np.float64]
@@ -73,7 +74,7 @@ def test_herds_come_and_can_be_left_out() -> None:
     def crowd(name: str, stream: int, seed: int) -> int:
         """Return the most requests within 2.5 s."""
         times = of(draw(name, seed), stream)
-        return int((np.searchsorted(times, times + synthetic.HERD_S, "right") - np.arange(len(times))).max())
+        return int((np.searchsorted(times, times + drawing.HERD_S, "right") - np.arange(len(times))).max())
 
     for seed in range(20):
         assert 30 <= crowd("hyperbolic-like", 1, seed) <= 90  # two may meet
@@ -85,9 +86,9 @@ def test_herds_come_and_can_be_left_out() -> None:
 def test_ticks_keep_time_together() -> None:
     drawn = draw("hyperbolic-like", 3)
     a, b = of(drawn, 5), of(drawn, 7)
-    assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * synthetic.TICK_JITTER_S)
+    assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * drawing.TICK_JITTER_S)
     apart = np.abs(b[:, None] - a[None, :])
-    assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * synthetic.TICK_JITTER_S
+    assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * drawing.TICK_JITTER_S
 
 
 @given(seeds, st.floats(50, 700))
@@ -282,7 +283,7 @@ def test_a_longer_trace_is_judged_by_windows() -> None:
 
 def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    schema.write(synthetic.table("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
+    schema.write(drawing.table("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
     loaded = trace(str(path))
     assert (loaded.fit, loaded.ordered, loaded.maker) == ("off: idle P75 +48 %", True, "hyperbolic-like+models=8")
     assert (loaded.length_origin, loaded.tier) == ("uniform", "synthetic")

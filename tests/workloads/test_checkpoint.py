@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.engines.costs import shapes
-from harness.policy.parameters import attention, kept_numbers, parameters, stored_bytes
+from harness.policy.parameters import attention, kept_numbers, parameters
 from harness.policy.types import Experts, Latent, Sliding, UserError
 from harness.run.spec import Spec, canonical
 from tests.cases import cases
-from workloads import checkpoint, gguf, models, quantised
+from workloads import checkpoint, models
 from workloads.models import checkpoints, model_set, shape
 
 DENSE: dict[str, Any] = {
@@ -255,82 +253,6 @@ def test_a_vision_tower_counts_as_bytes_alone() -> None:
 # ------------------------------------------------------------------ number formats
 
 
-def test_a_multimodal_mixture_in_four_bits_has_its_published_size() -> None:
-    """moonshotai/Kimi-K2.5 has 595 GB of weight files; keys of its text as NVIDIA's copy of the config prints them."""
-    kept = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
-    int4 = {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group", "symmetric": True}
-    text = {
-        "model_type": "kimi_k2", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 64,
-        "num_key_value_heads": 64, "intermediate_size": 18432, "vocab_size": 163840, "max_position_embeddings": 262144,
-        "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-        "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False,
-        "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": kept,
-                                "config_groups": {"group_0": {"targets": ["Linear"], "weights": int4}}},
-    }  # fmt: skip
-    tower = {"vt_num_hidden_layers": 27, "vt_hidden_size": 1152, "vt_intermediate_size": 4304, "patch_size": 14}
-    config = {"model_type": "kimi_k25", "ignore_index": -100, "text_config": text, "vision_config": tower}
-    assert stored_bytes(checkpoint.of_config("m", config, "m").shape) == pytest.approx(595e9, rel=0.01)
-
-
-def test_formats_of_each_method() -> None:
-    def stored(**config: Any) -> tuple[str, float, str]:
-        entry = checkpoint.of_config("m", MOE | {"quantization_config": config}, "m").shape
-        assert entry.formats is not None
-        assert entry.formats.embedding == quantised.PLAIN
-        return (*entry.formats.experts, entry.formats.head.name)
-
-    integer = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
-    fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
-    assert stored(quant_method="fp8") == ("fp8", 1.0, "bf16")
-    assert stored(quant_method="fp8", weight_block_size=[128, 128]) == ("fp8_block", 1 + 4 / 16384, "bf16")
-    assert stored(quant_method="mxfp4") == ("mxfp4", 0.53125, "bf16")
-    assert stored(quant_method="awq", bits=4, group_size=128) == ("int4", 0.5 + 2.5 / 128, "bf16")
-    assert stored(quant_method="gptq", bits=8, group_size=-1) == ("int8", 1.0, "bf16")
-    assert stored(quant_method="gptq", bits=4, group_size=128, lm_head=True)[2] == "int4"
-    assert stored(quant_method="modelopt", quant_algo="NVFP4") == ("nvfp4", 0.5625, "bf16")
-    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": integer}}) == (
-        "int4",
-        0.5 + 2 / 32,
-        "int4",
-    )
-    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"]) == (
-        "fp8",
-        1.0,
-        "bf16",
-    )
-
-
-@pytest.mark.parametrize(
-    "ignored",
-    ["re:.*self_attn.*", "model.layers.*.self_attn*", "model.language_model.layers.{i}.self_attn", "self_attn"],
-)
-def test_modules_that_stay_in_16_bits(ignored: str) -> None:
-    names = [ignored.format(i=i) for i in range(4)] if "{i}" in ignored else [ignored]
-    config = MOE | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": names}}
-    entry = checkpoint.of_config("m", config, "m").shape.formats
-    assert entry is not None
-    assert (entry.attention.name, entry.experts.name) == ("bf16", "fp8")
-
-
-def test_a_group_quantised_in_part_has_the_mean() -> None:
-    part = {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]}
-    entry = checkpoint.of_config("m", DENSE | {"quantization_config": part}, "m").shape.formats
-    assert entry is not None
-    # A layer's q and o have 8 heads and k and v 2 each: 8 of 20, in one layer of four.
-    assert entry.attention.name == "fp8"
-    assert entry.attention.weight_bytes == pytest.approx(1 + 8 / 20 / 4)
-
-
-def test_a_file_beside_the_config_states_formats(tmp_path: Path) -> None:
-    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    read = checkpoint.read(written(tmp_path / "m", MOE, hf_quant_config=beside))
-    plain = checkpoint.read(written(tmp_path / "n", MOE))
-    assert read.formats is not None
-    assert (read.formats.experts.name, read.kv_format) == ("fp8", "fp8")
-    assert 2 * shapes.kv_token_bytes(read) == shapes.kv_token_bytes(plain)
-
-
 def test_the_index_must_be_explained(tmp_path: Path) -> None:
     right = shapes.weight_bytes(checkpoint.of_config("m", DENSE, "m").shape)
     index = "model.safetensors.index"
@@ -342,95 +264,6 @@ def test_the_index_must_be_explained(tmp_path: Path) -> None:
 def test_sampling_defaults_come_with_it(tmp_path: Path) -> None:
     assert checkpoint.read(written(tmp_path / "a", DENSE, generation_config={"top_p": 0.9})).sampled
     assert not checkpoint.read(written(tmp_path / "b", DENSE, generation_config={"top_p": 1.0})).sampled
-
-
-# ------------------------------------------------------------------ GGUF
-
-
-def header(path: Path, keys: dict[str, Any], tensors: dict[str, tuple[tuple[int, ...], int]]) -> str:
-    """Write the header of a GGUF file."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    def value(of: Any) -> bytes:
-        if isinstance(of, str):
-            return struct.pack("<I", 8) + text(of)
-        if isinstance(of, list):
-            return struct.pack("<IIQ", 9, 8, len(of)) + b"".join(text(word) for word in of)
-        return struct.pack("<II", 4, of)
-
-    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
-    out += b"".join(text(key) + value(of) for key, of in keys.items())
-    for name, (dims, kind) in tensors.items():
-        out += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, 0)
-    path.write_bytes(out + bytes(-len(out) % 32 + max(_bytes(*tensor) for tensor in tensors.values())))
-    return str(path)
-
-
-def _bytes(dims: tuple[int, ...], kind: int) -> int:
-    """Return the bytes of a tensor: they all begin at 0, and the longest counts."""
-    block, size = gguf.TYPES[kind]
-    return math.prod(dims) // block * size
-
-
-def q4(path: Path, **changed: Any) -> str:
-    """Write a model of one layer whose tensors are Q4_K (12), Q6_K (14), F16 (1) and F32 (0)."""
-    keys = {
-        "general.architecture": "llama",
-        "llama.block_count": 1,
-        "llama.embedding_length": 256,
-        "llama.attention.head_count": 8,
-        "llama.attention.head_count_kv": 2,
-        "llama.feed_forward_length": 512,
-        "llama.context_length": 4096,
-        "tokenizer.ggml.tokens": ["a"] * 1024,
-    }
-    tensors = {
-        "token_embd.weight": ((256, 1024), 1),
-        "blk.0.attn_norm.weight": ((256,), 0),
-        "blk.0.attn_q.weight": ((256, 256), 12),
-        "blk.0.attn_k.weight": ((256, 64), 12),
-        "blk.0.attn_v.weight": ((256, 64), 14),
-        "blk.0.attn_output.weight": ((256, 256), 12),
-        "blk.0.ffn_gate.weight": ((256, 512), 12),
-        "blk.0.ffn_up.weight": ((256, 512), 12),
-        "blk.0.ffn_down.weight": ((512, 256), 14),
-        "blk.0.ffn_norm.weight": ((256,), 0),
-        "output.weight": ((256, 1024), 14),
-        "output_norm.weight": ((256,), 0),
-    }
-    return header(path, keys | changed, tensors)
-
-
-def test_a_gguf_has_the_bytes_of_its_tensors(tmp_path: Path) -> None:
-    read = shape(q4(tmp_path / "m.gguf"))
-    assert (read.layers, read.hidden, read.q_heads, read.kv_heads, read.head_dim) == (1, 256, 8, 2, 32)
-    assert (read.ffn, read.vocab, read.gated, read.tied, read.max_tokens) == (512, 1024, True, False, 4096)
-    q4_k, q6_k = 144 / 256, 210 / 256
-    whole = 256 * 1024 * 2 + (2 * 65536 + 16384) * q4_k + 16384 * q6_k + 131072 * (2 * q4_k + q6_k) + 262144 * q6_k
-    assert shapes.weight_bytes(read) == round(whole) + 3 * 256 * 2
-    assert model_set(str(tmp_path / "m.gguf")).names == ("m/1",)
-
-
-def test_a_gguf_that_is_none(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"GGUF\x03\x00")
-    (tmp_path / "b.gguf").write_bytes(b"PK\x03\x04" * 100)
-    with pytest.raises(UserError, match="no GGUF header"):
-        shape(str(tmp_path / "a.gguf"))
-    with pytest.raises(UserError, match="does not begin with GGUF"):
-        shape(str(tmp_path / "b.gguf"))
-    with pytest.raises(UserError, match=r"llama\.attention\.kv_lora_rank: no model"):
-        shape(q4(tmp_path / "c.gguf", **{"llama.attention.kv_lora_rank": 64}))
-
-
-def test_blocks_hold_their_bits_and_scales() -> None:
-    """ggml-common.h: QK_K = 256 numbers in super-blocks, 32 in others; scales of 6 bits in 12 bytes, and halves."""
-    numbers = {12: 4, 13: 5, 14: 6, 11: 3, 10: 2, 8: 8, 2: 4, 6: 5, 20: 4, 39: 4}
-    scales = {12: 12 + 4, 13: 12 + 4, 14: 16 + 2, 11: 12 + 2, 10: 16 + 4, 8: 2, 2: 2, 6: 2, 20: 2, 39: 1}
-    for kind, bits in numbers.items():
-        block, size = gguf.TYPES[kind]
-        assert size == block * bits // 8 + scales[kind]
 
 
 # ------------------------------------------------------------------ sets
@@ -585,49 +418,3 @@ def test_a_damaged_index_is_no_missing_one(index: str, tmp_path: Path) -> None:
     (tmp_path / "m" / checkpoint.INDEX).write_text(index)
     with pytest.raises(UserError, match="index"):
         shape(folder)
-
-
-def test_a_gguf_is_held_against_its_bytes(tmp_path: Path) -> None:
-    whole = Path(q4(tmp_path / "m.gguf")).read_bytes()
-    for keep, says in ((len(whole) - 1, "it is cut"), (200, "GGUF header"), (30, "GGUF header")):
-        (tmp_path / "cut.gguf").write_bytes(whole[:keep])
-        with pytest.raises(UserError, match=says):
-            shape(str(tmp_path / "cut.gguf"))
-    twice = whole.replace(b"ffn_gate", b"ffn_down")
-    (tmp_path / "twice.gguf").write_bytes(twice)
-    with pytest.raises(UserError, match="is there twice"):
-        shape(str(tmp_path / "twice.gguf"))
-
-
-@cases(
-    ("changed", "says"),
-    [
-        ({"split.count": 3}, "one of 3 files"),
-        ({"llama.block_count": 10**9}, "block_count is 1000000000"),
-        ({"llama.attention.head_count": 0}, "head_count is 0"),
-        ({"llama.attention.head_count_kv": 3}, "do not divide"),
-        ({"llama.context_length": 0}, "context_length is 0"),
-        ({"llama.embedding_length": 2**31}, "embedding_length"),
-        ({"llama.feed_forward_length": 0}, "feed_forward_length is missing"),
-        ({"general.alignment": 0}, "alignment"),
-    ],
-)
-def test_a_gguf_of_sizes_that_cannot_be_is_one_line(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says):
-        shape(q4(tmp_path / "m.gguf", **changed))
-
-
-@cases(
-    ("dims", "says"),
-    [((2**32,) * 4, "is cut|parameters"), ((1,) * 5, "5 dimensions"), ((3,), "whole blocks"), ((0,), "0 numbers")],
-)
-def test_a_tensor_that_cannot_be_is_named(dims: tuple[int, ...], says: str, tmp_path: Path) -> None:
-    keys = {"general.architecture": "llama"}
-    path = header(tmp_path / "m.gguf", keys, {"x": ((256,), 12)})
-    data = Path(path).read_bytes()
-    place = data.index(struct.pack("<IQ", 1, 256))
-    (tmp_path / "m.gguf").write_bytes(
-        data[:place] + struct.pack(f"<I{len(dims)}Q", len(dims), *dims) + data[place + 12 :]
-    )
-    with pytest.raises(UserError, match=says):
-        shape(path)

@@ -17,7 +17,7 @@ from harness.run.setup import load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from tests.workloads.test_workloads import drawn
-from traces import synthetic
+from traces import drawing
 from traces.load import trace
 from workloads.build import build
 from workloads.models import model_set, sets, shapes
@@ -123,7 +123,7 @@ def test_jobs_follow_the_square() -> None:
     rows, models = hyperbolic(8), model_set("light8")
     for seed in (0, 4):
         jobs = build(rows, models, seed=seed, scaling="none", warmup_s=0.0, assign="square")
-        counts = np.bincount(synthetic.draw("hyperbolic-like", seed).model, minlength=8)
+        counts = np.bincount(drawing.draw("hyperbolic-like", seed).model, minlength=8)
         owner = owners(rows, "light8", seed)
         got = np.bincount(jobs.model, minlength=8)
         assert all(got[k] == counts[rows.models.index(stream)] for (stream, _), k in owner.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -14,20 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.engines.costs.shapes import weight_bytes
-from harness.policy.types import GIB, Jobs, Prefix, UserError
+from harness.policy.types import Jobs, Prefix, UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
-from traces import synthetic
-from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
+from traces import drawing
 from traces.load import trace as load
-from workloads import slo
 from workloads.build import SCALINGS, Scaling, build, idle_to_swap, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
 
 SPAN_S = 100.0
-Purpose = tuple[int, *tuple[str | int, ...]]
-Process = Callable[[np.random.Generator], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -242,7 +236,7 @@ def test_scaling_none_is_the_trace_at_its_own_stamps() -> None:
 def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
     trace, models = load_trace("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
     for seed in (0, 7):
-        sample = synthetic.draw("hyperbolic-like+models=3", seed)
+        sample = drawing.draw("hyperbolic-like+models=3", seed)
         jobs = build(trace, models, scaling="none", seed=seed, warmup_s=0.0)
         assert np.array_equal(jobs.arrival_s, sample.arrival_s)
         assert np.array_equal(jobs.output_tokens, sample.output_tokens)
@@ -324,70 +318,6 @@ def test_idle_to_swap() -> None:
 # ---------------------------------------------------------------- model sets
 
 
-def test_the_released_sets() -> None:
-    ranks = [2, 14, 3, 10, 5, 19, 23, 24]
-    for name, gib in (("light8", 60), ("heavy8", 122)):
-        members = model_set(name).members
-        assert [member.stream for member in members] == [f"dummy-lora-7b-rank-8-{rank}" for rank in ranks]
-        assert sum(weight_bytes(member.shape) for member in members) / GIB == pytest.approx(gib, abs=0.5)
-
-
-def test_the_larger_sets_use_released_streams() -> None:
-    for name, models in (("tp4", 4), ("light8", 8), ("prism18", 18)):
-        used = tuple((member.stream, member.shift_s) for member in model_set(name).members)
-        assert used == synthetic.released(models)
-    shifts = [member.shift_s for member in model_set("prism18").members]
-    assert shifts == [0, 0, 0, 0, 0, 10, 0, 10, 20, 0, 0, -10, 0, -20, 0, 20, 0, -10]
-    shapes18 = [member.shape for member in model_set("prism18").members]
-    assert all(2.0 < weight_bytes(shape) / GIB < 16 for shape in shapes18)  # 1 to 8B
-
-
-def test_a_stream_used_again_turns_with_its_first_use() -> None:
-    rows = drawn(200)
-    first, *rest = fixed().members
-    again = ModelSet("again", (first, *rest, replace(first, name="m9", shift_s=10.0)))
-    for scaling, scale in (("rotate", 1.0), ("time", 4.0)):
-        jobs = build(rows, again, seed=3, warmup_s=0, rate_scale=scale, scaling=scaling)  # type: ignore[arg-type]
-        assert np.array_equal(
-            np.sort(jobs.prompt_tokens[jobs.model == 3]), np.sort(jobs.prompt_tokens[jobs.model == 0])
-        )
-        at = {
-            m: dict(zip(jobs.prompt_tokens[jobs.model == m], jobs.arrival_s[jobs.model == m], strict=True))
-            for m in (0, 3)
-        }
-        later = np.array([(at[3][token] - at[0][token]) % (SPAN_S / scale) for token in at[0]])
-        assert later == pytest.approx(10.0)  # after the scaling of time
-    earlier = ModelSet("again", (first, *rest, replace(first, name="m9", shift_s=-10.0)))
-    jobs = build(rows, earlier, seed=3, warmup_s=0)
-    mine = rows.arrival_s[rows.model == 0]
-    late = build(rows, fixed(), seed=3, warmup_s=0)
-    assert len(jobs) == len(late) + len(mine)  # what would come before 0 comes at 0
-    assert Counter(jobs.prompt_tokens[jobs.model == 3].tolist()) == Counter(
-        (np.flatnonzero(rows.model == 0) + 1).tolist()
-    )
-    assert plan(rows, again)["m9"] == plan(rows, again)["m0"]
-
-
-def test_an_ordered_trace_gives_its_kth_stream_to_the_kth_model() -> None:
-    rows = replace(drawn(300, streams=5), ordered=True)
-    models = model_set("llama-3.2-1b*3")
-    for seed in range(3):
-        jobs = build(rows, models, seed=seed, warmup_s=0)
-        assert np.array_equal(rows.model[jobs.prompt_tokens - 1], jobs.model)
-
-
-def test_arena_on_the_released_sets(traces_dir: Path) -> None:
-    rows = load("arena-chat")
-    for name in ("light8", "heavy8"):
-        jobs = build(rows, model_set(name), seed=1)
-        counts = np.bincount(jobs.model[inside(jobs)])
-        assert counts.tolist() == [296, 22, 22, 262, 120, 19, 11, 2]
-        rates = plan(rows, model_set(name))
-        assert [round(planned.rate_rps * 600) for planned in rates.values()] == counts.tolist()
-    whole = build(rows, model_set("prism18"), seed=1)
-    assert inside(whole).sum() == 2059
-
-
 def test_sets_by_shape_and_by_path(tmp_path: Path) -> None:
     assert model_set("phi-2, llama-3.2-1b*2").names == ("phi-2/1", "llama-3.2-1b/1", "llama-3.2-1b/2")
     path = tmp_path / "mine.toml"
@@ -432,146 +362,3 @@ def test_unknown_sets_get_a_suggestion() -> None:
     with pytest.raises(UserError, match="is not a count"):
         model_set("phi-2*x")
     assert next(iter(shapes())) == "llama-3.1-8b"
-
-
-# ---------------------------------------------------------------- arrivals
-
-
-def test_draws_are_named_by_their_purpose() -> None:
-    assert rng(1, "a").integers(1 << 32) == rng(1, "a").integers(1 << 32)
-    purposes: list[Purpose] = [(1, "a"), (2, "a"), (1, "b"), (1, "a", 0), (1, "a", "0"), (-1, "a")]
-    assert len({int(rng(*purpose).integers(1 << 62)) for purpose in purposes}) == len(purposes)
-    assert rng(7, "pinned").integers(1 << 32, size=3).tolist() == PINNED
-
-
-PINNED = [733260363, 1259725416, 1358109423]  # the same on every platform
-
-
-@cases(
-    ("process", "cv"),
-    [
-        (lambda g: poisson(g, 5, 20_000), 1.0),
-        (lambda g: gamma(g, 5, 20_000, 2.0), 2.0),
-        (lambda g: gamma(g, 5, 20_000, 0.5), 0.5),
-        (lambda g: weibull(g, 5, 20_000, 1.0), 1.0),
-        (lambda g: weibull(g, 5, 20_000, 0.5), math.sqrt(5)),  # cv^2 = 4! / 2!^2 - 1
-        (lambda g: clusters(g, 5, 20_000), 1.0),
-    ],
-)
-def test_renewal_processes_have_their_rate_and_variation(process: Process, cv: float) -> None:
-    times = process(rng(3, "arrivals"))
-    gaps = np.diff(times)
-    assert ((times >= 0) & (times < 20_000)).all()
-    assert (gaps >= 0).all()
-    assert len(times) == pytest.approx(100_000, abs=5 * cv * math.sqrt(100_000))
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
-
-
-def test_clusters_keep_the_rate_and_burst() -> None:
-    times = clusters(rng(4, "c"), 2.0, 50_000, size=5, gap_s=0.1, duty=0.3, on_s=500)
-    assert len(times) == pytest.approx(100_000, rel=0.03)
-    assert (np.diff(times) >= 0).all()
-    seconds = np.bincount(times.astype(int), minlength=50_000)
-    assert seconds.var() / seconds.mean() > 5  # Poisson has 1
-    busy = np.bincount((times // 50).astype(int), minlength=1000) > 0
-    assert busy.mean() < 0.6
-
-
-@given(st.floats(0.05, 0.95), st.floats(1, 1000), seeds)
-def test_on_time_is_spread_over_exactly_its_duty(duty: float, on_s: float, seed: int) -> None:
-    span = 1000.0
-    on_time = np.linspace(0, span * duty, 2001)[:-1]
-    times = np.sort(on_off(rng(seed, "o"), on_time, span, duty, on_s))
-    assert ((times >= 0) & (times < span)).all()
-    assert len(times) == 2000
-    periods = max(1, round(span * duty / on_s))
-    gaps = np.sort(np.diff(np.append(times, times[0] + span)))  # all but the off-periods are one grid step
-    step = span * duty / 2000
-    assert (gaps[: 2000 - periods] <= step + 1e-6).all()
-
-
-@given(st.integers(1, 300), st.floats(0, 3))
-def test_popularity(models: int, s: float) -> None:
-    share = zipf(models, s)
-    assert share.sum() == pytest.approx(1)
-    assert share[0] / share[-1] == pytest.approx(models**s)
-
-
-def test_rates_that_are_no_rates() -> None:
-    calls: list[Process] = [
-        lambda g: poisson(g, 0, 1),
-        lambda g: poisson(g, -1, 1),
-        lambda g: gamma(g, 1, 1, 0),
-        lambda g: weibull(g, math.nan, 1, 1),
-        lambda g: clusters(g, 1, 1, duty=0),
-        lambda g: clusters(g, 1, 1, size=0.5),
-        lambda g: zipf(0, 1),
-    ]
-    for call in calls:
-        with pytest.raises(UserError):
-            call(rng(0, "x"))
-
-
-# ---------------------------------------------------------------- SLO rules
-
-
-def test_slo_rules() -> None:
-    models = model_set("light8")
-    bases = {name: (0.1 * (i + 1), 0.01) for i, name in enumerate(models.names)}
-    assert slo.resolve(slo.parse("5/2xP95"), models, bases)["llama-3.2-3b/1"] == pytest.approx((1.0, 0.02))
-    assert slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"] == pytest.approx(
-        (0.2143485546, 0.05731449195)
-    )
-    assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04286971092, 0.01146289839)
-    assert set(slo.resolve(slo.parse("absolute:ttft=0.5,tpot=0.05"), models).values()) == {(0.5, 0.05)}
-    assert set(slo.resolve(slo.parse("0.3xabsolute:ttft=10,tpot=0.1"), models).values()) == {(3.0, 0.03)}
-    with pytest.raises(UserError, match=r"no P95 was measured of llama-3\.2-3b/1"):
-        slo.resolve(slo.parse("5xP95"), models, {"llama-3.1-8b/1": (1, 1)})
-    with pytest.raises(UserError, match="set heavy8 has no released SLO base"):
-        slo.resolve(slo.parse("5xreleased"), model_set("heavy8"))
-
-
-def test_slo_of_the_requests_own_latency() -> None:
-    jobs = build(drawn(30), fixed())
-    rule = slo.parse("3/2xsolo")
-    assert isinstance(rule, slo.Scaled)
-    timed = slo.by_isolated(jobs, rule, 0.001 * jobs.prompt_tokens.astype(np.float64), np.full(len(jobs), 0.01))
-    assert timed.ttft_slo_s == pytest.approx(0.003 * jobs.prompt_tokens)
-    assert set(timed.tpot_slo_s) == {0.02}
-    with pytest.raises(UserError, match="no seconds by model"):
-        slo.resolve(rule, fixed())
-
-
-def test_slo_classes(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
-    path.write_text(
-        "[class.chat]\nttft_s = 0.5\ntpot_s = 0.05\n[class.batch]\nttft_s = 10\ntpot_s = 1\n"
-        '[models]\n"llama-3.1-8b*" = "chat"\n"*" = "batch"\n'
-    )
-    seconds = slo.resolve(slo.parse(f"classes:{path}"), model_set("light8"))
-    assert seconds["llama-3.1-8b/2"] == (0.5, 0.05)
-    assert seconds["llama-3.2-1b/2"] == (10.0, 1.0)
-    path.write_text('[class.chat]\nttft_s = 0.5\ntpot_s = 0.05\n[models]\n"x*" = "chat"\n')
-    with pytest.raises(UserError, match="no SLO class for model"):
-        slo.resolve(slo.parse(f"classes:{path}"), model_set("light8"))
-
-
-def test_a_base_at_a_scale() -> None:
-    seconds = "absolute:ttft=10,tpot=0.1"
-    assert [slo.scaled(seconds, x) for x in (1, 0.5)] == [seconds, f"0.5x{seconds}"]
-    assert (slo.scaled("P95", 5), slo.scaled("5/2xP95", 1)) == ("5xP95", "5/2xP95")
-    assert (slo.scaled("P95@l40s", 5), slo.scaled("solo@mi300x", 2)) == ("5xP95@l40s", "2xsolo@mi300x")
-    assert [slo.parse(text) for text in ("5xP95@l40s", "3/2xsolo@mi300x")] == [
-        slo.Scaled("P95", 5.0, 5.0, "l40s"),
-        slo.Scaled("solo", 3.0, 2.0, "mi300x"),
-    ]
-    assert [slo.by_request(text) for text in ("3xsolo@l40s", "3xP95@l40s", "3xreleased")] == [True, False, False]
-    with pytest.raises(UserError, match='"5/2xP95" has no scale'):
-        slo.scaled("5/2xP95", 2)
-
-
-@cases("text", ["", "5", "xP95", "5xP99", "-1xP95", "0xP95", "5/0xP95", "absolute:ttft=1", "infxP95",
-                "5xP95@", "P95@h100*2+l40s", "5xreleased@h100", "absolute:ttft=1,tpot=1@h100"])  # fmt: skip
-def test_what_is_no_slo_rule(text: str) -> None:
-    with pytest.raises(UserError):
-        slo.parse(text)

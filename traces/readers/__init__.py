@@ -1,9 +1,19 @@
 """Readers of released trace formats: a file a format, found by its name (`bench trace convert --from NAME FILE`).
 
 The first line of a reader's docstring says what it reads, FILES the names of such files, as patterns, and KEYS the
-names in a record by which its format is known, in each of its forms (MARK: a word that such a file has besides). Its
-`read(path)` makes a canonical table of a file, with FOLDER of a folder too; further keyword parameters are the options
-of `bench trace convert` that it takes, and `**asked` passes any on to `traces.convert` or `traces.log`.
+names in a record by which its format is known, in each of its forms (MARK: a word that such a file has besides).
+
+A reader is a map of columns:
+
+    COLUMNS     the columns of a table, whose rows are requests in their order, by canonical names (traces.convert)
+    FIELDS      the fields of a log's records, likewise, whatever their order (traces.log); with ALSO, the names of
+                fields that its functions read, no others are read of a CSV or a Parquet
+    skip        a function of a log's record: why it is left out, "" where it is no request, None where it counts
+    expand      a function of a log's lines and records, which may split records or add fields
+    OPTIONS     options of the conversion that the format fixes; `options(path)` where they depend on the file
+
+Where that does not do, its `read(path)` makes a canonical table of a file, with FOLDER of a folder too; its keyword
+parameters are the options of `bench trace convert` that it takes.
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLDER = Path(__file__).parent
-HEAD_BYTES = 1 << 20  # in which a MARK is looked for
+HEAD_BYTES = 1 << 20  # a MARK is looked for in these
 
 
 def names() -> list[str]:
@@ -40,8 +50,8 @@ def find(name: str) -> Any:
         reader = import_module(f"{__name__}.{stem}")
     except Exception as error:  # whatever is wrong in that file is told of that file
         raise UserError(f"traces/readers/{stem}.py is broken: {type(error).__name__}: {error}") from error
-    if not callable(getattr(reader, "read", None)):
-        raise UserError(f"traces/readers/{stem}.py is broken: it has no function `read`")
+    if not any(hasattr(reader, name) for name in ("read", "COLUMNS", "FIELDS")):
+        raise UserError(f"traces/readers/{stem}.py is broken: it has no COLUMNS, no FIELDS and no function `read`")
     return reader
 
 
@@ -50,17 +60,27 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
     from harness.policy.types import UserError
 
     module = find(name)
-    reader = module.read
-    takes = signature(reader).parameters
-    if all(param.kind is not Parameter.VAR_KEYWORD for param in takes.values()):
+    takes = signature(module.read).parameters if hasattr(module, "read") else None
+    if takes and all(param.kind is not Parameter.VAR_KEYWORD for param in takes.values()):
         for option in asked.keys() - takes.keys():
             raise UserError(f"the reader {name} takes no --{option.replace('_', '-')}: its format leaves no choice")
     regular(path)
     if path.is_dir() and not getattr(module, "FOLDER", False):
         raise UserError(f"{path}: a folder; {name} reads a file")
     with reading(path):
-        table: pa.Table = reader(path, **asked)
+        table: pa.Table = module.read(path, **asked) if takes else _mapped(module, path, asked)
     return table
+
+
+def _mapped(module: Any, path: Path, asked: dict[str, Any]) -> pa.Table:
+    """Read a file whose reader is a map of columns."""
+    from traces import convert, log
+
+    known: dict[str, Any] = module.options(path) if hasattr(module, "options") else getattr(module, "OPTIONS", {})
+    if hasattr(module, "COLUMNS"):
+        return convert.convert(path, module.COLUMNS, **known | asked)
+    functions: dict[str, Any] = {key: getattr(module, key, None) for key in ("skip", "expand")}
+    return log.read(path, module.FIELDS, also=getattr(module, "ALSO", None), **functions, **known | asked)
 
 
 def known(path: Path) -> str | None:
@@ -90,10 +110,10 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
     regular(path)
     name = known(path)
     rows = read(name, path, **asked) if name else convert.table(path, **asked)
-    return rows, f"{path.name} read as {f'a log of {name}' if name else 'a table'}{told(schema.metadata(rows))}"
+    return rows, f"{path.name} read as {f'a log of {name}' if name else 'a table'}{summary(schema.metadata(rows))}"
 
 
-def told(meta: Mapping[str, Any]) -> str:
+def summary(meta: Mapping[str, Any]) -> str:
     """Say how a log's stamps were read, and which of its rows were left out."""
     words = {
         "s": "seconds",

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from traces import log
+from traces.log import Lines
 from traces.records import Record
 
 ERROR = {2, "2", "STATUS_CODE_ERROR", "ERROR", "error"}  # opentelemetry-proto, trace.proto, Status.StatusCode
+UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE_NAME
 
 
-def spans(record: Record) -> Iterable[Record]:
-    """Yield spans as name, start (seconds since 1970, or ISO), trace, whether it failed, and attributes by name.
+def spans(lines: Lines) -> Lines:
+    """Yield spans as their attributes with `name`, `startTimeUnixNano`, `trace`, `span` (its id), `failed`, `service`.
 
-    OTLP also has the name of the service that a span is from.
+    The start is seconds since 1970, or a date; the service is named in OTLP alone.
     """
-    if "resourceSpans" in record:
-        for resource in _list(record["resourceSpans"]):
-            service = _attributes(log.mapping(resource.get("resource")).get("attributes")).get("service.name")
-            for scope in _list(resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans")):
-                for span in _list(scope.get("spans")):
-                    yield {**_span(span), "service": service}
-    elif isinstance(record.get("spans"), list):
-        for span in _list(record["spans"]):
-            yield _span(span)
-    else:
-        yield _span(record)
+    for line, record in lines:
+        if "resourceSpans" in record:
+            for resource in _list(record["resourceSpans"]):
+                service = _attributes(log.mapping(resource.get("resource")).get("attributes")).get("service.name")
+                known = isinstance(service, str) and not service.startswith(UNNAMED)
+                for scope in _list(resource.get("scopeSpans") or resource.get("instrumentationLibrarySpans")):
+                    for span in _list(scope.get("spans")):
+                        yield line, {**_span(span), "service": service if known else None}
+        else:
+            for span in _list(record["spans"]) if isinstance(record.get("spans"), list) else (record,):
+                yield line, _span(span)
 
 
 def _list(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -41,16 +43,14 @@ def _span(span: Mapping[str, Any]) -> Record:
             start = int(start) / 1e9
     else:
         start = span.get("start_time") or span.get("startTime")
-    trace = span.get("traceId") or span.get("trace_id") or log.mapping(span.get("context")).get("trace_id")
-    status = log.mapping(span.get("status"))
-    code = status.get("code", status.get("status_code"))
+    context, status = log.mapping(span.get("context")), log.mapping(span.get("status"))
     return {
+        **_attributes(span.get("attributes")),
         "name": span.get("name"),
-        "start": start,
-        "trace": trace,
-        "failed": code in ERROR,
-        "id": span.get("spanId") or span.get("span_id") or log.mapping(span.get("context")).get("span_id"),
-        "attributes": _attributes(span.get("attributes")),
+        "startTimeUnixNano": start,
+        "trace": span.get("traceId") or span.get("trace_id") or context.get("trace_id"),
+        "failed": status.get("code", status.get("status_code")) in ERROR,
+        "span": span.get("spanId") or span.get("span_id") or context.get("span_id"),
     }
 
 
@@ -68,14 +68,3 @@ def _attributes(value: Any) -> dict[str, Any]:
         if isinstance(pair.get("key"), str):
             named[pair["key"]] = typed
     return named
-
-
-def first(attributes: Mapping[str, Any], *names: str) -> Any:
-    """Return the value of the first of some names that is there."""
-    return next((attributes[name] for name in names if attributes.get(name) is not None), None)
-
-
-def text(attributes: Mapping[str, Any], name: str, usual: str = "") -> str:
-    """Return an attribute that is a text; `usual` where there is none."""
-    value = attributes.get(name)
-    return value if isinstance(value, str) else usual

@@ -3,15 +3,6 @@
 VTC's authors lost the original and re-sampled it; Prism ships the same file.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-
-from traces.convert import convert
-
 FILES = ("*real_trace.csv",)
 COLUMNS = {
     "request_id": "req_id",
@@ -20,9 +11,4 @@ COLUMNS = {
     "prompt_tokens": "prompt_len",
     "output_tokens": "output_len",
 }
-
-
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as seconds, in a period of 600 s."""
-    known: dict[str, Any] = {"name": "arena-chat", "time_unit": "s", "licence": "Apache-2.0", "span_s": 600.0}
-    return convert(path, COLUMNS, **known | asked)
+OPTIONS = {"name": "arena-chat", "time_unit": "s", "licence": "Apache-2.0", "span_s": 600.0}

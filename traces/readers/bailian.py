@@ -9,39 +9,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from traces import log
-from traces.records import Record
+from traces.log import Lines
 
 FILES = ("qwen_*blksz*.jsonl*",)
 KEYS = ({"chat_id", "parent_chat_id", "timestamp", "input_length"},)
-NAMES = {
+FIELDS = {
     "arrival_s": "timestamp",
-    "model": "model",
     "prompt_tokens": "input_length",
     "output_tokens": "output_length",
+    "session_id": "conversation",
+    "prefix_hashes": "hash_ids",
 }
 BLOCK_TOKENS = 16
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as seconds; the stream is named as the file is."""
-    stream = str(asked.pop("model", None) or path.name.partition(".")[0].partition("_blksz")[0])
-    conversation: dict[Any, Any] = {}  # its first turn, by turn
+def options(path: Path) -> dict[str, Any]:
+    """Name the stream as the file is."""
+    stream = path.name.partition(".")[0].partition("_blksz")[0]
+    return {"model": stream, "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
 
-    def request(record: Record) -> log.Reading:
+
+def expand(lines: Lines) -> Lines:
+    """Name conversations by their first turn."""
+    first_turn: dict[str, str] = {}
+    for line, record in lines:
         chat, parent = str(record.get("chat_id")), str(record.get("parent_chat_id"))
-        conversation[chat] = conversation.get(parent, chat)
-        blocks = record.get("hash_ids")
-        return log.Request(
-            record.get("timestamp"),
-            stream,
-            record.get("input_length"),
-            record.get("output_length"),
-            conversation[chat],
-            blocks,
-        )
-
-    known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
-    return log.read(path, request, NAMES, **known | asked)
+        first_turn[chat] = first_turn.get(parent, chat)
+        yield line, {**record, "conversation": first_turn[chat]}

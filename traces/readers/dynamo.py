@@ -7,64 +7,51 @@ must have blocks of one size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from harness.policy.types import UserError
-from traces import log, records
+from traces import records
+from traces.log import Lines
 from traces.records import Record
 
 FILES = ("dynamo-request-trace*.jsonl*", "*request-trace*.jsonl*")
 KEYS = ({"event_type", "request"}, {"event"})
-NAMES = {
+FIELDS = {
     "arrival_s": "request.request_received_ms",
     "model": "request.model",
     "prompt_tokens": "request.input_tokens",
     "output_tokens": "request.output_tokens",
+    "session_id": "agent_context.session_id",
+    "prefix_hashes": "request.replay.input_sequence_hashes",
+    "request_id": "request.request_id",
 }
 
 
-def expand(record: Record) -> Iterable[Record]:
-    """Take a record out of its envelope."""
-    inner = record.get("event")
-    yield inner if isinstance(inner, Mapping) else record
+def expand(lines: Lines) -> Lines:
+    """Take records out of their envelopes."""
+    for line, record in lines:
+        inner = record.get("event")
+        yield line, inner if isinstance(inner, Mapping) else record
 
 
-def request(record: Record) -> log.Reading:
-    """Read a request that ended; None for the other events."""
+def skip(record: Record) -> str | None:
+    """Leave out failed requests; "" for other events than a request's end."""
     if record.get("event_type") != "request_end":
-        return None
-    asked = log.mapping(record.get("request"))
-    replay = log.mapping(asked.get("replay"))
-    context = log.mapping(record.get("agent_context"))
-    blocks = replay.get("input_sequence_hashes")
-    if str(log.mapping(asked.get("finish_reason_metadata")).get("finish_reason")) in {"error", "cancelled"}:
-        return "failed"
-    return log.Request(
-        asked.get("request_received_ms"),
-        asked.get("model"),
-        asked.get("input_tokens"),
-        asked.get("output_tokens"),
-        context.get("session_id"),
-        blocks,
-        id=asked.get("request_id"),
-    )
+        return ""
+    reason = records.dig(record, "request.finish_reason_metadata.finish_reason")
+    return "failed" if str(reason) in {"error", "cancelled"} else None
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as milliseconds since 1970."""
-    sizes: dict[int, int] = {}  # with the line where each stands first
-    for line, record in records.records(path):
-        for part in expand(record):
-            size = records.dig(part, "request.replay.trace_block_size")
-            if size is not None and (type(size) is not int or size < 1):
-                raise UserError(f"{path}:{line}: trace_block_size is {str(size)[:40]}, not a number of tokens")
-            if size is not None:
-                sizes.setdefault(size, line)
+def options(path: Path) -> dict[str, Any]:
+    """Return the size of blocks that all records have."""
+    sizes = set[int]()
+    for line, record in expand(records.records(path)):
+        size = records.dig(record, "request.replay.trace_block_size")
+        if size is not None and (type(size) is not int or size < 1):
+            raise UserError(f"{path}:{line}: trace_block_size is {str(size)[:40]}, not a number of tokens")
+        sizes |= set() if size is None else {size}
     if len(sizes) > 1:
         raise UserError(f"{path}: trace_block_size is {', '.join(map(str, sorted(sizes)))}, not one size of blocks")
-    known: dict[str, Any] = {"block_tokens": next(iter(sizes), None)}
-    return log.read(path, request, NAMES, expand=expand, unit=1e-3, **known | asked)
+    return {"unit": 1e-3, "block_tokens": next(iter(sizes), None)}

@@ -10,22 +10,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from traces.convert import convert
-
 FILES = ("Dense_30to100B.csv",)
 COLUMNS = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as microseconds; the stream is named as the file is."""
-    size = path.stem.rpartition("_")[2].lower().replace("to", "-")  # 30-100b
-    known: dict[str, Any] = {
+def options(path: Path) -> dict[str, Any]:
+    """Name the stream as the file is."""
+    return {
         "time_unit": "us",
         "model": path.stem,
-        "name": f"fineserve-{size}",
+        "name": f"fineserve-{path.stem.rpartition('_')[2].lower().replace('to', '-')}",  # 30-100b
         "licence": "none stated (for research, says its README)",
         "drop_bad": True,
     }
-    return convert(path, COLUMNS, **known | asked)

@@ -7,51 +7,46 @@ request came `duration_ms` before `timestamp`. Input tokens are those that were 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from traces import log
+from traces.log import Lines
 from traces.records import Record
 
 KEYS = ({"timestamp", "model", "tokens", "duration_ms"}, {"timestamp", "model", "input_tokens", "duration_ms"})
-NAMES = {
+FIELDS = {
     "arrival_s": "timestamp",
     "model": "model",
     "prompt_tokens": "tokens.input_tokens",
-    "output_tokens": "tokens.output_tokens",
+    "output_tokens": ("tokens.output_tokens", "output_tokens"),
 }
-TEXT = ("completion", "responses", "messages", "infill")  # in the paths of calls that generate text
+TEXT = ("completion", "responses", "messages", "infill")  # paths of calls that generate text have one of these
 
 
-def request(record: Record) -> log.Reading:
-    """Read a row, or say why it is left out."""
+def skip(record: Record) -> str | None:
+    """Say why a row is left out."""
     path = str(record.get("req_path") or "completions")
     if not any(word in path for word in TEXT):
         return "of another call than text generation"
     status = record.get("resp_status_code")
-    if record.get("error_msg") or str(status if status is not None else 200) not in {"200", "0"}:
-        return "failed"
-    tokens = log.mapping(record["tokens"]) if "tokens" in record else record
-    lasted = record.get("duration_ms")
-    return log.Request(
-        record.get("timestamp"),
-        record.get("model"),
-        log.total(tokens.get("input_tokens"), tokens.get("cache_tokens")),
-        tokens.get("output_tokens"),
-        before_s=float(lasted) / 1e3 if isinstance(lasted, int | float | str) and lasted != "" else 0.0,
-    )
+    return "failed" if record.get("error_msg") or str(200 if status is None else status) not in {"200", "0"} else None
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as dates."""
-    return log.read(path, _request, NAMES, **asked)
+def expand(lines: Lines) -> Lines:
+    """Add cached tokens to those that were computed, and take the duration from the stamp."""
+    for line, record in lines:
+        tokens = log.mapping(record["tokens"]) if "tokens" in record else record
+        prompt = log.total(tokens.get("input_tokens"), tokens.get("cache_tokens"))
+        yield line, {**record, "timestamp": _arrival(record), "tokens.input_tokens": prompt}
 
 
-def _request(record: Record) -> log.Reading:
-    """Read a row; one whose duration is no number has no time."""
+def _arrival(record: Record) -> Any:
+    ended, lasted_ms = record.get("timestamp"), record.get("duration_ms")
     try:
-        return request(record)
-    except ValueError:
-        return log.Request("no duration", record.get("model"), None, None)
+        ended_s = log.seconds(ended)
+    except (TypeError, ValueError, OverflowError):
+        return ended  # it is refused as it stands
+    try:
+        return None if ended_s is None else ended_s - float(lasted_ms or 0.0) / 1e3
+    except (TypeError, ValueError):
+        return f"{ended} behind {lasted_ms} ms"

@@ -8,10 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from traces.convert import convert
-
 FILES = ("*_trace.jsonl",)
 KEYS = ({"timestamp", "input_length", "output_length", "hash_ids"},)
 COLUMNS = {
@@ -23,15 +19,9 @@ COLUMNS = {
 BLOCK_TOKENS = 512
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as milliseconds; the stream is named as the file is."""
+def options(path: Path) -> dict[str, Any]:
+    """Name the stream as the file is."""
     stream = path.stem.removesuffix("_trace")
-    known: dict[str, Any] = {
-        "time_unit": "ms",
-        "model": stream,
-        "name": f"mooncake-{stream}",
-        "licence": "Apache-2.0",
-        "tier": "synthetic" if stream == "synthetic" else "replayed",
-        "block_tokens": BLOCK_TOKENS,
-    }
-    return convert(path, COLUMNS, **known | asked)
+    tier = "synthetic" if stream == "synthetic" else "replayed"
+    known = {"time_unit": "ms", "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
+    return known | {"model": stream, "name": f"mooncake-{stream}", "tier": tier}

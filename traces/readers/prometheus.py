@@ -70,9 +70,9 @@ class Series(NamedTuple):
 
     done: Curve = NEVER
     unserved: Mapping[str, Curve] = MappingProxyType({})  # requests that ended without an answer, by UNSERVED
-    prompt: Mapping[float, Curve] = MappingProxyType({})  # by the bucket's upper bound
+    prompt: Mapping[float, Curve] = MappingProxyType({})  # keyed by the bucket's upper bound
     output: Mapping[float, Curve] = MappingProxyType({})
-    prompt_sum: Curve = NEVER  # where it was not asked for
+    prompt_sum: Curve = NEVER  # it was not asked for
     output_sum: Curve = NEVER
 
 

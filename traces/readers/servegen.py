@@ -110,7 +110,7 @@ def read(
     )
 
 
-Lengths = dict[float, tuple[tuple[Any, Any], tuple[Any, Any]]]  # by begin: values and shares of prompts, and of outputs
+Lengths = dict[float, tuple[tuple[Any, Any], tuple[Any, Any]]]  # by begin, values and shares of prompts and outputs
 
 
 def _clients(path: Path) -> tuple[list[tuple[str, str, list[Window], Lengths]], int]:

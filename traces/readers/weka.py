@@ -8,59 +8,41 @@ has no date, so each begins where the one before it ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from traces import log
-from traces.records import Record
+from traces.log import Lines
 
 KEYS = ({"id", "requests"},)
-NAMES = {"arrival_s": "t", "model": "model", "prompt_tokens": "in", "output_tokens": "out"}
-BLOCK_TOKENS = 64
+FIELDS = {
+    "arrival_s": "t",
+    "model": "model",
+    "prompt_tokens": "in",
+    "output_tokens": "out",
+    "session_id": "session",
+    "prefix_hashes": "hash_ids",
+}
+OPTIONS = {"licence": "Apache-2.0", "block_tokens": 64}
 
 
-def read(path: Path, **asked: Any) -> pa.Table:
-    """Read its stamps as seconds, sessions one after the other."""
-    begin_s, known_model = 0.0, asked.pop("model", None)
-
-    def expand(session: Record) -> Iterable[Record]:
-        nonlocal begin_s
-        calls = list(_calls(session.get("requests"), 0.0))
-        scope = session.get("id") if session.get("hash_id_scope") == "local" else None
-        model = session.get("model") or next(iter(_strings(session.get("models"))), None)
+def expand(lines: Lines) -> Lines:
+    """Yield the calls of sessions, one session behind the other."""
+    begin_s = 0.0
+    for line, session in lines:
+        models = session.get("models")
+        usual = [model for model in models if isinstance(model, str)] if isinstance(models, list) else []
+        model = session.get("model") or next(iter(usual), None)
         last_s = 0.0
-        for call, after_s in calls:
-            at = call.get("t")
+        for call, after_s in _calls(session.get("requests"), 0.0):
+            at, blocks = call.get("t"), call.get("hash_ids")
             if isinstance(at, int | float) and not isinstance(at, bool):
                 at = begin_s + after_s + at
                 last_s = max(last_s, at - begin_s)
-            yield {
-                **call,
-                "t": at,
-                "model": known_model or call.get("model") or model,
-                "session": session.get("id"),
-                "scope": scope,
-            }
+            if isinstance(blocks, list) and session.get("hash_id_scope") == "local" and session.get("id") is not None:
+                blocks = [_local(session["id"], block) for block in blocks]
+            named = {"model": call.get("model") or model, "session": session.get("id")}
+            yield line, {**call, "t": at, **named, "hash_ids": blocks}
         begin_s += last_s
-
-    def request(call: Record) -> log.Reading:
-        blocks = call.get("hash_ids")
-        if isinstance(blocks, list) and call.get("scope") is not None:
-            blocks = [_local(call["scope"], block) for block in blocks]
-        return log.Request(
-            call.get("t"),
-            call.get("model"),
-            call.get("in"),
-            call.get("out"),
-            call.get("session"),
-            blocks,
-        )
-
-    known: dict[str, Any] = {"licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
-    return log.read(path, request, NAMES, expand=expand, **known | asked)
 
 
 def _local(scope: object, block: object) -> int:
@@ -80,7 +62,3 @@ def _calls(requests: Any, after_s: float) -> Iterator[tuple[Mapping[str, Any], f
             yield from _calls(call["requests"], after_s + spawn_s if relative else after_s)
         else:
             yield call, after_s
-
-
-def _strings(value: Any) -> list[str]:
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

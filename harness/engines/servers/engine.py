@@ -22,12 +22,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from harness.client.body import Server, Style
+from harness.client.body import Style
 from harness.client.client import Client, Told
 from harness.client.load import OtherLoad
 from harness.client.log import Log
@@ -35,20 +35,21 @@ from harness.client.verdict import verdict
 from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
 from harness.engines.servers import account, wakes
-from harness.engines.servers.fleet import SILENT_S, Change, Fleet, Kind, Up
-from harness.engines.wallclock import Live, WallClock, WallView, machine_facts
+from harness.engines.servers.fleet import SILENT_S, Change, Kind
+from harness.engines.servers.requests import Requests
+from harness.engines.servers.view import Seen
+from harness.engines.wallclock import machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, Phase, Request, UserError
-from harness.policy.view import KvState, View, Weights
+from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, UserError
+from harness.policy.view import View
 
 if TYPE_CHECKING:
     from harness.engines.servers.timed import Rig
 
 LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
-BEHIND_S = 10.0  # after which a run whose events wait so long to be taken in ends, and is invalid
+BEHIND_S = 10.0  # a run whose events wait so long to be taken in ends, and is invalid
 CLIENT = "client.parquet"
-IGNORED = "the server ignores ignore_eos"  # which every request sets
 
 Connect = Callable[[Jobs, int, Style], Client]
 
@@ -58,7 +59,7 @@ def connect(jobs: Jobs, seed: int, style: Style) -> Client:
     return Client(jobs, seed=seed, timeout_s=SILENT_S, style=style)
 
 
-class Servers(WallClock):
+class Servers(Requests):
     """An engine that serves a workload on servers of one kind."""
 
     tells = frozenset({Woke, Arrived, Prefilled, Finished, Done, Load, Evict})
@@ -66,27 +67,16 @@ class Servers(WallClock):
     wall_clock = exclusive = True
 
     def __init__(self, config: Config, kind: Kind, connect: Connect = connect) -> None:
-        super().__init__(config)
-        self.kind, self.connect = kind, connect
+        super().__init__(config, kind)
+        self.connect = connect
         self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
-        self.fleet = Fleet(kind)
-        self.client: Client | None = None
-        self.log: Log | None = None  # of the client, once the run is over
-        self.lanes: set[Batch] = set()
-        self.routed: dict[str, Server | None] = {}  # as the client was told
-        self.unsure = 0  # routes that the client was told and has not confirmed
-        self.sent: dict[int, Up] = {}  # requests under way, by their server
-        self.stays: dict[Up, list[int]] = {}  # what every server was ever sent
-        self.wakes: list[wakes.Wake] = []  # of servers by themselves, once the run is over
-        self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
-        self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
+        self.log: Log | None = None  # the client's, once the run is over
+        self.wakes: list[wakes.Wake] = []  # those of servers by themselves, once the run is over
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
-        self._heard: deque[Told] = deque()  # from the client, and not yet taken in
-        self._zero_ns = 0  # the client's clock at 0 s
-        self._expected = 0  # requests that the client has still to announce
+        self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
         self._other: OtherLoad | None = None
         self._other_cores = math.nan
         self._folder: Path | None = None
@@ -199,145 +189,6 @@ class Servers(WallClock):
                     self.fleet.stop(up)
         return False
 
-    def _take(self, told: Told) -> None:
-        kind, rid, at_ns, tokens = told
-        at_s = (at_ns - self._zero_ns) / 1e9
-        if at_s > self._end_s:
-            return
-        match kind:
-            case "arrived":
-                self._come(rid, at_s, bool(tokens))
-            case "routed":
-                self.unsure -= 1
-            case "first":
-                self._first(self.live[rid], tokens, at_s)
-            case "done" | "failed" | "dropped":
-                self._ended(self.live[rid], kind, at_s, tokens)
-
-    # ------------------------------------------------------------ requests, as the client tells of them
-
-    def _come(self, r: int, due_s: float, sent: bool) -> None:
-        """Take in a request that is due; the client has sent it already if its model was routed."""
-        jobs = self.jobs
-        if jobs.after is None:
-            due_s = jobs.arrival_s.item(r)  # not rounded
-        model, prompt = jobs.models[jobs.model.item(r)], jobs.prompt_tokens.item(r)
-        self._expected -= 1
-        self._due_s[r] = self._R["arrival"][r] = due_s
-        request = self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), due_s)
-        if (batch := self.routes.get(model)) is not None:
-            self._R["admit"][r], request.batch = due_s, batch
-            self.batches.setdefault(batch, {})[r] = request
-            if sent:
-                self._sending(request, due_s)
-            else:
-                self._offer(request)
-        slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
-        self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
-
-    def _first(self, request: Live, tokens: int, at_s: float) -> None:
-        assert request.batch is not None
-        self._R["first"][request.rid] = at_s
-        request.made, request.kv_tokens = tokens, request.prompt_tokens + tokens
-        if tokens < request.output_tokens:
-            self.tell([Prefilled(request.rid, request.batch)])
-
-    def _ended(self, request: Live, how: Literal["done", "failed", "dropped"], at_s: float, tokens: int) -> None:
-        r, up = request.rid, self.sent.pop(request.rid, None)
-        self.cancelled.discard(r)
-        if how == "done" and tokens != request.output_tokens:
-            why = f": {IGNORED}" if tokens < request.output_tokens else ""
-            how, self.errors[r] = "failed", f"ended after {tokens} of {request.output_tokens} tokens{why}"
-        elif how == "dropped" and r in self.errors:  # given up here, for want of a server
-            how = "failed"
-        if up is None:
-            self._pass(request, at_s)
-        else:
-            up.flying.discard(r)
-        self._R["done"][r], self._ends[r] = at_s, stamps.NAMES.index(how)
-        self._leave(request)
-        del self.live[r]
-        self.tell([Finished(r, request.batch, how)])
-
-    # ------------------------------------------------------------ where requests go
-
-    def _at(self, batch: Batch) -> Server | None:
-        """Return the server to which requests of a batch may be sent now, or None."""
-        up = self.fleet.up.get(batch.inst)
-        return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
-
-    def _offer(self, request: Live) -> None:
-        """Send a member of a batch if its server takes it; it fails where its server ended by itself."""
-        assert request.batch is not None
-        assert self.client is not None
-        self._pass(request, self.now_s)
-        if (to := self._at(request.batch)) is not None:
-            self.client.send(request.rid, to)
-            self._sending(request, self.now_s)
-        elif (why := self.fleet.dead.get(request.batch.inst)) is not None and request.rid not in self.cancelled:
-            self.errors[request.rid] = why
-            self._cancel(request.rid)
-
-    def _sending(self, request: Live, at_s: float) -> None:
-        """Hand a request over to its server from `at_s` on."""
-        assert request.batch is not None
-        inst = request.batch.inst
-        assert not isinstance(inst.place, Host)
-        self._pass(request, at_s)
-        last = self._places.setdefault(inst.place, len(self._places))
-        self._R["first_inst"][request.rid] = self._R["last_inst"][request.rid] = last
-        self._sent_s[request.rid] = at_s
-        if (up := self.fleet.up.get(inst)) is None:  # it ended by itself a moment ago, and the client does not know yet
-            up = Up(inst, state="dead")
-            self.errors[request.rid] = self.fleet.dead.get(inst, "its server has ended")
-        self.sent[request.rid] = up
-        up.flying.add(request.rid)
-        self.stays.setdefault(up, []).append(request.rid)
-
-    def _cancel(self, rid: int) -> None:
-        assert self.client is not None
-        self.client.cancel(rid)
-        self.cancelled.add(rid)
-
-    def _flow(self, inst: Inst) -> None:
-        """Offer the members of an instance anew after a change there, and route later arrivals."""
-        for batch in [batch for batch in self.batches if batch.inst == inst]:
-            for request in list(self.members(batch)):
-                if request.rid not in self.sent:
-                    self._offer(request)
-        for model, batch in self.routes.items():
-            if batch.inst == inst:
-                self._route(model)
-
-    def _route(self, model: str) -> None:
-        """Tell the client where a model's requests go by themselves."""
-        to = self._at(self.routes[model])
-        if self.client is not None and to != self.routed.get(model):
-            self.client.route(model, to)
-            self.routed[model] = to
-            self.unsure += self.begun
-
-    def _pass(self, request: Live, at_s: float) -> None:
-        """Charge a request's wait up to `at_s`, then start the next cause."""
-        self._R[request.cause][request.rid] += max(0.0, at_s - request.since_s)
-        request.since_s, request.cause = at_s, "admission" if request.batch is None else self.waits_for(request)
-
-    def waits_for(self, request: Live) -> str:
-        """See WallClock."""
-        assert request.batch is not None
-        up = self.fleet.up.get(request.batch.inst)
-        return "queue" if up is not None and up.state == "ready" else "load"
-
-    def charge(self, stepping: Iterable[Live]) -> None:
-        """Do nothing: waits are charged request by request (`_pass`)."""
-
-    def release(self, request: Live) -> None:
-        """Do nothing: KV is held by the servers; see WallClock."""
-
-    def kv_bytes(self, request: Live) -> int:
-        """Return the KV bytes of the tokens that the client knows of, at a request's server; see WallClock."""
-        return request.kv_tokens * self.cluster.models[request.model].kv_token_bytes
-
     # ------------------------------------------------------------ what became of a server
 
     def _changed(self, change: Change) -> None:
@@ -362,19 +213,19 @@ class Servers(WallClock):
         """See WallClock; an action with a field that is not in `can` is refused."""
         match action:
             case Load(inst, way) if way in self.kind.ways:
-                return self._nowhere(inst) or self._load(action)
+                return self._place_refusal(inst) or self._load(action)
             case Evict(inst, True) if "Evict" in self.can:
-                return self._nowhere(inst) or self._evict(action)
+                return self._place_refusal(inst) or self._evict(action)
             case Limit(model, gpu, kv_bytes) if "Limit" in self.can and self._there(model, gpu):
                 return self._limit(model, gpu, kv_bytes)
             case Admit(_, batch):
-                return self._nowhere(batch.inst) or self._admit(action)
+                return self._place_refusal(batch.inst) or self._admit(action)
             case Drop(rid):
                 if failed := self.gone(rid):
                     return failed
                 self._cancel(rid)
             case Run(batch, sms=sms) if action == Run(batch, sms=sms) and (sms is None or "Run.sms" in self.can):
-                return self._nowhere(batch.inst) or self._run(batch, sms)
+                return self._place_refusal(batch.inst) or self._run(batch, sms)
             case _:
                 return "never", f"{self.kind.name} cannot do that"
         return None
@@ -382,7 +233,7 @@ class Servers(WallClock):
     def _there(self, model: str, gpu: int) -> bool:
         return model in self.cluster.models and 0 <= gpu < len(self.cluster.gpus)
 
-    def _nowhere(self, inst: Inst) -> Refusal | None:
+    def _place_refusal(self, inst: Inst) -> Refusal | None:
         place = inst.place
         if isinstance(place, tuple) and place and all(self._there(inst.model, g) for g in place):
             degree = self.cluster.models[inst.model].tp
@@ -520,7 +371,7 @@ class Servers(WallClock):
         if failures := account.failures(self._why_failed()):
             facts["failures"] = failures
         if (keep := self.kind.keep) is not None:
-            facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.told(self.fleet.logs, keep.line))
+            facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.count_lines(self.fleet.logs, keep.line))
         return facts
 
     def side(self) -> dict[str, Any]:
@@ -542,48 +393,3 @@ class Servers(WallClock):
 def _read(log: Path) -> Iterator[bytes]:
     if log.is_file():
         yield log.read_bytes()
-
-
-class Seen(WallView):
-    """The view that policies have of servers."""
-
-    def __init__(self, engine: Servers) -> None:
-        super().__init__(engine)
-        self._engine = engine
-
-    def weights(self, inst: Inst) -> Weights:
-        """See View; the files of all models are at hand on the host."""
-        up = self._engine.fleet.up.get(inst)
-        return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
-
-    def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """See View."""
-        if isinstance(home, Host):
-            return tuple(Inst(m, home) for m in self._engine.cluster.models)
-        return tuple(inst for inst in self._engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
-
-    def free_bytes(self, home: int | Host) -> int:
-        """See View; no KV goes to the host."""
-        if isinstance(home, Host):
-            return 0
-        free = self._engine.fleet.free_bytes(home)
-        elastic = self.insts(home) if self._engine.kind.elastic else ()
-        return free - sum(self._known(self._engine.fleet.up[inst]) for inst in elastic)
-
-    def kv(self, model: str, gpu: int) -> KvState:
-        """See View: of what its server may have, the part that tokens known to the client fill."""
-        servers = [self._engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
-        have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
-        left = have - used
-        if self._engine.kind.elastic:
-            left = max(0, min(left, self.free_bytes(gpu)))
-        return KvState(used, self._engine.fleet.limits.get((model, gpu)), left)
-
-    def _known(self, up: Up) -> int:
-        """Return the bytes of KV that a server holds, as far as the client knows."""
-        return min(up.kv_bytes, sum(self._engine.kv_bytes(self._engine.live[r]) for r in up.flying))
-
-    def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """See View."""
-        open_ = phase == "mixed" and batch in self._engine.lanes
-        return Run(batch, sms=self._engine.fleet.sms.get(batch.inst)) if open_ else None

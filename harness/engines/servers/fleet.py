@@ -31,7 +31,7 @@ from harness.policy.view import Weights
 
 SILENT_S = 120.0  # without a byte from its server, a request fails
 READY_S = 300.0  # within which a server must answer, fall asleep or wake
-TRIES = 3  # of a start whose port is taken meanwhile
+TRIES = 3  # a start whose port is taken meanwhile is tried so often
 
 
 class Seat(NamedTuple):
@@ -61,8 +61,8 @@ class Kind(Protocol):
 
     name: str
     can: frozenset[str]
-    ways: frozenset[str]  # of Load: how a server comes
-    sleeps: Mapping[str, Sleep]  # by way: who came by it sleeps when evicted, and wakes when loaded again
+    ways: frozenset[str]  # ways of Load by which a server comes
+    sleeps: Mapping[str, Sleep]  # keyed by way: who came by it sleeps when evicted, and wakes when loaded again
     keep: Keep | None  # None: it never does
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
@@ -71,7 +71,7 @@ class Kind(Protocol):
     slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
     style: Style
     lacks: str  # what it needs and is not here, as in Engine
-    facts: Mapping[str, str]  # of `measured_on`, beside the machine's own
+    facts: Mapping[str, str]  # `measured_on` has them too
 
     def ready(self, folder: Path) -> None:
         """Find programs and models, start what servers share; files that go with the engine may be put into the folder.
@@ -106,7 +106,7 @@ class Up:
     """A server from its first Load until its process has ended; between two Loads it may be asleep."""
 
     inst: Inst
-    way: str = "host"  # by which it came
+    way: str = "host"  # it came by this way
     state: State = "planned"  # see states.py
     kv_bytes: int = 0
     asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be told
@@ -115,7 +115,7 @@ class Up:
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
-    sms: int | None = None  # that it was started with; None: all
+    sms: int | None = None  # it was started with so many; None: all
     told_bytes: int | None = None  # elastic: the limit that it was told, of `kv_bytes`
     telling: Lock = field(default_factory=Lock)
 
@@ -148,7 +148,7 @@ class Span(NamedTuple):
     what: str
     model: str
     gpus: list[int]
-    begun_s: float  # by time.monotonic
+    begun_s: float  # read off time.monotonic
     seconds: float
 
 
@@ -157,19 +157,19 @@ class Fleet:
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
-        self.up: dict[Inst, Up] = {}  # in order of Load
+        self.up: dict[Inst, Up] = {}  # Load gives the order
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
         self.sms: dict[Inst, int] = {}  # with which servers start; others have all
-        self.faults: list[str] = []  # in order of time
+        self.faults: list[str] = []  # sorted by time
         self.spans: list[Span] = []
-        self.logs: dict[Path, None] = {}  # of each server that was ever started; a later start goes on in it
+        self.logs: dict[Path, None] = {}  # every server that was ever started has one; a later start goes on in it
         self._folder = Path()
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
         self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
         self._threads: list[Thread] = []
-        self._turns = [Lock() for _ in self.gpus]  # of starts, sleeps and wakes, by GPU, where a kind needs them apart
+        self._turns = [Lock() for _ in self.gpus]  # starts, sleeps and wakes of a GPU may take turns
         self._closing = False
 
     def open(self, folder: Path) -> None:
@@ -331,7 +331,7 @@ class Fleet:
             else:
                 self._ring(Change(up, what))
 
-        self._beside(attend)
+        self._in_thread(attend)
 
     def resize(self, up: Up, kv_bytes: int) -> None:
         """Change the limit of a server's KV memory; one that does not obey has ended by itself."""
@@ -344,7 +344,7 @@ class Fleet:
 
         up.kv_bytes = kv_bytes
         if up.state == "ready":
-            self._beside(tell)
+            self._in_thread(tell)
 
     def _limit(self, up: Up) -> None:
         """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
@@ -356,7 +356,7 @@ class Fleet:
                     raise UserError(f"no limit for the server of {up.inst.model}: {error}") from None
             up.told_bytes = kv_bytes
 
-    def _beside(self, work: Callable[[], None]) -> None:
+    def _in_thread(self, work: Callable[[], None]) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         self._threads.append(Thread(target=work, daemon=True))
         self._threads[-1].start()

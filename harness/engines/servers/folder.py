@@ -19,8 +19,8 @@ from harness.engines.servers import gguf
 from harness.policy.types import Shape, UserError
 
 TINY = Shape("llama-tiny", 4, 256, 4, 4, 64, 1024, 1000, gated=True, tied=False, max_tokens=4096)
-SMALL_BYTES = 64 << 20  # of weights that are served on a host as they are
-FORMAT = 1  # of what is written here; another number, other files
+SMALL_BYTES = 64 << 20  # weights up to this size are served on a host as they are
+FORMAT = 1  # another number writes other files
 
 
 def on_host(shape: Shape) -> Shape:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from harness.engines.servers import environments
 
-DEVICES = Path("/dev")  # where the driver has a file a card
+DEVICES = Path("/dev")  # the driver has a file a card there
 MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
-MOUNTED = Path("/usr/local/nvidia/bin")  # where containers have the driver's programs, often beside PATH
+MOUNTED = Path("/usr/local/nvidia/bin")  # containers have the driver's programs there, often not on PATH
 
 
 class Card(NamedTuple):

@@ -52,7 +52,7 @@ class Process:
         self.command, self.env, self.log, self.ready_url = tuple(command), dict(env), log, ready_url
         self._child: subprocess.Popen[bytes] | None = None
         self._closing = threading.Lock()
-        self._seen = set[psutil.Process]()  # of its processes
+        self._seen = set[psutil.Process]()  # holds its processes
         self._logged_before = 0
 
     @property

@@ -36,7 +36,7 @@ from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, Unsupported, UserError
 
-MEMORY = 512 * MIB  # of a GPU that is a part of a host, unless the spec says otherwise
+MEMORY = 512 * MIB  # a GPU that is part of a host has so much unless the spec says otherwise
 MODELS = "MODELS_DIR"
 
 
@@ -44,7 +44,7 @@ class Started:
     """Servers of one program, in the environment of its name."""
 
     name: str
-    package: str  # that environment's, whose version `measured_on` holds
+    package: str  # `measured_on` holds its version
     style: Style
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
@@ -54,8 +54,8 @@ class Started:
     sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way
     slots = 4  # llama.cpp's own default of --parallel
-    block_tokens = 16  # in whole numbers of which KV memory is taken
-    element_bytes = 2  # of weights and KV
+    block_tokens = 16  # KV memory is taken in blocks of so many
+    element_bytes = 2  # a weight or a number of KV takes so many
 
     def __init__(
         self, config: Config, priced: Machine, card: Card | None = None, options: Mapping[str, Option] | None = None
@@ -64,7 +64,7 @@ class Started:
         self.lacks = (card is None and self.card_only) or environments.lacking(self.name)
         # Threads of a step wait for each other in loops: with more of them than processors, it takes seconds.
         self.threads = max(1, (os.cpu_count() or 1) // len(config.models))
-        self.weights: dict[str, Path] = {}  # by model
+        self.weights: dict[str, Path] = {}  # keyed by model
         self.files = real(config) if card is not None else {}
         self.elastic = self.at_once = False
         self.apart = card is not None

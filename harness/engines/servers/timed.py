@@ -39,15 +39,15 @@ PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 HELD_PROMPTS = frozenset({3, 12, 24, 96, 192, 768, 1536})
 SEQS = (1, 2, 3, 4, 8, 16, 32, 64)
 HELD_SEQS = frozenset({3})
-CONTEXTS = (0.02, 0.3, 0.85)  # of the longest
-HELD_CONTEXT = 1  # of a third of the longest, with several streams
+CONTEXTS = (0.02, 0.3, 0.85)  # shares of the longest
+HELD_CONTEXT = 1  # the context of a third of the longest is held out with several streams
 REPEATS = 5
 WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
 STARTS = 1  # and stops, sleeps and wakes: of a round
 ENDS = {"stop": "start", "wake": "sleep"}  # what is measured with what
-ROUNDS = 3  # of the whole plan, unless said: a host that others share changes its speed within minutes
+ROUNDS = 3  # the plan is measured so often: a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
@@ -82,14 +82,14 @@ class Unseen(Exception):
 class Subject(NamedTuple):
     """Servers to measure."""
 
-    servers: Mapping[str, Sequence[Inst]]  # by the name of their shape, as many of each as BESIDE says at most
+    servers: Mapping[str, Sequence[Inst]]  # keyed by the name of their shape, as many of each as BESIDE says at most
     seat: Callable[[Inst, Path], Seat]
     roots: Callable[[], Sequence[int]]  # processes of servers that are not ours
     style: Style
     slots: int  # requests that a server steps together
     most: int  # tokens of a step, and of a prompt
     about: Mapping[str, str]  # machine and versions
-    sleeps: Mapping[str, Sleep] = {}  # by way, as Kind has them
+    sleeps: Mapping[str, Sleep] = {}  # keyed by way, as Kind has them
 
 
 def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:

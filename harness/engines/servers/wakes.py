@@ -24,7 +24,7 @@ class Stay(NamedTuple):
     """A server from when it was ready until it stopped."""
 
     model: str
-    ready_s: float  # by time.monotonic
+    ready_s: float  # read off time.monotonic
     rids: Sequence[int]  # the requests that it was sent
 
 
@@ -53,7 +53,7 @@ def find(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], ND
     return wakes, waited_s
 
 
-def told(logs: Iterable[Path], line: str) -> int:
+def count_lines(logs: Iterable[Path], line: str) -> int:
     """Count the wakes that the servers' logs tell of."""
     return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
 

@@ -1,6 +1,6 @@
 """State that all parts of the engine read and change: the models, memory, and the requests in a step.
 
-`engine.py` derives from it; what is here does not know how steps are formed, or weights and KV brought.
+`engine.py` derives from it; what is here does not know how steps are form_step, or weights and KV brought.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from harness.engines.machine import Refusal
 from harness.engines.torch.kind import Kind
 from harness.engines.torch.nets import Net
 from harness.engines.torch.pages import Account, Arena
-from harness.engines.torch.processes import Seat, Workers
+from harness.engines.torch.processes import WorkerProcess, Workers
 from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live, WallClock
 from harness.policy.events import Done, Preempted
@@ -28,7 +28,7 @@ class Kv:
     home: Gpus | Host
     blocks: list[int] = field(default_factory=list)
     tokens: int = 0
-    attend: bool = False  # where it lies, for a batch elsewhere
+    attend: bool = False  # it is attended where it lies, for a batch elsewhere
     swapped: bool = False  # to the host by the engine, which brings it back
 
     @property
@@ -61,7 +61,7 @@ class Core(WallClock):
         """Free what only a step has used."""
         raise NotImplementedError
 
-    def unseat(self, seat: Seat) -> None:
+    def dismiss(self, worker: WorkerProcess) -> None:
         """Let a worker end."""
         raise NotImplementedError
 
@@ -70,14 +70,14 @@ class Core(WallClock):
         """Places of instances: one device each."""
         return [(device,) for device in range(self.config.gpus)]
 
-    def nowhere(self, inst: Inst) -> Refusal | None:
+    def place_refusal(self, inst: Inst) -> Refusal | None:
         """Return the reason for which an instance cannot be at its place, None where it can."""
         if inst.model not in self.nets or isinstance(inst.place, Host) or inst.place not in self.places:
             many = not isinstance(inst.place, Host) and len(inst.place) > 1
             return "never", "tensor parallelism is not served" if many else f"no {inst.model} on {inst.place}"
         return None
 
-    def here(self, request: Live, place: Gpus) -> bool:
+    def attendable(self, request: Live, place: Gpus) -> bool:
         """Tell whether a member's KV can be attended by its batch."""
         kv = self.kv[request.rid]
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))

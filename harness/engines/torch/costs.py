@@ -48,7 +48,7 @@ class Numbers(Quantity):
     start_s: Number
 
 
-NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # in the order of `features`
+NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # `features` gives them in this order
 
 
 class Work(NamedTuple):
@@ -93,7 +93,7 @@ def row(net: Net, fitted: Numbers) -> Row:
         return float(np.dot(features(net, work), rates))
 
     base, more = seconds(Work(1)), seconds(Work(0, 0.0, 1, 2)) - seconds(Work(0, 0.0, 1, 1))
-    beside = seconds(Work(2)) - base - more  # of a sequence, its part of the LM head included
+    beside = seconds(Work(2)) - base - more  # what a sequence adds, with its part of the LM head
     cost = dict.fromkeys(COST.names or (), 0.0) | {
         "host1": beside,
         "serial": 1.0,

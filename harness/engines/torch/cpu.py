@@ -18,11 +18,11 @@ from torch import Tensor, float32, frombuffer
 
 from harness.engines.torch import model
 from harness.engines.torch.kind import CPU
-from harness.engines.torch.model import Pass, Piece, Slots, Weights
-from harness.engines.torch.wire import Given, Order
+from harness.engines.torch.model import Pass, Slots, Weights
+from harness.engines.torch.wire import Given, Order, Part
 from harness.policy.types import MIB
 
-MAP_FIXED, MAP_NORESERVE, MAP_POPULATE = 0x10, 0x4000, 0x8000  # of Linux; the module mmap names few
+MAP_FIXED, MAP_NORESERVE, MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux has these; the module mmap names few
 NONE, BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,7 +82,7 @@ class Core:
     place = torch.device("cpu")
 
     def __init__(self, memory: int) -> None:
-        self.memory = memory  # the file
+        self.memory = memory  # its file
         self.meanwhile: Callable[[], None] | None = None  # never: a kernel is over once it is called
 
     def space(self, size: int) -> Space:
@@ -100,39 +100,39 @@ class Core:
     def wait(self) -> None:
         """See Device."""
 
-    def contexts(self, pieces: Sequence[Piece], kv: Tensor) -> Any:
+    def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
         """See Device."""
-        return model.table(pieces, kv)
+        return model.block_table(parts, kv)
 
-    def attend(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
+    def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
         """See Device."""
-        return model.attend(kv, layer, contexts, q)
+        return model.decode_attention(kv, layer, contexts, q)
 
-    def long(self, piece: Piece, kv: Tensor) -> Any:
+    def prompt(self, part: Part, kv: Tensor) -> Any:
         """See Device."""
-        return piece, model.spread(piece, kv)
+        return part, model.block_ids(part, kv)
 
-    def attend_long(self, kv: Tensor, layer: int, long: Any, q: Tensor) -> Tensor:
+    def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
         """See Device."""
-        piece, blocks = long
-        return model.attend_long(kv, layer, piece, blocks, q)
+        part, blocks = prompt
+        return model.prompt_attention(kv, layer, part, blocks, q)
 
-    def turned(self, step: Pass, layer: int, qkv: Tensor) -> None:
+    def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> None:
         """See Device: a kernel for it would save nothing here."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
         """See Device: a launch costs nothing here."""
 
-    def give(self, *tensors: Tensor) -> Any:
-        """See Device: arrays, which a pipe takes."""
+    def export(self, *tensors: Tensor) -> Any:
+        """See Device: arrays, which a pipe carries."""
         return [tensor.numpy() for tensor in tensors]
 
-    def take(self, given: Any) -> list[Tensor]:
+    def imported(self, handle: Any) -> list[Tensor]:
         """See Device."""
-        return [torch.from_numpy(array) for array in given]
+        return [torch.from_numpy(array) for array in handle]
 
-    def lend(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
-        """See Device: another process has no use for it."""
+    def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
+        """See Device: another process cannot read this KV."""
 
-    def borrow(self, lent: Any) -> None:
+    def imported_attention(self, handle: Any) -> None:
         """See Device."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from harness.engines.torch.model import Attention, Computed, Far, Slots, Weights
+from harness.engines.torch.model import Attention, Computed, Remote, Slots, Weights
 from harness.engines.torch.wire import Given, Order
 
 
@@ -34,9 +34,9 @@ class Space(Protocol):
 
 
 class UnderWay(Protocol):
-    """A step under way, which may stop after any layer: model.Pass, or the graphs of a device."""
+    """A step under way, which may stop after any layer: a model.Pass, or graphs of a device."""
 
-    def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:
+    def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:
         """Compute layers up to `until`; see model.Pass."""
 
     def computed(self, wait: Callable[[], None]) -> Computed:
@@ -50,7 +50,7 @@ class Device(Attention, Protocol):
     """A device as one worker has it: all that differs between the two kinds."""
 
     place: torch.device
-    meanwhile: Callable[[], None] | None  # what its worker does, again and again, while kernels run; None: it sleeps
+    meanwhile: Callable[[], None] | None  # called again and again while kernels run; None: the worker sleeps
 
     def space(self, size: int) -> Space:
         """Reserve a range."""
@@ -67,14 +67,14 @@ class Device(Attention, Protocol):
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
         """Begin a step as graphs; None where its kernels are launched one by one."""
 
-    def give(self, *tensors: Tensor) -> Any:
-        """Return tensors in a form in which another worker of the engine can take them."""
+    def export(self, *tensors: Tensor) -> Any:
+        """Return a handle by which another worker of the engine can import tensors."""
 
-    def take(self, given: Any) -> list[Tensor]:
-        """Take what another worker gives."""
+    def imported(self, handle: Any) -> list[Tensor]:
+        """Return the tensors that another worker exported."""
 
-    def lend(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
-        """Return that by which an asker attends to KV here by itself for the rest of its step."""
+    def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> Any:
+        """Return a handle to a callable with which another worker runs attention over this KV for one step."""
 
-    def borrow(self, lent: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-        """Take what another worker lends: layer, q, key, value -> attention; None where each layer is asked for."""
+    def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
+        """Return that callable: layer, q, key, value -> attention; None where the other worker computes each layer."""

@@ -21,20 +21,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.engines.torch import model
-from harness.engines.torch.model import Computed, Far, Weights
+from harness.engines.torch.model import Computed, Remote, Weights
 from harness.engines.torch.nets import Net
 from harness.engines.torch.wire import Order, Part
 from harness.policy.types import Shape
 from probe import kernels
 from probe.compute import varlen
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of the graphs of decodes
-TOKENS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)  # of prompts, of theirs
-PROMPTS, BESIDE = 8, 32  # of a step at most, and decodes beside them
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sizes of the graphs of decodes
+TOKENS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)  # sizes of the graphs of prompts
+PROMPTS, DECODES = 8, 32  # a graph of prompts has so many at most, and decodes with them
 LOG2E = 1.4426950408889634
-UNIT_BYTES = 256  # in which block tables count (probe/kernels.py)
-MOST_POSITIONS = 1 << 16  # of the rotary tables of graphs
-WIDE = ("slot", "block", "within", "last")  # buffers of 8 bytes a number
+UNIT_BYTES = 256  # block tables count in these (probe/kernels.py)
+MOST_POSITIONS = 1 << 16  # graphs' tables of rotary angles end there
+WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a number
 
 
 class Contexts(NamedTuple):
@@ -72,7 +72,7 @@ def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
     return acc, ml, splits
 
 
-def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
+def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
     """Launch the attention of one query of each context: q, out (contexts, heads, dimension)."""
     rows, heads, dim, block = len(q), kv.shape[4], kv.shape[5], kv.shape[3]
     group = q.shape[1] // heads
@@ -83,7 +83,7 @@ def attended(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> Non
     kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=16, num_warps=1)
 
 
-def normed(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
+def rms_norm_heads(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
     """Normalise queries and keys of each head in place, where a network does."""
     at = 0
     for heads, weight in zip((net.shape.q_heads, net.shape.kv_heads), norms or (), strict=False):
@@ -92,10 +92,10 @@ def normed(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
         at += heads
 
 
-def turned(
+def rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, position: Tensor, slot: Tensor, kv: Tensor, layer: int, s: Shape
 ) -> Tensor:
-    """Launch the rotation of tokens' heads; keys and values go to the KV, and the queries are returned."""
+    """Launch RoPE on queries and keys; keys and values are written to the KV, and the queries are returned."""
     q = qkv.new_empty(len(qkv), s.q_heads, s.head_dim)
     kernels.rope_write[(len(qkv), s.q_heads + s.kv_heads)](
         qkv,
@@ -121,11 +121,11 @@ class Tables(NamedTuple):
 
     weights: Weights
     kv: Tensor
-    sms: Callable[[], int]  # of the lane that computes now
+    sms: Callable[[], int]  # counts those of the lane that computes now
     width: int  # blocks of a context at most; a stride that Triton sees as a multiple of 16
     cos: Tensor
     sin: Tensor
-    pool: Any  # of their memory: they run one after another
+    pool: Any  # they share memory, as they run one after another
 
 
 def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
@@ -133,7 +133,7 @@ def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
     most = min(weights.net.shape.max_tokens, MOST_POSITIONS, len(kv) * kv.shape[3])
     width = -(-most // kv.shape[3] // 16) * 16
     at = torch.arange(width * kv.shape[3], device=kv.device)
-    cos, sin = (turn[:, 0].contiguous() for turn in model.turns(weights.net, at))
+    cos, sin = (angle[:, 0].contiguous() for angle in model.rotary_angles(weights.net, at))
     return Tables(weights, kv, sms, width, cos, sin, torch.cuda.graph_pool_handle())
 
 
@@ -155,7 +155,7 @@ class Graphs:
         self.made = torch.zeros(parts, dtype=torch.int64, pin_memory=True)
         s, like = shared.weights.net.shape, shared.weights.embedding
         self._x, self._out, self._y = (like.new_empty(rows, s.hidden) for _ in range(3))
-        self._mixed = like.new_empty(rows, s.q_heads, s.head_dim)
+        self._attended = like.new_empty(rows, s.q_heads, s.head_dim)
         self._graphs: dict[tuple[int, int, int, int], tuple[Any, tuple[Tensor, Tensor] | None]] = {}
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -164,18 +164,18 @@ class Graphs:
         return views | wide | {"table": views["table"].view(-1, self.shared.width)}
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step can be one of these, and none of them is under way."""
+        """Tell whether a step can be one of these graphs, and none of them is under way."""
         return self.under_way is None and bool(order.parts) and all(map(self._within, order.parts))
 
     def _within(self, p: Part) -> bool:
-        return p.far < 0 and p.start + p.tokens <= len(self.shared.cos)
+        return p.remote < 0 and p.context <= len(self.shared.cos)
 
-    def _single(self, k: int, p: Part) -> None:
+    def _decode(self, k: int, p: Part) -> None:
         """Stage a token behind others as row k."""
-        a, n = self.arrays, p.start // self.block + 1
+        a, n = self.arrays, p.cached_tokens // self.block + 1
         first, stride = units(self.shared.kv)
-        a["position"][k], a["tokens"][k] = p.start, p.start + 1
-        a["slot"][k] = self._slot(p.blocks[n - 1], p.start % self.block)
+        a["position"][k], a["tokens"][k] = p.cached_tokens, p.cached_tokens + 1
+        a["slot"][k] = self._slot(p.blocks[n - 1], p.cached_tokens % self.block)
         a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
 
     def _slot(self, block: Any, within: Any) -> Any:
@@ -183,12 +183,12 @@ class Graphs:
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
 
-    def _none(self, first: int, end: int) -> None:
+    def _empty(self, first: int, end: int) -> None:
         """Stage rows of nothing: they are neither written nor attended."""
         for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
             self.arrays[name][first:end] = value
 
-    def _begun(self, size: int, words: int, count: int) -> Replay:
+    def _staged(self, size: int, words: int, count: int) -> Replay:
         """Send what is staged to the device, on the current stream."""
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
         self.under_way = Replay(self, size, count)
@@ -202,15 +202,15 @@ class Graphs:
         stream = torch.cuda.current_stream()
         key = size, first, end, int(stream.cuda_stream)
         if key not in self._graphs:
-            kept = self._x.clone(), self._out.clone()
+            before = self._x.clone(), self._out.clone()
             self.body(size, first, end)  # compiles, and computes what is staged, as the replay does again
-            self._x.copy_(kept[0])
-            self._out.copy_(kept[1])
+            self._x.copy_(before[0])
+            self._out.copy_(before[1])
             stream.synchronize()
             graph: Any = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=self.shared.pool, capture_error_mode="thread_local")
             try:
-                result, graph.kept = self.body(size, first, end)  # a graph holds addresses, not tensors
+                result, graph.tensors = self.body(size, first, end)  # a graph holds addresses, not tensors
             finally:
                 graph.capture_end()
             self._graphs[key] = graph, result
@@ -233,17 +233,17 @@ class Graphs:
         The residual and what the layer before adds to it lie in `_x` and `_out`, also between two graphs.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
-        x, out, y, mixed = self._x[:n], self._out[:n], self._y[:n], self._mixed[:n]
+        x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]
         if not first:
             torch.index_select(W.embedding, 0, ids, out=x)
             out.zero_()
         for k, layer in enumerate(W.layers[first:end], first):
-            self._normed(x, out, layer.norm_1, y)
+            self._add_rms_norm(x, out, layer.norm_1, y)
             qkv = functional.linear(y, layer.qkv, layer.bias).view(n, -1, s.head_dim)
-            normed(qkv, layer.norms, W.net)
-            attend(k, turned(qkv, self.shared.cos, self.shared.sin, *at, kv, k, s), mixed)
-            torch.mm(mixed.view(n, -1), layer.out.t(), out=out)
-            self._normed(x, out, layer.norm_2, y)
+            rms_norm_heads(qkv, layer.norms, W.net)
+            attend(k, rope_write(qkv, self.shared.cos, self.shared.sin, *at, kv, k, s), attended)
+            torch.mm(attended.view(n, -1), layer.out.t(), out=out)
+            self._add_rms_norm(x, out, layer.norm_2, y)
             ((wide, narrow),) = layer.blocks
             up = functional.linear(y, wide)
             if s.gated:
@@ -253,7 +253,7 @@ class Graphs:
                 act = functional.gelu(up)
             torch.mm(act, narrow.t(), out=out)
         if end == self.layers:
-            self._normed(x, out, W.norm, y)
+            self._add_rms_norm(x, out, W.norm, y)
         return y
 
     def _result(self, y: Tensor, end: int, last: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
@@ -263,7 +263,7 @@ class Graphs:
         logits = functional.linear(y if last is None else y.index_select(0, last), self.shared.weights.head)
         return logits, logits.argmax(-1)
 
-    def _normed(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
+    def _add_rms_norm(self, x: Tensor, add: Tensor, weight: Tensor, out: Tensor) -> None:
         hidden, eps = x.shape[1], self.shared.weights.net.eps
         block = triton.next_power_of_2(hidden)
         kernels.add_norm[(len(x),)](x, add, weight, out, H=hidden, BLOCK=block, EPS=eps, num_warps=8)
@@ -276,7 +276,7 @@ class Replay:
         self._graphs, self._size, self._count, self._layer = graphs, size, count, 0
         self._result: tuple[Tensor, Tensor] | None = None
 
-    def run(self, until: int, breathe: Callable[[], None], far: Far) -> None:  # noqa: ARG002 - nothing lies elsewhere
+    def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:  # noqa: ARG002
         """Replay the graph of all layers, or those of the layers up to `until`."""
         whole = until - self._layer == self._graphs.layers
         cuts = [self._layer, until] if whole else range(self._layer, until + 1)
@@ -328,18 +328,18 @@ class Decodes(Graphs):
         rows = next(n for n in ROWS if n >= count)
         self.arrays["ids"][:count] = ids
         self.arrays["tokens"][count:rows] = 0
-        self._none(count, rows)
+        self._empty(count, rows)
         for k, p in enumerate(order.parts):
-            self._single(k, p)
-        return self._begun(rows, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
+            self._decode(k, p)
+        return self._staged(rows, self.buffer.numel() - (ROWS[-1] - rows) * self.shared.width, count)
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """See Graphs."""
         kv, on = self.shared.kv, {name: tensor[:size] for name, tensor in self.on.items()}
         contexts = Contexts(on["table"], on["tokens"], *scratch(kv, size, self.shared.sms()))
 
-        def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
-            attended(kv, layer, contexts, q, mixed)
+        def attend(layer: int, q: Tensor, out: Tensor) -> None:
+            attention(kv, layer, contexts, q, out)
 
         y = self._layers(on["ids"], (on["position"], on["slot"]), attend, first, end)
         return self._result(y, end), contexts
@@ -351,10 +351,10 @@ class Prefills(Graphs):
     sizes = TOKENS
 
     def __init__(self, shared: Tables) -> None:
-        n = BESIDE + TOKENS[-1]
-        sizes = {"slot": 2 * n, "block": 2 * TOKENS[-1], "within": 2 * TOKENS[-1], "last": 2 * (BESIDE + PROMPTS)}
-        sizes |= {"ids": n, "position": n, "tokens": BESIDE, "ends": PROMPTS + 1, "table": BESIDE * shared.width}
-        super().__init__(shared, sizes, n, BESIDE + PROMPTS)
+        n = DECODES + TOKENS[-1]
+        sizes = {"slot": 2 * n, "block": 2 * TOKENS[-1], "within": 2 * TOKENS[-1], "last": 2 * (DECODES + PROMPTS)}
+        sizes |= {"ids": n, "position": n, "tokens": DECODES, "ends": PROMPTS + 1, "table": DECODES * shared.width}
+        super().__init__(shared, sizes, n, DECODES + PROMPTS)
 
     def takes(self, order: Order) -> bool:
         """Tell whether a step has prompts, all whole, and not too many of anything."""
@@ -362,49 +362,49 @@ class Prefills(Graphs):
         return (
             super().takes(order)
             and 0 < len(prompts) <= PROMPTS
-            and len(order.parts) - len(prompts) <= BESIDE
+            and len(order.parts) - len(prompts) <= DECODES
             and sum(p.tokens for p in prompts) <= TOKENS[-1]
-            and not any(p.start for p in prompts)
+            and not any(p.cached_tokens for p in prompts)
         )
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
         """Stage the step on the current stream."""
-        a, alone, row, at, ends = self.arrays, 0, BESIDE, 0, [0]
+        a, alone, row, at, ends = self.arrays, 0, DECODES, 0, [0]
         for k, p in enumerate(order.parts):
             theirs, at = ids[at : at + p.tokens], at + p.tokens
             if p.tokens == 1:
-                self._single(alone, p)
+                self._decode(alone, p)
                 a["ids"][alone], a["last"][k] = theirs[0], alone
                 alone += 1
                 continue
             here, places = slice(row, row + p.tokens), np.arange(p.tokens)
-            of = slice(row - BESIDE, row - BESIDE + p.tokens)
+            of = slice(row - DECODES, row - DECODES + p.tokens)
             block, within = np.array(p.blocks)[places // self.block], places % self.block
             a["ids"][here], a["position"][here], a["slot"][here] = theirs, places, self._slot(block, within)
             a["block"][of], a["within"][of] = block, within
             row += p.tokens
             a["last"][k] = row - 1
-            ends.append(row - BESIDE)
+            ends.append(row - DECODES)
         size = next(n for n in TOKENS if n >= ends[-1])
-        self._none(alone, BESIDE)
-        self._none(row, BESIDE + size)
+        self._empty(alone, DECODES)
+        self._empty(row, DECODES + size)
         a["tokens"][alone:] = 0
         a["last"][len(order.parts) :] = 0
         a["ends"][:] = ends + ends[-1:] * (PROMPTS + 1 - len(ends))
         for name in ("block", "within"):
-            a[name][ends[-1] : size] = a[name][0]  # which is mapped, as what nobody has may not be
-        return self._begun(size, self.buffer.numel(), len(order.parts))
+            a[name][ends[-1] : size] = a[name][0]  # unused slots point at a mapped block; unmapped ones would fault
+        return self._staged(size, self.buffer.numel(), len(order.parts))
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
         """See Graphs."""
-        kv, on, n = self.shared.kv, self.on, BESIDE + size
-        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, BESIDE, self.shared.sms()))
+        kv, on, n = self.shared.kv, self.on, DECODES + size
+        contexts = Contexts(on["table"], on["tokens"], *scratch(kv, DECODES, self.shared.sms()))
         ends = on["ends"], on["ends"]
 
-        def attend(layer: int, q: Tensor, mixed: Tensor) -> None:
-            attended(kv, layer, contexts, q[:BESIDE], mixed[:BESIDE])
+        def attend(layer: int, q: Tensor, out: Tensor) -> None:
+            attention(kv, layer, contexts, q[:DECODES], out[:DECODES])
             key, value = (kv[on["block"][:size], layer, part, on["within"][:size]] for part in (0, 1))
-            mixed[BESIDE:] = varlen(q[BESIDE:], key, value, ends)
+            out[DECODES:] = varlen(q[DECODES:], key, value, ends)
 
         y = self._layers(on["ids"][:n], (on["position"][:n], on["slot"][:n]), attend, first, end)
         return self._result(y, end, on["last"]), contexts

@@ -18,9 +18,9 @@ from harness.policy.types import GIB, MIB, Fidelity, UserError
 
 CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card
 DEVICES = Path("/dev")  # a file nvidiaN a card
-GRANULE, PART = 2 * MIB, 32 * MIB  # of a card: what is mapped, and what of a copy is not overtaken
+GRANULE, PART = 2 * MIB, 32 * MIB  # bytes that are mapped at once; a copy moves PART before another overtakes it
 HOST = 16 * GIB  # locked on a host of cards, for KV: an eighth of its memory at most, and 1 to 4 GiB a second
-MARGIN = 6 * GIB  # of a card, for torch's own memory: activations, graphs, libraries
+MARGIN = 6 * GIB  # torch itself takes so much of a card: activations, graphs, libraries
 
 
 class Kind(NamedTuple):
@@ -28,12 +28,12 @@ class Kind(NamedTuple):
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity
-    float_bytes: int  # of a weight and of a number of KV
+    float_bytes: int  # a weight or a number of KV takes so many
     granule: int  # bytes: the least that can be mapped
     buffer: int  # bytes a layer, for K and for V, of an elastic page
-    block_tokens: int  # of a block of KV, at least
+    block_tokens: int  # a block of KV has at least so many
     as_it_is: float  # bytes of weights up to which a shape is served as it is; a larger one by its twin
-    mem_bytes: int  # of a device, unless `pool_bytes` says otherwise
+    mem_bytes: int  # a device has so much unless `pool_bytes` says otherwise
     host_bytes: int  # for KV in the host's memory
     part: int  # bytes of a copy, the least that is overtaken
     sms: int

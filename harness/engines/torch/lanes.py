@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from harness.engines.torch.core import Core
 from harness.engines.torch.pages import Account
-from harness.engines.torch.processes import Seat
+from harness.engines.torch.processes import WorkerProcess
 from harness.engines.wallclock import Live
 from harness.policy.actions import Run
 from harness.policy.events import Event
@@ -28,12 +28,12 @@ class Turn:
         return self.for_s is not None and self.began_s is not None and now_s >= self.began_s + self.for_s
 
 
-class Row(NamedTuple):
+class MemberPart(NamedTuple):
     """A member's part of a step."""
 
     request: Live
-    start: int
-    tokens: int
+    cached_tokens: int
+    tokens: int  # those that the step computes
 
 
 @dataclass(slots=True, eq=False)
@@ -42,23 +42,23 @@ class Step:
 
     number: int
     lane: Lane
-    seat: Seat
-    order: Run  # under which it began
+    worker: WorkerProcess
+    order: Run  # it began under this
     turn: Turn | None
-    rows: list[Row]
-    layers: int = 0  # done
+    parts: list[MemberPart]
+    layers: int = 0  # so many are done
     begun_s: float = 0.0
-    left: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members who went meanwhile
+    to_free: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members that went meanwhile
 
 
-class Watched(NamedTuple):
+class TimedStep(NamedTuple):
     """A step that is over, as a measurement sees it."""
 
     model: str
-    rows: tuple[tuple[int, int], ...]  # of each member: tokens whose KV was there, and tokens computed
+    parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
     ordered_s: float
     ended_s: float
-    kernels_s: float | None = None  # back to back, where the engine repeats them
+    kernels_s: float | None = None  # its kernels' back to back, where the engine repeats them
 
 
 @dataclass(slots=True, eq=False)
@@ -70,10 +70,10 @@ class Lane:
     order: Run | None = None
     turn: Turn | None = None
     step: Step | None = None
-    last: int = 0  # order of its last step among all
+    last: int = 0  # its last step's place among all
 
 
-def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]]:
+def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], list[Event]]:
     """Return the members that step together now, each with its tokens; and what happened to those who lack memory."""
     c, batch = engine.config, lane.batch
     place = batch.inst.place
@@ -82,7 +82,7 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
     chunk = c.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
     members = [request for request in engine.members(batch) if request.rid not in engine.stepping]
     members = [request for request in members if request.rid not in engine.moves.moving]
-    events, rows = list[Event](), list[Row]()
+    events, parts = list[Event](), list[MemberPart]()
     swapped = any(request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.members(batch))
     if c.admission == "chunk" and lane.phase != "decode" and not swapped:
         decoding = sum(request.kv_tokens > 0 for request in members) if lane.phase == "mixed" else 0
@@ -90,16 +90,16 @@ def formed(engine: Core, lane: Lane, order: Run) -> tuple[list[Row], list[Event]
             engine, members, max(0, chunk - min(decoding, cap)) if chunk else c.prefill_tokens, events, whole=not chunk
         )
     if lane.phase != "decode" and not chunk and not swapped and not events:
-        rows = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
-    if lane.phase != "prefill" and not rows:
-        decodes = [request for request in members if request.kv_tokens and engine.here(request, place)][:cap]
-        rows += _decodes(engine, members, decodes, events)
+        parts = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
+    if lane.phase != "prefill" and not parts:
+        decodes = [request for request in members if request.kv_tokens and engine.attendable(request, place)][:cap]
+        parts += _decodes(engine, members, decodes, events)
     if lane.phase != "decode" and chunk and not events and not swapped:
-        rows += _prompts(engine, members, cap - len(rows), chunk - len(rows), events, whole=False)
-    return rows, events
+        parts += _prompts(engine, members, cap - len(parts), chunk - len(parts), events, whole=False)
+    return parts, events
 
 
-def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[Row]:
+def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
     """Step each by a token; who finds no block takes those of the latest member, which starts anew or is swapped."""
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
@@ -107,15 +107,19 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
             if kv.account.used_blocks == len(kv.blocks):
                 events.append(engine.end(request, "failed"))
                 break
-            if engine.moves.touch(kv.account):
-                break  # somebody is on the way out or in: nobody else is chosen until then
+            if engine.moves.in_transit(kv.account):
+                break  # a swap is in flight; evict nobody until it completes
             events.append(engine.preempt(_latest(engine, members, kv.account)))
-    held = [
+    stepping = [
         request
         for request in decodes
         if request.rid in engine.live and request.kv_tokens and request.rid not in engine.moves.moving
     ]
-    return [Row(request, request.ctx_tokens - 1, 1) for request in held if engine.hold(request, request.ctx_tokens)]
+    return [
+        MemberPart(request, request.ctx_tokens - 1, 1)
+        for request in stepping
+        if engine.hold(request, request.ctx_tokens)
+    ]
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
@@ -142,8 +146,8 @@ def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, 
             return
         count = rest if whole else min(rest, left)
         while not engine.hold(request, _tokens(engine, request, kv.tokens + count)):
-            if engine.moves.touch(kv.account):
-                return  # somebody is on the way out or in: nobody else is chosen until then
+            if engine.moves.in_transit(kv.account):
+                return  # a swap is in flight; evict nobody until it completes
             victim = _latest(engine, members, kv.account)
             events.append(engine.preempt(victim))
             if victim is request:
@@ -153,13 +157,13 @@ def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, 
 
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
-) -> list[Row]:
+) -> list[MemberPart]:
     """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
-    rows, left = list[Row](), budget
+    parts, left = list[MemberPart](), budget
     for request in members:
         if request.kv_tokens or request.rid not in engine.live:
             continue
-        if len(rows) >= cap or left <= 0:
+        if len(parts) >= cap or left <= 0:
             break
         if request.rid not in engine.kv:
             if not engine.could_hold(request):
@@ -176,12 +180,12 @@ def _prompts(
         if most < count and (whole or most == 0):
             break
         count = min(count, most)
-        rows.append(Row(request, start, count))
+        parts.append(MemberPart(request, start, count))
         left -= count
-    return rows
+    return parts
 
 
-def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
+def turn_end_reason(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"] | None:
     """Return the reason for which an idle lane's turn is over, None where it is not."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None
@@ -197,21 +201,22 @@ def ended(engine: Core, lane: Lane) -> Literal["time", "steps", "empty", "stuck"
     ]
     if not mine:
         return "empty"
-    held = engine.residents.held.get(inst)
-    if held is None or (held.evict is not None and not held.evict.drain):
+    resident = engine.residents.by_inst.get(inst)
+    if resident is None or (resident.evict is not None and not resident.evict.drain):
         return "stuck"
-    if held.state == "loading" or any(
+    if resident.state == "loading" or any(
         request.rid in engine.moves.moving or request.rid in engine.stepping for request in mine
     ):
         return None
     assert not isinstance(inst.place, Host)
-    if all(request.kv_tokens and not engine.here(request, inst.place) for request in mine):
+    if all(request.kv_tokens and not engine.attendable(request, inst.place) for request in mine):
         return "stuck"
     device = inst.place[0]
     busy = any(
-        seat.device == device and (seat.step is not None or not seat.ready) for seat in engine.workers.seats.values()
+        worker.device == device and (worker.step is not None or not worker.ready)
+        for worker in engine.workers.processes.values()
     )
     moving = bool(engine.moves.moving) or any(
-        weights.state == "loading" and i.place == inst.place for i, weights in engine.residents.held.items()
+        weights.state == "loading" and i.place == inst.place for i, weights in engine.residents.by_inst.items()
     )
     return None if busy or moving else "stuck"

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from harness.engines.torch.wire import Bytes, Copied, Copy, take_files
 
-CHUNK_S = 0.002  # of a link's time: what cannot be overtaken; 64 MiB take 1.2 ms over PCIe 5
+CHUNK_S = 0.002  # a chunk takes so long and is not overtaken; 64 MiB take 1.2 ms over PCIe 5
 LEAST = 16 * 1024  # bytes of a chunk
 FASTEST = 1e12  # bytes/s: what has no rate is moved in chunks too
 

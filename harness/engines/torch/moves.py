@@ -26,8 +26,8 @@ class Transfer:
     to: Gpus | Host
     attend: bool
     under: Moving | None  # the action; none: the engine swaps
-    kv: Kv | None = None  # where it will be; none: it waits
-    source: Kv | None = None  # where it was
+    kv: Kv | None = None  # its target; None: it waits
+    source: Kv | None = None  # its source
     dead: bool = False  # its request has gone
 
 
@@ -44,8 +44,8 @@ class Moves:
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
-        self.moving: dict[int, Transfer] = {}  # by request
-        self.under_way: dict[int, Transfer] = {}  # by the number of their copies
+        self.moving: dict[int, Transfer] = {}  # keyed by request
+        self.under_way: dict[int, Transfer] = {}  # keyed by the number of their copies
         self.moves: list[Moving] = []
         self.count = 0
         self.full = False  # a move has waited for memory of the host
@@ -57,7 +57,7 @@ class Moves:
         if not known:
             return "never", f"no KV on {to}"
         if isinstance(who, Batch):
-            if failed := self.engine.nowhere(who.inst):
+            if failed := self.engine.place_refusal(who.inst):
                 return failed
             requests, place = list(self.engine.members(who)), who.inst.place
         else:
@@ -87,7 +87,7 @@ class Moves:
         self._arrived(move)
         return None
 
-    def touch(self, account: Account) -> bool:
+    def in_transit(self, account: Account) -> bool:
         """Tell whether KV is on its way from or to an account."""
         ends = (end for transfer in self.under_way.values() for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
@@ -101,7 +101,7 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
-        if to == NOWHERE:  # nowhere: discarded
+        if to == NOWHERE:  # place_refusal: discarded
             self.moving.pop(request.rid)
             self.engine.release(request)
             self._landed_kv(transfer)

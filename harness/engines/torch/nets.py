@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from harness.engines.costs import shapes
 from harness.policy.types import MIB, Experts, Shape, UserError
 
-AS_IT_IS = 64 * MIB  # of float32 weights
+AS_IT_IS = 64 * MIB  # float32 weights
 F4 = NDArray[np.float32]
 
 
@@ -48,13 +48,13 @@ class Net(NamedTuple):
     """A decoder of Llama's or Qwen's kind, dense or a mixture of experts in all layers, as it is computed."""
 
     shape: Shape
-    bias: bool = False  # of query, key and value: Qwen 2
-    qk_norm: bool = False  # of each head: Qwen 3
-    theta: float = 10_000.0  # of the rotary positions
+    bias: bool = False  # Qwen 2 adds one to query, key and value
+    qk_norm: bool = False  # Qwen 3 normalises each head of query and key
+    theta: float = 10_000.0  # base of RoPE
     eps: float = 1e-5
-    folder: str = ""  # of its checkpoint; "": drawn
-    float_bytes: int = 4  # of a weight and of a number of KV: float32, or 2: bfloat16
-    normed: bool = True  # the weights of a token's experts add up to 1
+    folder: str = ""  # its checkpoint lies there; "": weights are drawn
+    float_bytes: int = 4  # a weight, or a number of KV, takes so many: float32, or 2: bfloat16
+    norm_topk_prob: bool = True  # the weights of a token's experts add up to 1
 
     @property
     def weight_bytes(self) -> int:
@@ -185,7 +185,7 @@ def described(folder: Path) -> Net:
         raise UserError(f"{folder}: rotary positions of type {rope['rope_type']}; only default ones are served")
     experts = None
     if kind == "qwen3_moe":
-        routed = has.get("num_experts") or has["num_local_experts"]  # of public checkpoints; of transformers 5
+        routed = has.get("num_experts") or has["num_local_experts"]  # transformers 5 writes the latter
         experts = Experts(has["num_hidden_layers"], routed, has["num_experts_per_tok"], has["moe_intermediate_size"])
     shape = Shape(
         folder.name,
@@ -209,7 +209,7 @@ def described(folder: Path) -> Net:
         float(theta),
         float(has["rms_norm_eps"]),
         str(folder),
-        normed=has.get("norm_topk_prob", False),
+        norm_topk_prob=has.get("norm_topk_prob", False),
     )
 
 

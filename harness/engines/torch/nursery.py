@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 
 from harness.engines.torch.ending import bound, ended_with
 from harness.engines.torch.wire import take_files
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SWITCH_S = 2e-4  # so long a thread of the cards' process waits for the interpreter's lock: far less than a step
 
 
 def main() -> None:
@@ -70,18 +72,25 @@ def main() -> None:
 
 def threads(engine: Connection) -> None:
     """Serve on cards: one process has their memory, which its workers share, and their kernels run side by side."""
-    from harness.engines.torch import cuda, worker
+    import torch
 
+    from harness.engines.torch import cuda, cuda_links, worker
+
+    sys.setswitchinterval(SWITCH_S)
     engine.send("ready")
     try:
-        sizes, granule, split = engine.recv()
-        opening = cuda.open_cards(sizes, granule, split)
-        engine.send(opening)
+        sizes, granule, sms, float_bytes = engine.recv()
+        cards = cuda.Cards({2: torch.bfloat16, 4: torch.float32}[float_bytes])
+        engine.send(cards.open(sizes, granule, sms))
         while True:
             what = engine.recv()
             (file,) = take_files(engine, 1)
             link = Connection(file)
-            serve = cuda.Links(link).serve if what == "links" else worker.Worker(link, cuda.Card).serve
+            serve = (
+                cuda_links.Links(cards, link).serve
+                if what == "links"
+                else worker.Worker(link, partial(cuda.Card, cards)).serve
+            )
             threading.Thread(target=bound, args=(cuda.bind, serve), daemon=True).start()
             engine.send(os.getpid())
     except (EOFError, ConnectionResetError):

@@ -24,7 +24,7 @@ class Lowest:
     def __init__(self, bound: int) -> None:
         self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
         self._back = set[int]()  # those that were given back
-        self._heap: list[int] = []  # of them, and of what was claimed since
+        self._heap: list[int] = []  # holds those, and what was claimed since
 
     def __len__(self) -> int:
         return len(self._back) + self._bound - self._fresh
@@ -72,19 +72,19 @@ class Arena:
         """Bytes that nobody uses; some may still be mapped."""
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
-    def take(self, size: int, before: Sequence[int] = ()) -> list[int]:
+    def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
         """Take whole granules for so many bytes, which are free.
 
-        Who had such granules `before` gets each at its place again where it is free; the others are the lowest, so that
-        runs are long.
+        Each of `last_granules` that is free comes to its place again; the others are the lowest, so that runs are
+        long.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
             while len(self._free) < count and account.spare_bytes:
                 account.shrink()
-        again = [granule if self._free.claim(granule) else None for granule in before[:count]]
-        kept = [*again, *[None] * (count - len(again))]
-        return [self._free.take() if granule is None else granule for granule in kept]
+        again = [granule if self._free.claim(granule) else None for granule in last_granules[:count]]
+        again += [None] * (count - len(again))
+        return [self._free.take() if granule is None else granule for granule in again]
 
     def give(self, granules: list[int]) -> None:
         """Give granules back."""
@@ -110,7 +110,7 @@ class Account:
         self.pages = Pages(block_tokens, block_bytes, arena.size // self.page_bytes * self._of_page)
         self.limit_bytes: int | None = None
         self.arena, self._elastic = arena, buffer > 0
-        self._granules: dict[int, list[int]] = {}  # of mapped pages
+        self._granules: dict[int, list[int]] = {}  # keyed by mapped page
         self._used: dict[int, int] = {}  # blocks of pages, where any is
         self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
         self._spare: list[int] = []  # mapped pages of which none is
@@ -147,10 +147,10 @@ class Account:
         """Bytes of the pages that so many more blocks take."""
         return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
 
-    def fits(self, blocks: int, beside: int = 0) -> bool:
-        """Tell whether so many more blocks fit, with so many bytes left beside."""
+    def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
+        """Tell whether so many more blocks fit, with so many bytes still free behind."""
         need = self.need_bytes(blocks)
-        return not need or need + beside <= self.room_bytes
+        return not need or need + reserve_bytes <= self.room_bytes
 
     def take(self, blocks: int) -> list[int]:
         """Take blocks, which fit: those of begun pages first."""

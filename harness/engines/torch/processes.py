@@ -28,7 +28,7 @@ from harness.policy.types import Host, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-# Of glibc: what a step frees stays with the process, whose next step would else wait for each page of it anew.
+# With these of glibc, what a step frees stays with the process, whose next step need not fault each page in anew.
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
@@ -51,9 +51,9 @@ class Nursery:
         except (EOFError, ConnectionResetError):
             raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
 
-    def open_cards(self, sizes: Sequence[int], granule: int, split: int) -> None:
+    def open_cards(self, sizes: Sequence[int], kind: Kind) -> None:
         """Let cards hold memory for so many devices. UserError where they have not so much, or none is there."""
-        self._end.send((tuple(sizes), granule, split))
+        self._end.send((tuple(sizes), kind.granule, kind.sms, kind.float_bytes))
         try:
             if refusal := self._end.recv():
                 raise UserError(f"torch: {refusal}")
@@ -82,18 +82,17 @@ class Nursery:
         self._end.close()
 
 
-class Seat:
+class WorkerProcess:
     """A worker process, and what it knows: one on a device, or one a model or lane."""
 
     def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
         self.device, self.cold = device, cold
         self.conn, self.pid = nursery.start("cold" if cold else "worker")
         self.ready = False
-        self.since_s = time.monotonic()  # by that clock, since when an answer is due; inf: none is
+        self.since_s = time.monotonic()  # an answer is due since then, by the monotonic clock; inf: none is
         self.weights: set[str] = set()  # models whose weights it has mapped
         self.accounts: set[str] = set()  # models whose KV it has mapped
-        self.step: Any = None  # in flight
-        self.lanes: list[Any] = []  # the next to step first
+        self.step: Any = None  # the step in flight
 
     def send(self, *message: Any) -> None:
         """Tell it something. A worker that is gone is noticed where its answers are read."""
@@ -124,25 +123,25 @@ class Workers:
         self.kind, self.arenas, self.accounts = kind, arenas, accounts
         self.cores = sorted(os.sched_getaffinity(0))
         self.nets: Mapping[str, Net] = {}
-        self.seats: dict[tuple[Any, ...], Seat] = {}
+        self.processes: dict[tuple[Any, ...], WorkerProcess] = {}
         self.logits = False
-        self._asked: set[tuple[Seat, Seat]] = set()
+        self._introduced: set[tuple[WorkerProcess, WorkerProcess]] = set()
         self._nursery: Nursery | None = None
         self._links: Connection | None = None
         self._poll = select.poll()
-        self._by_file: dict[int, Seat | None] = {}
+        self._by_file: dict[int, WorkerProcess | None] = {}
         self._files: list[int] = []
         self._folder: Path | None = None
         self._copies = 0
-        self._copying: dict[str, dict[int, float]] = {}  # by link: copies under way, and the seconds of each
-        self._moved_s: dict[str, float] = {}  # by link: when it began its copies, or ended one
+        self._copying: dict[str, dict[int, float]] = {}  # seconds of the copies under way, keyed by link and number
+        self._moved_s: dict[str, float] = {}  # when each link began its copies, or ended one
         self._links_pid = 0
-        self.load: Load | None = None  # from the start of the clock
+        self.load: Load | None = None  # counted from the start of the clock
 
     def watch_load(self) -> None:
         """Count processor seconds from now on."""
         assert self._nursery is not None
-        self.load = Load([self._nursery.pid, self._links_pid, *(seat.pid for seat in self.seats.values())])
+        self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
     def start(self, served: Mapping[str, Net]) -> None:
         """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
@@ -156,7 +155,7 @@ class Workers:
             os.ftruncate(self._files[-1], net.weight_bytes)
         if cuda:
             devices = [arena.size for place, arena in self.arenas.items() if not isinstance(place, Host)]
-            self._nursery.open_cards(devices, self.kind.granule, self.kind.sms)
+            self._nursery.open_cards(devices, self.kind)
             self._files += [os.dup(file) for file in self._files[-len(served) :]]
         else:
             self._write(served)
@@ -181,9 +180,9 @@ class Workers:
         nursery, self._nursery = self._nursery, None
         if nursery is not None:
             nursery.close()
-        for seat in self.seats.values():
-            seat.close()
-        self.seats = {}
+        for worker in self.processes.values():
+            worker.close()
+        self.processes = {}
         if self._links is not None:
             self._links.close()
             self._links = None
@@ -193,39 +192,39 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _watch(self, file: int, seat: Seat | None) -> None:
-        self._by_file[file] = seat
+    def _watch(self, file: int, worker: WorkerProcess | None) -> None:
+        self._by_file[file] = worker
         self._poll.register(file, select.POLLIN)
 
-    def seat(self, device: int, *key: Any, cold: bool = False) -> Seat:
+    def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
         """Return a worker of a device, started where there is none."""
-        if (seat := self.seats.get((device, *key))) is None:
+        if (worker := self.processes.get((device, *key))) is None:
             assert self._nursery is not None
-            seat = self.seats[device, *key] = Seat(self._nursery, device, cold=cold)
+            worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
             if self.load is not None:
-                self.load.join(seat.pid)
+                self.load.join(worker.pid)
             served = {key[0]: self.nets[key[0]]} if key and key[0] in self.nets else self.nets
             given = {m: Given(net, self.accounts[m, device].pages) for m, net in served.items()}
             cores = {self.cores[device % len(self.cores)]} if self.kind.name == "cpu" else set()
-            seat.send("begin", device, cores, given, self.logits)
-            send_files(seat.conn, [self._files[device]])
-            self._watch(seat.conn.fileno(), seat)
-        return seat
+            worker.send("begin", device, cores, given, self.logits)
+            send_files(worker.conn, [self._files[device]])
+            self._watch(worker.conn.fileno(), worker)
+        return worker
 
-    def unseat(self, seat: Seat) -> None:
+    def dismiss(self, worker: WorkerProcess) -> None:
         """Forget a worker, and let it end."""
-        for key in [key for key, other in self.seats.items() if other is seat]:
-            del self.seats[key]
-        if self.load is not None and self._nursery is not None and seat.pid != self._nursery.pid:
-            self.load.leave(seat.pid)
-        del self._by_file[seat.conn.fileno()]
-        self._poll.unregister(seat.conn.fileno())
-        seat.close()
-        self._asked = {two for two in self._asked if seat not in two}
+        for key in [key for key, other in self.processes.items() if other is worker]:
+            del self.processes[key]
+        if self.load is not None and self._nursery is not None and worker.pid != self._nursery.pid:
+            self.load.leave(worker.pid)
+        del self._by_file[worker.conn.fileno()]
+        self._poll.unregister(worker.conn.fileno())
+        worker.close()
+        self._introduced = {two for two in self._introduced if worker not in two}
 
-    def overdue(self, limit_s: float) -> list[Seat]:
+    def overdue(self, limit_s: float) -> list[WorkerProcess]:
         """Return the workers whose answer has been due for longer than this."""
-        return [seat for seat in self.seats.values() if time.monotonic() - seat.since_s > limit_s]
+        return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
         """Return what a link has been at for longer than its rate allows and this; "" where none has."""
@@ -235,15 +234,15 @@ class Workers:
                 return f"link {link} has moved nothing for {for_s:.0f} s, with {len(copies)} copies to do"
         return ""
 
-    def hear(self, wait_s: float | None) -> list[tuple[float, Seat | None, Any]]:
+    def receive(self, wait_s: float | None) -> list[tuple[float, WorkerProcess | None, Any]]:
         """Return what the processes say, in order of its times; wait for it so long, or for ever.
 
         Each is (time, worker or None for the links, what); a worker that ended says None, last of all.
         """
-        messages: list[tuple[float, Seat | None, Any]] = []
+        messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
-            seat = self._by_file[file]
-            end = self._links if seat is None else seat.conn
+            worker = self._by_file[file]
+            end = self._links if worker is None else worker.conn
             assert end is not None
             try:
                 what = end.recv()
@@ -251,14 +250,14 @@ class Workers:
                     link = next(link for link, copies in self._copying.items() if what.number in copies)
                     del self._copying[link][what.number]
                     self._moved_s[link] = time.monotonic()
-                messages.append((getattr(what, "ended_s", 0.0), seat, what))
+                messages.append((getattr(what, "ended_s", 0.0), worker, what))
             except (EOFError, ConnectionResetError):
-                if seat is None:
+                if worker is None:
                     raise RuntimeError("torch: the links' process has ended") from None
-                messages.append((math.inf, seat, None))
+                messages.append((math.inf, worker, None))
         return sorted(messages, key=lambda message: message[0])
 
-    # ------------------------------------------------------------ what they are told
+    # ------------------------------------------------------------ messages to them
 
     def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
         """Order a copy at so many bytes/s; return its number, None where there is nothing to copy."""
@@ -281,18 +280,18 @@ class Workers:
                 pass
             del self._copying["fill"][number]
 
-    def sync(self, seat: Seat, model: str) -> None:
+    def sync(self, worker: WorkerProcess, model: str) -> None:
         """Tell the workers of a device what was mapped and unmapped since; to a new one, all of a model's KV."""
-        fresh = "" if model in seat.accounts else model
+        fresh = "" if model in worker.accounts else model
         if fresh:
-            account = self.accounts[model, seat.device]
-            seat.accounts.add(model)
-            seat.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
+            account = self.accounts[model, worker.device]
+            worker.accounts.add(model)
+            worker.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
         for name in self.nets:
-            account = self.accounts[name, seat.device]
-            changes, account.changes = dict(reversed(account.changes)), []  # of each page the first: what they know
-            for other in self.seats.values() if changes else ():
-                if other.device != seat.device or name not in other.accounts or (other is seat and name == fresh):
+            account = self.accounts[name, worker.device]
+            changes, account.changes = dict(reversed(account.changes)), []  # a page's first change is what they know
+            for other in self.processes.values() if changes else ():
+                if other.device != worker.device or name not in other.accounts or (other is worker and name == fresh):
                     continue
                 for page, mapped in changes.items():
                     if not mapped:
@@ -300,13 +299,13 @@ class Workers:
                     if page in account.mapped:
                         other.send("map", name, list(_mapping(account, page)))
 
-    def introduce(self, seat: Seat, far: Seat) -> None:
+    def introduce(self, worker: WorkerProcess, peer: WorkerProcess) -> None:
         """Let a worker ask another device's for attention."""
-        if (seat, far) in self._asked:
+        if (worker, peer) in self._introduced:
             return
-        self._asked.add((seat, far))
+        self._introduced.add((worker, peer))
         near, remote = socket.socketpair()
-        for who, message, end in ((seat, ("ask", far.device), near), (far, ("answer",), remote)):
+        for who, message, end in ((worker, ("ask", peer.device), near), (peer, ("answer",), remote)):
             who.send(*message)
             send_files(who.conn, [end.fileno()])
             end.close()

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core
-from harness.engines.torch.processes import Seat
+from harness.engines.torch.processes import WorkerProcess
 from harness.engines.torch.wire import Bytes
 from harness.policy.actions import Evict, Load
 from harness.policy.events import Done
@@ -20,9 +20,9 @@ class Way(NamedTuple):
     """A rung of the ladder of loads, as it is done here."""
 
     source: Literal["host", "disk"] = "host"
-    starts: bool = False  # a process of its own, with all that it loads
+    starts: bool = False  # a process is started for it
     spread: bool = False  # equal parts over every device's link
-    part: float = 1.0  # of the link's rate that its loader reaches: 2.83 of 55 GB/s (Aegaeon; tables/hosts.toml)
+    part: float = 1.0  # it gets this part of the link's rate; Aegaeon's `naive` got 2.83 of 55 GB/s
 
 
 WAYS: Mapping[str, Way] = {
@@ -39,15 +39,15 @@ WAYS: Mapping[str, Way] = {
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class Resident:
     """An instance's weights on a device."""
 
     granules: list[int]
     state: Weights = "loading"
     load: Load | None = None
-    evict: Evict | None = None  # under which it leaves
+    evict: Evict | None = None  # it leaves under this
     copies: set[int] = field(default_factory=set)
-    seat: Seat | None = None  # of its own
+    worker: WorkerProcess | None = None  # a process of its own
 
 
 class Residents:
@@ -55,8 +55,8 @@ class Residents:
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
-        self.held: dict[Inst, Held] = {}
-        self.before: dict[Inst, list[int]] = {}  # granules of those that have left
+        self.by_inst: dict[Inst, Resident] = {}
+        self.last_granules: dict[Inst, list[int]] = {}  # those of evicted instances, for reuse
         self.copies: dict[int, Inst] = {}  # under way, by number
         self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for: closed to prompts
         self.loads = self.evicts = 0
@@ -65,13 +65,13 @@ class Residents:
         """Start a Load; the reason where it cannot be."""
         inst, way = action.inst, WAYS[action.way]
         (device,) = inst.place if not isinstance(inst.place, Host) else (0,)
-        held, size = self.held.get(inst), self.engine.nets[inst.model].weight_bytes
-        if held is not None:
-            if held.state == "leaving":
-                held.state = "in"
-                self.engine.refuse(Done(held.evict or action, "gone", "loaded again"))
-                held.evict = None
-            if held.state == "in" and self.engine.begun:
+        resident, size = self.by_inst.get(inst), self.engine.nets[inst.model].weight_bytes
+        if resident is not None:
+            if resident.state == "leaving":
+                resident.state = "in"
+                self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
+                resident.evict = None
+            if resident.state == "in" and self.engine.begun:
                 self.engine.tell([Done(action)])
             return None
         arena = self.engine.arenas[device]
@@ -80,37 +80,37 @@ class Residents:
         if arena.whole(size) > arena.free_bytes:
             self.claims[device] = self.claims.get(device, 0) + arena.whole(size)
             return "not now", f"no room for {inst.model}"
-        held = self.held[inst] = Held(arena.take(size, self.before.get(inst, ())), load=action)
+        resident = self.by_inst[inst] = Resident(arena.take(size, self.last_granules.get(inst, ())), load=action)
         if way.starts:
-            held.seat = self.engine.workers.seat(device, inst.model, "own", cold=True)
+            resident.worker = self.engine.workers.worker(device, inst.model, "own", cold=True)
         elif self.engine.layout == "pair":
             for phase in ("prefill", "decode"):
-                self.engine.workers.seat(device, inst.model, phase)
+                self.engine.workers.worker(device, inst.model, phase)
         else:
-            self.engine.workers.seat(device, *(() if self.engine.layout == "gpu" else (inst.model,)))
-        parts = self._copy_parts(inst, held, way)
+            self.engine.workers.worker(device, *(() if self.engine.layout == "gpu" else (inst.model,)))
+        parts = self._copy_parts(inst, resident, way)
         if not self.engine.begun:
             self.engine.workers.fill(parts)
-            held.state = "in"
+            resident.state = "in"
             return None
         links = [f"disk{device}"] if way.source == "disk" else [f"h2d{device}"]
         links = [f"h2d{g}" for g in range(self.engine.config.gpus)] if way.spread else links
         for k, link in enumerate(links):
             number = self.engine.copy(link, parts[k :: len(links)], part=way.part)
             if number is not None:
-                held.copies.add(number)
+                resident.copies.add(number)
                 self.copies[number] = inst
         self.loads += 1
         return None
 
-    def _copy_parts(self, inst: Inst, held: Held, way: Way) -> list[Bytes]:
+    def _copy_parts(self, inst: Inst, resident: Resident, way: Way) -> list[Bytes]:
         """Return the copies of a model's weights to the memory that it has taken, in parts."""
         index, place = list(self.engine.nets).index(inst.model), inst.place
         source = len(self.engine.arenas) + index + (len(self.engine.nets) if way.source == "disk" else 0)
         size, at, parts = self.engine.nets[inst.model].weight_bytes, 0, []
         assert not isinstance(place, Host)
         part = self.engine.kind.part
-        for offset, length in self.engine.arenas[place[0]].runs(held.granules):
+        for offset, length in self.engine.arenas[place[0]].runs(resident.granules):
             for a in range(0, length, part):
                 n = min(part, length - a, size - at)
                 if n > 0:
@@ -121,45 +121,52 @@ class Residents:
     def landed(self, insts: Iterable[Inst]) -> None:
         """Weights whose copies, and whose process, are there can be used."""
         for inst in insts:
-            held = self.held[inst]
-            if held.state == "loading" and not held.copies and (held.seat is None or held.seat.ready):
-                held.state = "in"
-                if held.load is not None:
-                    self.engine.tell([Done(held.load)])
+            resident = self.by_inst[inst]
+            if (
+                resident.state == "loading"
+                and not resident.copies
+                and (resident.worker is None or resident.worker.ready)
+            ):
+                resident.state = "in"
+                if resident.load is not None:
+                    self.engine.tell([Done(resident.load)])
                 self.engine.freed()  # an eviction was refused while they were on their way
 
     def copied(self, number: int) -> bool:
         """Note that a copy is done; False where it is none of weights."""
         if (inst := self.copies.pop(number, None)) is None:
             return False
-        self.held[inst].copies.discard(number)
+        self.by_inst[inst].copies.discard(number)
         self.landed([inst])
         return True
 
     def evict(self, action: Evict) -> Refusal | None:
         """Let weights leave; the reason where they cannot."""
-        held = self.held.get(action.inst)
-        if held is None:
+        resident = self.by_inst.get(action.inst)
+        if resident is None:
             return "gone", "its weights are not in"
-        if held.state == "loading":
+        if resident.state == "loading":
             return "not now", "its weights are still on their way"
-        if held.evict is not None:
-            if held.evict.drain <= action.drain:
+        if resident.evict is not None:
+            if resident.evict.drain <= action.drain:
                 return "gone", "it is leaving already"
-            self.engine.refuse(Done(held.evict, "gone", "evicted at its next boundary instead"))
-        held.state, held.evict = "leaving", action
+            self.engine.refuse(Done(resident.evict, "gone", "evicted at its next boundary instead"))
+        resident.state, resident.evict = "leaving", action
         self.leave_if_due(action.inst)
         return None
 
     def leave_if_due(self, inst: Inst) -> None:
         """Free weights that are to leave: once no member is left, or once no step of theirs is in flight."""
-        held = self.held.get(inst)
-        if held is None or held.evict is None:
+        resident = self.by_inst.get(inst)
+        if resident is None or resident.evict is None:
             return
-        if held.evict.drain and any(members for batch, members in self.engine.batches.items() if batch.inst == inst):
+        if resident.evict.drain and any(
+            members for batch, members in self.engine.batches.items() if batch.inst == inst
+        ):
             return
         if any(
-            seat.step is not None and seat.step.lane.batch.inst == inst for seat in self.engine.workers.seats.values()
+            worker.step is not None and worker.step.lane.batch.inst == inst
+            for worker in self.engine.workers.processes.values()
         ):
             return
         for step in [
@@ -170,15 +177,15 @@ class Residents:
         assert not isinstance(inst.place, Host)
         (device,) = inst.place
         arena = self.engine.arenas[device]
-        for seat in self.engine.workers.seats.values():
-            if seat.device == device and inst.model in seat.weights:
-                seat.weights.remove(inst.model)
-                seat.send("drop", inst.model, len(held.granules) * arena.granule)
-        arena.give(held.granules)
-        self.before[inst] = held.granules
-        del self.held[inst]
-        if held.seat is not None and self.engine.layout != "kept":
-            self.engine.unseat(held.seat)
+        for worker in self.engine.workers.processes.values():
+            if worker.device == device and inst.model in worker.weights:
+                worker.weights.remove(inst.model)
+                worker.send("drop", inst.model, len(resident.granules) * arena.granule)
+        arena.give(resident.granules)
+        self.last_granules[inst] = resident.granules
+        del self.by_inst[inst]
+        if resident.worker is not None and self.engine.layout != "kept":
+            self.engine.dismiss(resident.worker)
         self.evicts += self.engine.begun
-        self.engine.tell([Done(held.evict)])
+        self.engine.tell([Done(resident.evict)])
         self.engine.freed()

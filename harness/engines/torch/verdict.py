@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-MOST_CORES = 0.05  # of a core for the run's own process, and of each core for strangers
+MOST_CORES = 0.05  # share of a core that the run's process may take, and strangers of each
 SHARE_OFF = 0.10  # between the share of a device that a lane got and the one it asked for
-LEAST_S = 0.5  # of steps, before a lane's share is judged
+LEAST_S = 0.5  # a lane's share is judged from so many seconds of steps on
 
 
 class Share(NamedTuple):

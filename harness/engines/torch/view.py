@@ -20,14 +20,14 @@ class Seen(WallView):
         """See View; a load that waits for memory stands with the loop."""
         if isinstance(inst.place, Host):
             return "in"
-        held = self._own.residents.held.get(inst)
-        return "out" if held is None else held.state
+        resident = self._own.residents.by_inst.get(inst)
+        return "out" if resident is None else resident.state
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
             return tuple(Inst(m, home) for m in self._own.nets)
-        return tuple(inst for inst in self._own.residents.held if inst.place == (home,))
+        return tuple(inst for inst in self._own.residents.by_inst if inst.place == (home,))
 
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
@@ -45,11 +45,13 @@ class Seen(WallView):
         prompts = [request for request in members if not request.kv_tokens]
         whole = [request for request in members if request.kv_tokens]
         assert not isinstance(place, Host)
-        here = [request for request in whole if request.rid not in engine.moves.moving and engine.here(request, place)]
+        here = [
+            request for request in whole if request.rid not in engine.moves.moving and engine.attendable(request, place)
+        ]
         away = [
             engine.moves.moving.get(request.rid)
             for request in whole
-            if request.rid in engine.moves.moving or not engine.here(request, place)
+            if request.rid in engine.moves.moving or not engine.attendable(request, place)
         ]
         begun = {request.rid: engine.kv[request.rid].tokens for request in prompts if request.rid in engine.kv}
         left = sum(request.ctx_tokens - begun.get(request.rid, 0) for request in prompts)

@@ -17,7 +17,7 @@ class Pages(NamedTuple):
 
     block_tokens: int
     block_bytes: int  # from one block to the next: whole granules
-    blocks: int  # as many as the device's memory could hold
+    blocks: int  # as many as fit in the device's memory
 
 
 class Given(NamedTuple):
@@ -32,11 +32,16 @@ class Part(NamedTuple):
 
     rid: int
     prompt_tokens: int
-    start: int  # tokens whose KV is there
-    tokens: int  # to compute
-    made: tuple[int, ...]  # of these, the ones behind the prompt
+    cached_tokens: int  # tokens already in the KV cache
+    tokens: int  # tokens to compute, behind those
+    generated: tuple[int, ...]  # ids of the computed tokens that lie behind the prompt
     blocks: tuple[int, ...]
-    far: int = -1  # the device that attends to its KV, where it is another one
+    remote: int = -1  # the device on which its KV lies and is attended; -1: the batch's
+
+    @property
+    def context(self) -> int:
+        """Its tokens once the step is done."""
+        return self.cached_tokens + self.tokens
 
 
 class Order(NamedTuple):
@@ -46,10 +51,10 @@ class Order(NamedTuple):
     model: str
     parts: tuple[Part, ...]
     until: int
-    share: float | None = None  # of the device
-    op_s: float | None = None  # others' attention gets in after each kernel, not after the step
-    phase: str = "mixed"  # of its lane: the partitions of prefills and of decodes are disjoint
-    repeat: int = 0  # times that its kernels run again when it is done, back to back, to be timed
+    share: float | None = None  # its part of the device's SMs
+    op_s: float | None = None  # with it, others' attention gets in after each kernel, not after the step
+    phase: str = "mixed"  # its lane's: the partitions of prefills and of decodes are disjoint
+    repeat: int = 0  # so often its kernels run again when it is done, back to back, to be timed
 
 
 class Stepped(NamedTuple):
@@ -59,9 +64,9 @@ class Stepped(NamedTuple):
     begun_s: float
     ended_s: float
     cpu_s: float
-    tokens: tuple[int, ...]  # one a part, after the last layer
-    logits: Any = None  # where they are asked for
-    kernels_s: float | None = None  # of its kernels back to back, where they were repeated as a graph
+    tokens: tuple[int, ...]  # one a part, once the last layer is done
+    logits: Any = None  # None unless a test asks for them
+    kernels_s: float | None = None  # what its kernels took back to back, if they were repeated as a graph
 
 
 Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from harness.engines.torch import model
 from harness.engines.torch.device import Device, Space, UnderWay
-from harness.engines.torch.model import Computed, Pass, Piece, Weights
+from harness.engines.torch.model import Computed, Pass, Weights
 from harness.engines.torch.nets import prompt_ids
-from harness.engines.torch.wire import Given, Order, Stepped, take_files
+from harness.engines.torch.wire import Given, Order, Part, Stepped, take_files
 
-MOMENT_S = 50e-6  # between two looks at whether a card is done
+MOMENT_S = 50e-6  # a worker looks so often whether its card is done
 
 
 class Worker:
@@ -32,17 +32,17 @@ class Worker:
 
     device: Device
 
-    def __init__(self, engine: Connection, opened: Callable[[int, int], Device]) -> None:
-        self.engine, self.opened = engine, opened
+    def __init__(self, engine: Connection, open_device: Callable[[int, int], Device]) -> None:
+        self.engine, self.open_device = engine, open_device
         self.given: dict[str, Given] = {}
         self.weights: dict[str, tuple[Space, Weights]] = {}
         self.kv: dict[str, tuple[Space, Tensor]] = {}
-        self.begun: dict[int, UnderWay] = {}  # steps between two slices
-        self.peers: dict[int, Connection] = {}  # to whom this one asks, by device
-        self.askers: list[Connection] = []
-        self.told: dict[int, list[Piece]] = {}  # what each of them was asked last: of one step for all its layers
-        self.lent: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # by which it goes on alone
-        self.tables: dict[Connection, Any] = {}  # of each asker's step, for all its layers
+        self.unfinished: dict[int, UnderWay] = {}  # steps between two slices
+        self.peers: dict[int, Connection] = {}  # workers that this one asks for attention, by device
+        self.askers: list[Connection] = []  # workers that ask this one
+        self.last_parts: dict[int, list[Part]] = {}  # the parts that each peer attends in the step under way
+        self.remote_attention: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # a peer's
+        self.tables: dict[Connection, Any] = {}  # slots and contexts of each asker's step
         self.orders: deque[Order] = deque()  # steps that are still to be done
         self.logits = False
 
@@ -55,20 +55,20 @@ class Worker:
             if self.orders:
                 self.engine.send(self.step(self.orders.popleft()))
 
-    def heed(self) -> None:
-        """Do what the engine has said; steps are done in `serve`."""
+    def receive(self) -> None:
+        """Handle the engine's messages; steps are done in `serve`."""
         while self.engine.poll():
-            self.do(*self.engine.recv())
+            self.handle(*self.engine.recv())
 
-    def do(self, what: str, *args: Any) -> None:
-        """Do one thing."""
+    def handle(self, what: str, *args: Any) -> None:
+        """Handle a message."""
         match what:
             case "begin":
                 number, cores, self.given, self.logits = args
                 (memory,) = take_files(self.engine, 1)
                 if cores:
                     os.sched_setaffinity(0, cores)
-                self.device = self.opened(number, memory)
+                self.device = self.open_device(number, memory)
                 for name in self.given:
                     self._weights(name)
                     self._kv(name)
@@ -130,7 +130,7 @@ class Worker:
         done: Computed | None = None
         kernels_s: float | None = None
 
-        def breathe() -> None:
+        def after_kernel() -> None:
             if order.op_s is not None:
                 self.answer()
             if order.share is not None and self.device.place.type == "cpu":
@@ -138,13 +138,13 @@ class Worker:
                 time.sleep(max(0.0, spent_s / order.share - (time.monotonic() - begun_s)))
 
         with torch.inference_mode(), self.device.lane(order.share, order.phase):
-            under_way = self.begun.pop(order.step, None) or self._begin(order, weights)
-            under_way.run(order.until, breathe, lambda *asked: self.ask(order.model, *asked))
+            under_way = self.unfinished.pop(order.step, None) or self._begin(order, weights)
+            under_way.run(order.until, after_kernel, lambda *given: self.ask(order.model, *given))
             if order.until < weights.net.shape.layers:
-                self.begun[order.step] = under_way
+                self.unfinished[order.step] = under_way
             else:
                 done = under_way.computed(self.device.wait)
-                breathe()
+                after_kernel()
             ended_s = time.monotonic()
             if done is not None and order.repeat:
                 kernels_s = under_way.kernels_s(order.repeat)
@@ -156,29 +156,28 @@ class Worker:
         """Begin a step: as graphs where the device has them for it, else kernel by kernel."""
         ids, kv, vocab = list[int](), self._kv(order.model)[1], weights.net.shape.vocab
         for p in order.parts:
-            ids += prompt_ids(p.rid, p.start, min(p.start + p.tokens, p.prompt_tokens), vocab).tolist()
-            ids += p.made
-        pieces = [Piece(p.tokens, p.start, p.blocks, p.far) for p in order.parts]
-        return self.device.graphs(order, ids, weights, kv) or Pass(self.device, weights, kv, pieces, ids)
+            ids += prompt_ids(p.rid, p.cached_tokens, min(p.context, p.prompt_tokens), vocab).tolist()
+            ids += p.generated
+        return self.device.graphs(order, ids, weights, kv) or Pass(self.device, weights, kv, order.parts, ids)
 
     # ------------------------------------------------------------ attention elsewhere
 
     def ask(
-        self, name: str, device: int, layer: int, pieces: list[Piece], q: Tensor, key: Tensor, value: Tensor
+        self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         """Have another device attend to what lies there; answer its own questions meanwhile."""
         peer, fresh = self.peers[device], None
-        if self.told.get(device) is not pieces:
-            self.told[device], self.lent[device], fresh = pieces, None, tuple(pieces)
-        if (lent := self.lent[device]) is not None:
-            return lent(layer, q, key, value)
-        peer.send((name, layer, fresh, self.device.give(q, key, value)))
+        if self.last_parts.get(device) is not parts:
+            self.last_parts[device], self.remote_attention[device], fresh = parts, None, tuple(parts)
+        if (attention := self.remote_attention[device]) is not None:
+            return attention(layer, q, key, value)
+        peer.send((name, layer, fresh, self.device.export(q, key, value)))
         while not peer.poll():
             select.select([peer, *self.askers], [], [])
             self.answer()
-        given, lent = peer.recv()
-        self.lent[device] = self.device.borrow(lent)
-        return self.device.take(given)[0]
+        result, attention_handle = peer.recv()
+        self.remote_attention[device] = self.device.imported_attention(attention_handle)
+        return self.device.imported(result)[0]
 
     def _meanwhile(self) -> None:
         """Answer what is asked in the next moment."""
@@ -187,21 +186,21 @@ class Worker:
 
     def answer(self) -> None:
         """Attend to what others ask now; what the engine said before they asked comes first."""
-        self.heed()
+        self.receive()
         for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
-            self.heed()
+            self.receive()
             try:
-                name, layer, pieces, asked = asker.recv()
+                name, layer, parts, tensors = asker.recv()
             except (EOFError, ConnectionResetError):
                 self.askers.remove(asker)
                 self.tables.pop(asker, None)
                 continue
             kv = self._kv(name)[1]
             with torch.inference_mode(), self.device.lane(None, "attend"):
-                q, key, value = self.device.take(asked)
-                if pieces is not None:
-                    self.tables[asker] = model.slots(pieces, kv), self.device.contexts(pieces, kv)
+                q, key, value = self.device.imported(tensors)
+                if parts is not None:
+                    self.tables[asker] = model.slots(parts, kv), self.device.contexts(parts, kv)
                 slots, contexts = self.tables[asker]
                 model.write(kv, layer, slots, key, value)
-                given = self.device.give(self.device.attend(kv, layer, contexts, q))
-                asker.send((given, self.device.lend(kv, slots, contexts)))
+                result = self.device.export(self.device.decode_attention(kv, layer, contexts, q))
+                asker.send((result, self.device.export_attention(kv, slots, contexts)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.calibrate import kernels, profiles, rows
-from harness.calibrate.rows import Journal, Row, measured
+from harness.calibrate.rows import Journal, Measurement, measured
 from harness.calibrate.tables import Table
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
@@ -55,13 +55,13 @@ def test_what_is_no_source_is_refused_in_a_line(words: tuple[str, ...], says: st
 def test_a_journal_gives_its_rows_back_and_leaves_out_what_was_cut_off(tmp_path: Path) -> None:
     book, path = Journal(tmp_path / "a" / rows.RAW), tmp_path / "a" / rows.RAW
     first = measured("decode", {"shape": "m", "held": True}, [3.0, 1.0, 2.5], "round 1", ctx_tokens=7.0)
-    assert (first.seconds, first.n, first.held, first.facts["all"]) == (2.5, 3, True, [3.0, 1.0, 2.5])
+    assert (first.seconds, first.n, first.held_out, first.facts["all"]) == (2.5, 3, True, [3.0, 1.0, 2.5])
     book.add(first)
     with path.open("a", encoding="utf-8") as file:
         file.write('{"quantity": "decode", "at"')
     again = Journal(path)
-    again.add(Row("start", {"shape": "m"}, 1.0, 1, "round 1"))
-    assert rows.read(path) == again.rows == [first, Row("start", {"shape": "m"}, 1.0, 1, "round 1")]
+    again.add(Measurement("start", {"shape": "m"}, 1.0, 1, "round 1"))
+    assert rows.read(path) == again.rows == [first, Measurement("start", {"shape": "m"}, 1.0, 1, "round 1")]
     assert [row.seconds for row in rows.of(again.rows, "decode", shape="m")] == [2.5]
     path.write_text('{"what": "decode", "params": {}, "p50": 1.0}\n')
     with pytest.raises(UserError, match="its rows are of an earlier version; move it away, and measure again"):
@@ -69,7 +69,7 @@ def test_a_journal_gives_its_rows_back_and_leaves_out_what_was_cut_off(tmp_path:
 
 
 def test_others_that_take_cores_are_told_once() -> None:
-    quiet, loud = (Row("start", {}, 1.0, facts={"other_cores": cores}) for cores in (0.1, 0.5))
+    quiet, loud = (Measurement("start", {}, 1.0, facts={"other_cores": cores}) for cores in (0.1, 0.5))
     assert list(rows.disturbed([quiet], 0.2)) == []
     (line,) = rows.disturbed([quiet, loud], 0.2)
     assert line.startswith("1 of 2 measurements while others took more than 0.2 cores (at most 0.50)")

@@ -12,7 +12,7 @@ import pytest
 
 from harness import toml
 from harness.calibrate import steps
-from harness.calibrate.rows import Row, read
+from harness.calibrate.rows import Measurement, read
 from harness.engines.costs import profile, whole
 from harness.engines.costs.quantities import GpuSpec
 from harness.policy.types import UserError
@@ -43,19 +43,19 @@ class Known:
         return self.seconds(seqs + prompt) + self.times * line
 
 
-def prefill(model: str, seconds: float, tokens: int, *, held: bool = False) -> Row:
-    return Row("prefill", {"shape": model, "tokens": tokens, "held": held}, seconds)
+def prefill(model: str, seconds: float, tokens: int, *, held: bool = False) -> Measurement:
+    return Measurement("prefill", {"shape": model, "tokens": tokens, "held": held}, seconds)
 
 
-def decode(model: str, seconds: float, seqs: int, ctx: float, *, held: bool = False) -> Row:
-    return Row("decode", {"shape": model, "seqs": seqs, "held": held}, seconds, facts={"ctx_tokens": ctx})
+def decode(model: str, seconds: float, seqs: int, ctx: float, *, held: bool = False) -> Measurement:
+    return Measurement("decode", {"shape": model, "seqs": seqs, "held": held}, seconds, facts={"ctx_tokens": ctx})
 
 
-def beside(servers: int, seqs: int, seconds: float, alone_s: float) -> Row:
-    return Row("beside", {"servers": servers, "seqs": seqs}, seconds, facts={"alone_s": alone_s})
+def side_by_side(servers: int, seqs: int, seconds: float, alone_s: float) -> Measurement:
+    return Measurement("beside", {"servers": servers, "seqs": seqs}, seconds, facts={"alone_s": alone_s})
 
 
-def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Row]:
+def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Measurement]:
     for name, times in MODELS.items():
         known = Known(times)
         for p in (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 384, 512, 768, MOST):
@@ -126,15 +126,15 @@ def test_too_few_rows_are_refused() -> None:
     with pytest.raises(UserError, match="no prefill was measured side by side"):
         steps.co_run([], "by hand")
     with pytest.raises(UserError, match="no decode was measured side by side"):
-        steps.co_run([beside(2, 0, 1.8, 1.0)], "by hand")
+        steps.co_run([side_by_side(2, 0, 1.8, 1.0)], "by hand")
 
 
 @cases(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
 def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
     """Two of half a machine each do not slow each other down, four of them take twice as long."""
     pairs = [(k, alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)]
-    measured = [beside(k, 1, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k, alone_s in pairs]
-    apart = [beside(k, 0, alone_s * max(1, k * 0.65), alone_s) for k, alone_s in pairs]
+    measured = [side_by_side(k, 1, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k, alone_s in pairs]
+    apart = [side_by_side(k, 0, alone_s * max(1, k * 0.65), alone_s) for k, alone_s in pairs]
     fitted = steps.co_run([*measured, *apart], "by hand")
     for phase, numbers in (("decode", (share, factor)), ("prefill", (0.65, 1.0))):
         assert (fitted[phase]["share"], fitted[phase]["factor"]) == pytest.approx(numbers, rel=0.01)
@@ -142,7 +142,7 @@ def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> N
 
 
 def test_what_servers_do_side_by_side_has_an_error() -> None:
-    measured = [beside(2, seqs, seconds, 1.0) for seqs in (0, 1) for seconds in (1.8, 2.2)]
+    measured = [side_by_side(2, seqs, seconds, 1.0) for seqs in (0, 1) for seconds in (1.8, 2.2)]
     fitted = steps.co_run(measured, "by hand")["decode"]
     assert 1.8 < 2 * fitted["share"] < 2.2
     assert fitted["fit"]["n"] == 2
@@ -154,9 +154,9 @@ def test_rows_become_a_table() -> None:
     way = {what: {"way": "sleep"} if what in {"sleep", "wake"} else {} for what in spans}
     lines = [
         *rows(),
-        beside(2, 0, 0.13, 0.1),
-        beside(2, 4, 0.2, 0.1),
-        *(Row(what, {"shape": "x", **way[what]}, s) for what, every in spans.items() for s in every),
+        side_by_side(2, 0, 0.13, 0.1),
+        side_by_side(2, 4, 0.2, 0.1),
+        *(Measurement(what, {"shape": "x", **way[what]}, s) for what, every in spans.items() for s in every),
     ]
     spec = dict.fromkeys(GpuSpec._fields[2:], (10e9, "a copy")) | {"sms": (2.0, "cores")}
     about = steps.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})

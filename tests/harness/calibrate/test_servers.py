@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.calibrate import servers, steps
-from harness.calibrate.rows import HOST, RAW, Row, read
+from harness.calibrate.rows import HOST, RAW, Measurement, read
 from harness.client.body import OPENAI, Server
 from harness.client.log import DONE, Log
 from harness.engines import commands
@@ -89,12 +89,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_of(
     folder: Path, say: Callable[[str], None] = lambda _: None, **changed: Any
-) -> tuple[list[Row], list[servers.Gap]]:
+) -> tuple[list[Measurement], list[servers.Gap]]:
     with Rig(subject(**changed), folder) as rig:
         return servers.timed(rig, folder, say, timed.ROUNDS)
 
 
-def profiled(folder: Path, **changed: Any) -> tuple[list[Row], list[str]]:
+def profiled(folder: Path, **changed: Any) -> tuple[list[Measurement], list[str]]:
     notes = list[str]()
     return rows_of(folder, notes.append, **changed)[0], notes
 

@@ -28,7 +28,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
-from traces import synthetic
+from traces import drawing, synthetic
 from traces.kept import canonical
 from traces.load import sized
 from workloads.base import base
@@ -149,10 +149,10 @@ def test_a_closed_loop_by_name() -> None:
     assert str(p) == "closed+models=1+clients=4+requests=10+think_s=0.5"
     assert (p.prompt, p.output, p.sent) == (1024, 256, 10)
     assert p.span_s == 3 * (0.5 + 256 * synthetic.NOMINAL_TPOT_S)
-    drawn = synthetic.draw(str(p), 1)
+    drawn = drawing.draw(str(p), 1)
     assert [round(x / p.nominal_s) for x in drawn.arrival_s] == [0] * 4 + [1] * 4 + [2] * 2
     assert set(drawn.prompt_tokens.tolist()) == {1024}
-    laws = [synthetic.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
+    laws = [drawing.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
     assert np.array_equal(laws[0], laws[1])
     assert not np.array_equal(laws[0], laws[2])
 
@@ -178,16 +178,16 @@ def test_what_is_no_closed_loop(name: str, message: str) -> None:
 def test_lengths_of_a_closed_loop_have_a_range(tmp_path: Path) -> None:
     """vllm-project/vllm PR 44594: 450 prompts of 128 clients, 1,000 tokens in and 5,000 out, both within 20 %."""
     name = "closed+clients=128+requests=450+prompt=1000+output=5000+range_ratio=0.2"
-    rows = synthetic.draw(name, 3)
+    rows = drawing.draw(name, 3)
     for tokens, mean in ((rows.prompt_tokens, 1000), (rows.output_tokens, 5000)):
         assert 0.8 * mean <= tokens.min() < 0.83 * mean
         assert 1.17 * mean < tokens.max() <= 1.2 * mean
         assert tokens.mean() == pytest.approx(mean, rel=0.03)
     assert synthetic.preset(name).longest_tokens == 1200 + 6000
-    few = synthetic.draw("closed+clients=9+requests=90000+prompt=3+output=2+range_ratio=0.5", 0)
+    few = drawing.draw("closed+clients=9+requests=90000+prompt=3+output=2+range_ratio=0.5", 0)
     assert np.bincount(few.prompt_tokens)[2:] == pytest.approx(30_000, rel=0.03)  # each of 2, 3 and 4 as often
     assert set(few.output_tokens) == {1, 2, 3}
-    same = synthetic.draw(name.replace("=0.2", "=0"), 3)
+    same = drawing.draw(name.replace("=0.2", "=0"), 3)
     assert {*same.prompt_tokens} == {1000}
     spec = Spec(
         "chunked", trace=name, models="qwen-2.5-7b", gpu="b200", gpus=1, served=8192, slo="absolute:ttft=60,tpot=1"

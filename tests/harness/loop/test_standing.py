@@ -180,7 +180,7 @@ def test_what_speaks_of_the_same_thing(asked: Action, stands: Action, same: bool
 class Workerless(Workers):
     """Starts no process and copies nothing."""
 
-    def seat(self, device: int, *key: Any, cold: bool = False) -> Any:
+    def worker(self, device: int, *key: Any, cold: bool = False) -> Any:
         """See Workers."""
 
     def fill(self, parts: Iterable[Bytes]) -> None:

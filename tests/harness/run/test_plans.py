@@ -25,7 +25,7 @@ from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from tests.harness.cli.test_cli import bench, ok
-from traces import synthetic
+from traces import drawing
 from workloads.build import PLAN_SEED, build, plan, requests_seen
 from workloads.picking import FOLDED_S, window_fold
 
@@ -35,7 +35,7 @@ MODELS = "llama-3.2-1b*4"
 @pytest.fixture
 def spec(tmp_path: Path) -> Spec:
     """Return a spec of four streams on disk, replayed, not drawn anew: a generator's rows, without its name."""
-    table = synthetic.table("hyperbolic-like+models=4", 3)
+    table = drawing.table("hyperbolic-like+models=4", 3)
     meta = {key: value for key, value in table.schema.metadata.items() if key != b"maker"}
     path = tmp_path / "mine.parquet"
     pq.write_table(table.replace_schema_metadata(meta), path)
@@ -102,7 +102,7 @@ def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
     name, models = "hyperbolic-like+models=4", load_models(MODELS)
     trace = load_trace(name)
     assert window_fold(trace, 0, "held-out") is None
-    other = synthetic.draw(name, PLAN_SEED + 3)
+    other = drawing.draw(name, PLAN_SEED + 3)
     assert requests_seen(trace, models, "held-out", seed=3) == np.bincount(other.model, minlength=4).tolist()
     window = build(trace, models, seed=3, scaling="none", warmup_s=0.0)
     seen = plan(trace, models, origin="window", seed=3).values()
@@ -113,14 +113,14 @@ def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
 def test_a_long_window_of_a_fitted_trace_has_a_warm_up_and_a_plan_from_another_seed(span_s: float) -> None:
     spec = resolve(Spec("static", trace=f"hyperbolic-like+span_s={span_s:g}", models="light8", rate_scale=2.0, seed=3))
     assert (spec.window_s, spec.warmup_s, spec.plan) == (span_s, 0.05 * span_s, "held-out")
-    each = np.bincount(synthetic.draw("hyperbolic-like", 0).model) * (span_s / 600)
+    each = np.bincount(drawing.draw("hyperbolic-like", 0).model) * (span_s / 600)
     jobs = Setup(spec).jobs()
     counted = jobs.arrival_s >= 0
     assert np.bincount(jobs.model[counted]).tolist() == (2 * each).tolist()  # two copies, each row once
     assert jobs.arrival_s[0] >= -0.05 * span_s
     assert (~counted).sum() == pytest.approx(0.05 * counted.sum(), rel=0.2)
-    other = synthetic.draw(spec.trace, PLAN_SEED + 3)
-    assert not np.isin(other.arrival_s, synthetic.draw(spec.trace, 3).arrival_s).any()
+    other = drawing.draw(spec.trace, PLAN_SEED + 3)
+    assert not np.isin(other.arrival_s, drawing.draw(spec.trace, 3).arrival_s).any()
     rates = [planned.rate_rps * span_s / 2 for planned in Setup(spec).config.plan.values()]
     assert rates == pytest.approx(np.bincount(other.model).tolist())
 

@@ -308,7 +308,7 @@ def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
     assert len(fitted) + len(logs) == len(asked.condition)
     assert {condition.spec["trace"] for condition in fitted} == {"hyperbolic-like", "arena-like"}
     for condition in logs:
-        dealt = [deal.asked(str(name)) for name in condition.vary["trace"]]
+        dealt = [deal.parsed(str(name)) for name in condition.vary["trace"]]
         assert [(each.models, each.deal, each.max_tokens) for each in dealt] == [(8, k, 8192) for k in range(3)]
         (log,) = {each.log for each in dealt}
         assert condition.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already

@@ -62,7 +62,7 @@ def test_two_equal_decodes_share_the_bytes_of_a_card() -> None:
 
 def test_a_folder_without_that_probe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was measured of two models at once"):
-        corun.beside(tmp_path, None)
+        corun.compare(tmp_path, None)
 
 
 def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
     kept = next(row for row in rows((FOLDER / "torch/README.md").read_text("utf-8")) if row[0] == "static")
     assert rows(page.read_text("utf-8")) == [kept]  # the shipped page is what the command finds
     assert done.stdout.startswith("The simulator is off by at most 2 points of attainment in these 1 runs.")
-    strict = stored.beside(folder, TABLE, "absolute:ttft=1ms,tpot=1ms", lambda *_: None)
+    strict = stored.compare(folder, TABLE, "absolute:ttft=1ms,tpot=1ms", lambda *_: None)
     assert strict.rows[1][2] == "0.0 / 0.0"
     assert strict.page("x", laid).count("Each cell: measured / simulated.") == 1
 

@@ -30,7 +30,8 @@ from harness.validate.hosts import (
     whole,
     whole_requests,
 )
-from harness.validate.measured import Batch, Case, Closed, Poisson, Setting, cases
+from harness.validate.loads import Batch, Closed, Poisson, Setting
+from harness.validate.measured import Case, cases
 from harness.validate.staggered import Load, Measured
 from harness.validate.validate import ours
 from workloads.models import shape

@@ -12,11 +12,11 @@ from workloads.models import shape
 
 
 @pytest.fixture(scope="module")
-def ours() -> idle.Kept:
-    return idle.kept()
+def ours() -> idle.Footprint:
+    return idle.footprint()
 
 
-def test_measured_gibibytes_are_pages_of_144_mib(ours: idle.Kept) -> None:
+def test_measured_gibibytes_are_pages_of_144_mib(ours: idle.Footprint) -> None:
     assert ours.page_bytes == 2 * MIB * 36 * 2  # a page id in every layer, for K and for V
     for gib, pages in idle.MEASURED.values():
         assert gib == pytest.approx([n * ours.page_bytes / GIB for n in pages], abs=0.006)
@@ -37,7 +37,7 @@ def test_traffic_is_of_the_lengths_that_the_benchmark_states() -> None:
     assert (ids[times > 1] < 16 * 8).all()  # eight blocks of each of sixteen hot prefixes, and no others, come again
 
 
-def test_an_idle_model_keeps_nothing_of_its_cache_from_others(ours: idle.Kept) -> None:
+def test_an_idle_model_keeps_nothing_of_its_cache_from_others(ours: idle.Footprint) -> None:
     head, *rows = idle.rows(ours)
     assert len({len(row) for row in (head, *rows)}) == 1
     assert ours.cached_pages > 73  # more than kvcached's cap lets it keep: here there is none

@@ -47,10 +47,10 @@ def test_the_requests_of_the_campaign_are_what_the_command_draws(tmp_path: Path)
 def test_orders_that_held_are_counted() -> None:
     told = [Cell("a", 1.0, 0.9), Cell("b", 1.0, 0.5), Cell("c", 1.0, 0.895), Cell("a", 2.0, 0.1)]
     right = [Cell("a", 1.0, 0.8), Cell("b", 1.0, 0.7), Cell("c", 1.0, 0.2)]
-    assert prediction.held(told, right) == (1, 2)  # a > b; b < c did not hold; a and c had no order
+    assert prediction.orders_held(told, right) == (1, 2)  # a > b; b < c did not hold; a and c had no order
     level = [Cell("a", 1.0, 0.8), Cell("b", 1.0, 0.795)]
-    assert prediction.held(told, level) == (0, 1)
-    assert prediction.held(told, []) == (0, 0)
+    assert prediction.orders_held(told, level) == (0, 1)
+    assert prediction.orders_held(told, []) == (0, 0)
 
 
 def test_runs_of_the_campaign_are_held_against_it() -> None:
@@ -58,9 +58,9 @@ def test_runs_of_the_campaign_are_held_against_it() -> None:
         spec = SimpleNamespace(label=label, rate_scale=4.0, models=models, trace="elsewhere/ramps4.parquet")
         return spec, attainment
 
-    lines = prediction.beside([pair("static:equal", 0.5), pair("elastic", 0.8)])
+    lines = prediction.compare([pair("static:equal", 0.5), pair("elastic", 0.8)])
     assert lines[0].startswith("max-min.toml (2026-11-28): 1 of 1 predicted orders held")
     assert lines[2] == "  elastic at 4: 91.1 % predicted, 80.0 measured"
     assert lines[3].startswith("turns.toml (2026-11-28): 1 of 1 predicted orders held")
     assert lines[5] == "  elastic at 4: 67.4 % predicted, 80.0 measured"
-    assert prediction.beside([pair("elastic", 0.8, "llama-3.2-1b*4")]) == []
+    assert prediction.compare([pair("elastic", 0.8, "llama-3.2-1b*4")]) == []

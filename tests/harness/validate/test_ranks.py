@@ -129,7 +129,7 @@ def test_an_aim_counts_cells_whose_own_repeats_tell_it() -> None:
         cell("ttft_p50_s", 0.09, 0.08),
     ]
     scored += [cell("ttft_p50_s", 0.3, 0.09), cell("ttft_p95_s", 0.1, 0.05, n=1), cell("tpot_p50_s", math.nan, 0.0)]
-    lines = ranks.told(scored, "both", judged=True)
+    lines = ranks.verdict_lines(scored, "both", judged=True)
     assert lines[0].startswith("attainment: 1 of 2 cells within 5 points; 1 of 3 cells have a wider interval")
     assert lines[0].endswith("the aim is missed")
     assert lines[1].startswith("P50 of TTFT: 1 of 1 cells within 10 %; 1 of 2 cells have")
@@ -137,7 +137,7 @@ def test_an_aim_counts_cells_whose_own_repeats_tell_it() -> None:
     assert lines[2].startswith("P95 of TTFT: 0 of 0 cells within 20 %")
     assert "lengthen --window-s" in lines[2]
     assert lines[3].startswith("P50 of TPOT: 0 of 0 cells within 10 %; 0 of 0 cells")
-    unjudged = ranks.told(scored, "both", judged=False)
+    unjudged = ranks.verdict_lines(scored, "both", judged=False)
     assert not [line for line in unjudged if "the aim is" in line]
     assert unjudged[-1] == "no aim is judged in this tier (--full judges them)"
 

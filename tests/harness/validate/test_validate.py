@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,12 @@ from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.rows import checked
 from harness.validate import idle, measured, names
-from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
+from harness.validate.loads import BLOCK_TOKENS, PROMPTS, Batch, Closed, Poisson, Setting
+from harness.validate.measured import ENGINES, Case
 from harness.validate.page import page
 from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
-from plots import scatter, style
 from tests.cases import cases
 from traces.prefix import seen_tokens
-from workloads.models import repos
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"
 LOOP = "vllm,0.12.0,llama-3.1-8b,h100_sxm,512,32,4.0,1,50,8"
@@ -150,62 +148,6 @@ def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_p
         'mine.csv:2: unknown engine "vllm-0.2"',
         'offline.csv:2: unknown engine "TRT"',
     ]
-
-
-@cases(
-    ("name", "kind"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("Nvidia H100 GPU", "h100"),
-        ("h100_sxm", "h100"),
-        ("H100 SXM5 80GB", "h100"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
-        ("A100-SXM4-80GB", "a100-80g"),
-        ("A100 80 GB", "a100-80g"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
-        ("NVIDIA L40S", "l40s"),
-        ("L40S", "l40s"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA H20", "h20"),
-        ("NVIDIA H800", "h800"),
-        ("AMD Instinct MI300X", "mi300x"),
-    ],
-)
-def test_gpus_are_known_by_the_names_of_nvidia_smi_and_of_papers(name: str, kind: str) -> None:
-    assert names.gpu(name) == kind
-
-
-@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100 80GB PCIe", "L40", "H1000"])
-def test_other_cards_of_a_name_are_no_card_of_ours(name: str) -> None:
-    with pytest.raises(names.UnknownName, match="nearest: "):
-        names.gpu(name)
-
-
-def test_a_name_of_two_cards_is_refused_with_both() -> None:
-    for name in ("Nvidia A100 GPU", "A100", "NVIDIA A100-SXM4"):
-        with pytest.raises(names.UnknownName, match=r"is a100-40g or a100-80g: the name has to say which"):
-            names.gpu(name)
-
-
-@cases(
-    ("name", "shape"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
-        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
-        ("qwen/qwen3-32b", "qwen-3-32b"),
-        ("Qwen/Qwen2.5-7B", "qwen-2.5-7b"),
-        ("google/gemma-2b-it", "gemma-2b"),
-        ("openai/gpt-oss-120b", "gpt-oss-120b"),
-    ],
-)
-def test_models_are_known_by_their_ids(name: str, shape: str) -> None:
-    assert names.model(name) == shape
-
-
-def test_no_two_ids_differ_by_tuning_alone() -> None:
-    ids = [names.untuned(repo) for repo in repos()]
-    assert len(set(ids)) == len(ids)
 
 
 def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> None:
@@ -424,7 +366,7 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
     assert len(listed) == 10
     off = np.abs(np.log(listed["ours"] / listed["measured"]))
     assert (np.diff(off) <= 0).all()
-    kept = idle.Kept(144 * 2**20, 5, 16_000, 0)
+    kept = idle.Footprint(144 * 2**20, 5, 16_000, 0)
     skipped = [names.Skipped("b.csv", 3, "unknown GPU")]
     text = page(frame, skipped, ["static: met"], kept, laid)
     assert text.count("| 1 x h100 | llama-3.1-8b | 4 clients, 512+32 | defaults | left out |") == 10
@@ -460,69 +402,3 @@ def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
     assert (slower, of) == (0, len(cases) - len(pools))
     gaps = frame[frame["metric"] == "tpot"].groupby("engine")["error"]
     assert gaps.apply(lambda error: error.abs().median()).max() < 0.2  # far from a proof: `bench validate` tells
-
-
-# ------------------------------------------------------------------ what captions say
-
-
-def test_the_list_of_checked_engines_names_what_exists() -> None:
-    assert set(checked.pairs()) == set(ENGINES)
-    assert {gpu for gpus in checked.pairs().values() for gpu in gpus} <= set(quantities.gpu_kinds())
-    assert checked.note("h100", "vllm-0.15") == ""
-    assert checked.note("a100-80g", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
-
-
-def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
-    marked = [k for k in quantities.gpu_kinds() if quantities.quantities(k).get("evidence") == checked.KERNELS_ONLY]
-    assert checked.kernels_only() == marked == ["h20"]
-    assert checked.note("h20", "vllm-0.15") == "unchecked end to end (h20: kernels only)"
-    assert not {gpu for gpus in checked.pairs().values() for gpu in gpus} & set(marked)
-
-
-@cases(("gpu", "host", "shown"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
-def test_captions_say_what_is_unchecked(gpu: str, host: str, shown: bool) -> None:
-    runs = pd.DataFrame(
-        [
-            {
-                "trace": "t",
-                "tier": "replayed",
-                "models": "m",
-                "gpus": 1,
-                "gpu": gpu,
-                "host": host,
-                "slo": "5xP95",
-                "fidelity": "simulated",
-                "plan_origin": "trace",
-            }
-        ]
-    )
-    assert ("unchecked end to end" in style.caption(runs, [1])) == shown
-    assert "unchecked" not in style.caption(runs.assign(fidelity="real"), [1])
-
-
-def test_rows_left_out_of_a_fit_are_hollow() -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "file": "f",
-                "row": k,
-                "engine": "vllm-0.6",
-                "gpu": "h100",
-                "metric": "throughput",
-                "measured": 10.0**k,
-                "ours": 11.0**k,
-                "fitted": k == 1,
-                "unscored": "",
-            }
-            for k in (1, 2, 3)
-        ]
-    )
-    with style.theme():
-        figure = scatter.runs(frame)
-    (axes,) = figure.axes
-    points = [line for line in axes.get_lines() if line.get_marker() == "o"]
-    assert sorted((len(line.get_xdata()), line.get_markerfacecolor() == "white") for line in points) == [  # type: ignore[arg-type]
-        (1, False),
-        (2, True),
-    ]
-    assert math.isclose(*axes.get_xlim()[:1], *axes.get_ylim()[:1])

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.validate import names, sort, validate
-from harness.validate.measured import ENGINES, Case, Closed, Setting, read, read_all
+from harness.validate.loads import Closed, Setting
+from harness.validate.measured import ENGINES, Case, read, read_all
 from harness.validate.names import UnknownName
 from harness.validate.replayed import replayed
 

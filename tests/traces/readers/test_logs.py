@@ -15,13 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.policy.types import UserError
-from plots import fig_trace
 from tests.cases import cases
-from traces import readers, resembles, schema, usual
-from traces.convert import convert
-from traces.load import Trace, of_table, trace
-from traces.stats import stats
-from traces.synthetic import SIZED
+from traces import readers, schema
+from traces.load import of_table
 
 T0 = 1_777_312_800  # 2026-04-27T18:00:00Z
 
@@ -404,7 +400,7 @@ def test_aborted_requests_of_counters_are_left_out_and_counted_over_a_restart(tm
     for column, tokens in (("prompt_tokens", 400), ("output_tokens", 80)):
         assert rows[column].to_numpy().mean() == pytest.approx(tokens, rel=0.005)
     assert schema.metadata(rows)["dropped"] == {"aborted": 10}
-    assert readers.told(schema.metadata(rows)) == "; left out: 10 aborted"
+    assert readers.summary(schema.metadata(rows)) == "; left out: 10 aborted"
 
 
 TWICE: Mapping[str, tuple[str, Any]] = {
@@ -482,136 +478,3 @@ def test_servegen_draws_its_clients_at_the_rate_that_is_asked(tmp_path: Path) ->
     assert set(table["prompt_tokens"].to_pylist()) == {7, 9}
     assert schema.metadata(table)["note"].endswith("1 clients without lengths left out")
     assert table.equals(readers.read("servegen", tmp_path, rate_rps=1.0))
-
-
-# ---------------------------------------------------------------- what a trace looks like
-
-
-def regime(name: str, models: int, span_s: float = 1800.0) -> str:
-    facts = stats(trace(f"{name}+models={models}+span_s={span_s:g}" if name in SIZED else name))
-    return resembles.likenesses(facts)[0].regime
-
-
-def test_a_draw_resembles_its_own_regime() -> None:
-    assert regime("hyperbolic-like", 8).startswith("hyperbolic-like")
-    assert regime("aegaeon-like", 8) == "aegaeon-like"
-    assert regime("arena-like", 27) == "arena-like"
-    facts = stats(trace("sample"))
-    assert resembles.sentence(facts, resembles.likenesses(facts)) == "compared with no regime: under 600 s"
-
-
-def composed(arrival_s: list[float], model: list[str], span_s: float) -> Trace:
-    n = len(arrival_s)
-    columns = {
-        "request_id": np.arange(n),
-        "arrival_s": arrival_s,
-        "model": model,
-        "prompt_tokens": np.ones(n, int),
-        "output_tokens": np.ones(n, int),
-    }
-    return of_table(schema.table(columns, {"span_s": span_s}), "x")
-
-
-def test_returns_are_together_within_ten_seconds_of_another_models() -> None:
-    times = [0.0, 0.0, 500.0, 505.0, 900.0, 950.0]
-    loaded = composed(times, ["a", "b", "a", "b", "a", "b"], 1000.0)
-    assert stats(loaded)["returns_together"] == 0.5  # at 500 and 505, not at 900 and 950
-
-
-def test_drift_is_the_share_that_changes_hands_between_hours() -> None:
-    times = [100.0, 200.0, 300.0, 400.0, 3700.0, 3800.0]
-    loaded = composed(times, ["a", "a", "a", "b", "a", "b"], 7200.0)
-    facts = stats(loaded)
-    assert facts["drift_per_hour"] == pytest.approx(0.25)  # a has 3/4, then 1/2
-    assert facts["peak_hour"] == pytest.approx(4 / 3)
-
-
-def test_a_trace_is_drawn_with_its_counts(tmp_path: Path) -> None:
-    loaded = composed([0.0, 1.0, 2.0, 119.5], ["b", "a", "a", "a"], 120.0)
-    arrays = {key: getattr(loaded, key) for key in ("arrival_s", "model", "prompt_tokens", "output_tokens", "span_s")}
-    paths = fig_trace.render(arrays, loaded.models, "caption", tmp_path / "fig", "bench trace stats x")
-    assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
-    counted = fig_trace.points(loaded.arrival_s, loaded.model, loaded.models, loaded.span_s)
-    assert counted.groupby("model", sort=False)["requests"].sum().to_dict() == {"a": 3, "b": 1}
-
-
-# ---------------------------------------------------------------- any table
-
-
-def test_usual_names_and_units_need_no_word(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text(
-        "Created At,model_name,Input Tokens,completion_tokens,user\n"
-        "2026-04-27T18:00:00Z,a,63.0,5,alice\n2026-04-27T18:00:02.5Z,b,7,1,bob\n"
-    )
-    loaded = trace(str(path))
-    assert (loaded.arrival_s.tolist(), loaded.prompt_tokens.tolist()) == ([0.0, 2.5], [63, 7])
-    assert loaded.notice is not None
-    assert loaded.notice.startswith("log.csv read as a table, times guessed to be dates")
-
-
-@cases(
-    ("name", "stamps", "unit"),
-    [
-        ("t", [0.5, 2.0, 9.0], "s"),
-        ("t", [T0, T0 + 5], "s"),
-        ("t", [T0 * 1000, T0 * 1000 + 5000], "ms"),
-        ("t", [T0 * 10**6, T0 * 10**6 + 5], "us"),
-        ("t", [T0 * 10**9, T0 * 10**9 + 5], "ns"),
-        ("started_ms", [1, 50, 90], "ms"),
-        ("startTimeUnixNano", ["5", "90"], "ns"),
-        ("t", [0, 400_000, 800_000], "us"),
-        ("t", ["", "2026-04-27 18:00:00"], "datetime"),
-        ("t", ["12:00:01.5"], "clock"),
-        ("t", ["nope"], "s"),
-    ],
-)
-def test_the_unit_of_stamps_is_guessed(name: str, stamps: list[Any], unit: str) -> None:
-    assert usual.unit(name, pa.array(stamps)) == unit
-
-
-def test_bad_rows_are_named_or_left_out_by_reason(tmp_path: Path) -> None:
-    rows = ["0.5,1,1,a", ",1,1,a", "x,1,1,a", "1,,1,a", "2,1,0,a", "3,1.5,1,a", "4,1,1,", "5,1,-2,a", "6,2,2,b"]
-    path = tmp_path / "log.csv"
-    path.write_text("\n".join(["time,prompt_tokens,output_tokens,model", *rows]) + "\n")
-    with pytest.raises(UserError, match=r'log.csv:3: column "time" is ""'):
-        convert(path)
-    table = convert(path, drop_bad=True)
-    assert table["src_row"].to_pylist() == [2, 10]
-    assert schema.metadata(table)["dropped"] == {
-        "without time": 1,
-        "whose time cannot be read": 1,
-        "without prompt tokens": 1,
-        "whose prompt tokens cannot be read": 1,
-        "without output tokens": 1,
-        "whose output tokens cannot be read": 1,
-        "without model": 1,
-    }
-
-
-def test_nested_names_reach_into_objects(tmp_path: Path) -> None:
-    rows = [{"at": k, "usage": {"prompt_tokens": 3, "completion_tokens": 1}, "req": {"model": "m"}} for k in (0.5, 1)]
-    path = as_json(tmp_path / "nested.json", rows)
-    assert of_table(convert(path, {"arrival_s": "at", "model": "req.model"}), "x").prompt_tokens.tolist() == [3, 3]
-    with pytest.raises(UserError, match=r"nested\.json: no usual name for arrival_s "):
-        convert(path)
-
-
-REFUSED = {
-    "vLLM's text": ("INFO 04-27 18:00:00 [logger.py:43] Received request cmpl-1: prompt: 'hi', params: S", "otlp-tr"),
-    "a custom dump": ("PGDMP\x01\x0e", r"psql -c '\\copy"),
-    "a plain dump": ("--\n-- PostgreSQL database dump\n--\n", r"psql -c '\\copy"),
-    "a dump by COPY": ('COPY "LiteLLM_SpendLogs" (time) FROM stdin;\n1\n\\.\n', r"psql -c '\\copy"),
-    "a dump by INSERT": ("INSERT INTO public.logs (n) VALUES (1);\n", r"psql -c '\\copy"),
-    "JSON cut off": ('[{"startTime": 1}, {"start', "refused.log:1: not JSON"),
-    "a number": ("[1, 2]", "refused.log:1: not a JSON object"),
-    "nothing": ("", "no rows"),
-}
-
-
-@cases(("text", "why"), REFUSED)
-def test_what_is_no_log_is_refused_in_a_line(tmp_path: Path, text: str, why: str) -> None:
-    (path := tmp_path / "refused.log").write_text(text)
-    with pytest.raises(UserError, match=why) as caught:
-        readers.converted(path)
-    assert "\n" not in str(caught.value)

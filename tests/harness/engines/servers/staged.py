@@ -269,7 +269,7 @@ class Script:
         self.heard.append((view.now_s, event))
         return tuple(self.answers(event, view))
 
-    def told(self, kind: type) -> list[Any]:
+    def events(self, kind: type) -> list[Any]:
         """Return events of a kind."""
         return [event for _, event in self.heard if isinstance(event, kind)]
 

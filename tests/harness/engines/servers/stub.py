@@ -231,13 +231,13 @@ class Connection(asyncio.Protocol):
 
     def reply(self, status: int, body: bytes) -> None:
         """Answer with a body."""
-        keep = self._kept()
+        keep = self._kept_alive()
         self.transport.write(b"HTTP/1.1 %d -\r\ncontent-length: %d\r\n%b\r\n" % (status, len(body), keep) + body)
         self._answered()
 
     def stream(self) -> None:
         """Begin to answer with a stream of events."""
-        self.transport.write(HEAD + self._kept() + b"\r\n")
+        self.transport.write(HEAD + self._kept_alive() + b"\r\n")
 
     def send(self, events: bytes, *, last: bool = False) -> None:
         """Send events of a stream, in one chunk."""
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
         """Close once what was written is out."""
         self.transport.close()
 
-    def _kept(self) -> bytes:
+    def _kept_alive(self) -> bytes:
         return b"" if self.parser.should_keep_alive() else b"connection: close\r\n"
 
     def _answered(self) -> None:

@@ -73,7 +73,7 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch
         {"load": 300.0, "host": 1.0, "compute": 50.0},
     ]
     assert len(stage.kind.seats) == 1
-    assert [done.failed for done in script.told(Done)] == [None, None]  # each Load is told
+    assert [done.failed for done in script.events(Done)] == [None, None]  # each Load is told
     assert stage.engine.stats()["loads"] == 1.0
 
 
@@ -116,7 +116,7 @@ def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatc
     script = Script(answers)
     _, rows = Stage(monkeypatch).run(script, jobs((1.0, "a", 50), (1.1, "b", 2)))
     assert [row["state"] for row in rows] == ["dropped", "dropped"]
-    assert [(end.rid, end.state) for end in script.told(Finished)] == [(0, "dropped")]  # the last end is the run's
+    assert [(end.rid, end.state) for end in script.events(Finished)] == [(0, "dropped")]  # the last end is the run's
 
 
 def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
     )
     _, rows = stage.run(script, jobs((1.0, "a", 2), (2.0, "a", 1)))
     assert [row["state"] for row in rows] == ["failed", "done"]
-    assert script.told(Finished)[0].state == "failed"
+    assert script.events(Finished)[0].state == "failed"
     assert stage.engine.errors == {0: "ended after 1 of 2 tokens: the server ignores ignore_eos"}
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(mon
     _, rows = stage.run(script, jobs((1.0, "b", 2), (1.1, "a", 2)))
     assert [row["state"] for row in rows] == ["failed", "done"]
     assert waits(rows[0]) == {"load": 500.0}
-    (refusal,) = (done for done in script.told(Done) if done.failed)
+    (refusal,) = (done for done in script.events(Done) if done.failed)
     assert (refusal.failed, refusal.why) == ("never", "server b ended before it was ready")
 
 
@@ -296,7 +296,7 @@ def test_servers_of_the_start_have_the_kv_memory_of_limits_said_after_their_load
     stage.run(script, jobs((1.0, "a", 2)))
     sizes = {inst.model: kv for inst, kv, _ in stage.kind.seats}
     assert sizes == {"a": 14_000, "b": 40_000, "c": 20_000}  # whole pages; c as many longest requests as it has slots
-    why = [(done.action.kv_bytes, done.failed, done.why) for done in script.told(Done) if done.failed]
+    why = [(done.action.kv_bytes, done.failed, done.why) for done in script.events(Done) if done.failed]
     assert why == [
         (15_000, "never", "small takes its KV memory when it starts"),
         (999, "never", "small takes KV memory by 1000 bytes"),
@@ -338,7 +338,7 @@ def test_a_load_that_no_room_is_enough_for_can_never_be(monkeypatch: pytest.Monk
 
     script = Script(answers)
     Stage(monkeypatch, mem_bytes=WEIGHTS + 9_999).run(script, jobs((1.0, "a", 2)))
-    (refusal,) = script.told(Done)
+    (refusal,) = script.events(Done)
     assert (refusal.failed, refusal.why) == ("never", "a takes 15000 bytes, GPU 0 has 14999")
 
 

@@ -86,7 +86,7 @@ def test_without_the_servers_own_time_all_is_the_wakes_and_a_request_without_a_t
     assert waited_s == [0.5, 3.0, 0.0]
 
 
-def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[str, Any]]]:
+def keeping(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[str, Any]]]:
     """Return a staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
     stage = Stage(monkeypatch)
     stage.kind.keep = Keep(0.4, LLAMACPP_WAKES)
@@ -104,7 +104,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[
 
 
 def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, rows = kept(monkeypatch, 2)
+    stage, rows = keeping(monkeypatch, 2)
     assert [waits(row) for row in rows] == [
         {"host": 1.0, "compute": 50.0},
         {"host": 1.0, "load": 50.0, "compute": 40.0},  # nobody says how long the prompt took
@@ -124,7 +124,7 @@ def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytes
 
 
 def test_a_log_that_tells_of_other_wakes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, _ = kept(monkeypatch, 3)
+    stage, _ = keeping(monkeypatch, 3)
     assert stage.engine.about()["wakes"]["text"].endswith("; their logs tell of 3")
     Servers.close(stage.engine)
 

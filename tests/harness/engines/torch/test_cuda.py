@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.torch import worker  # noqa: E402
+from harness.engines.torch import cuda, worker  # noqa: E402
 from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
 from tests.harness.engines.torch.test_logits import (  # noqa: E402
     checkpoints,  # noqa: F401 - a fixture
@@ -55,3 +55,16 @@ def test_a_device_answers_others_while_its_own_kernels_run(checkpoints: Path, mo
     monkeypatch.setattr(worker.Worker, "answer", answered)
     served(checkpoints, "Llama", SCENARIOS["attended where others decode"], monkeypatch)
     assert any(inside)
+
+
+@pytest.mark.usefixtures("card")
+def test_cards_of_two_dtypes_live_side_by_side() -> None:
+    both = [cuda.Cards(dtype) for dtype in (torch.bfloat16, torch.float32)]
+    for cards in both:
+        assert cards.open([2 * emulated.PAGE], emulated.PAGE, emulated.SMS) == ""
+    spaces = [cuda.Space(cards.heaps[0], emulated.PAGE, cards.dtype) for cards in both]
+    assert [space.tensor().numel() for space in spaces] == [emulated.PAGE // 2, emulated.PAGE // 4]
+    handle = both[0].export("a step's KV")
+    with pytest.raises(KeyError):
+        both[1].take(handle)
+    assert both[0].take(handle) == "a step's KV"

@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 from harness.check.engine import children  # noqa: E402
 from harness.engines.machine import Config, Served  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.engines.torch.processes import Seat  # noqa: E402
+from harness.engines.torch.processes import WorkerProcess  # noqa: E402
 from harness.engines.torch.setting import Fields  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
@@ -42,14 +42,14 @@ class Hit:
 
     hears, uses, options = frozenset({Woke, Arrived}), frozenset({"Load", "Run", "Admit"}), {"process": "gpu"}
 
-    def __init__(self, engine: Torch, what: Callable[[Torch, Seat], None]) -> None:
+    def __init__(self, engine: Torch, what: Callable[[Torch, WorkerProcess], None]) -> None:
         self.engine, self.what = engine, what
 
     def on(self, event: Any, _: Any) -> Any:
         if event == Woke("start"):
             return [Load(BATCH.inst), Run(BATCH)]
         if event.request.id == HIT:
-            self.what(self.engine, self.engine.workers.seats[0,])
+            self.what(self.engine, self.engine.workers.processes[0,])
         return [Admit(event.request.id, BATCH)]
 
 
@@ -61,7 +61,9 @@ def jobs(prompt: int) -> Jobs:
     return Jobs(("a",), np.linspace(0.0, 0.4, REQUESTS), model, prompts, output, none, none)
 
 
-def run(what: Callable[[Torch, Seat], None], prompt: int = 40, **fields: Any) -> tuple[list[Mapping[str, Any]], Torch]:
+def run(
+    what: Callable[[Torch, WorkerProcess], None], prompt: int = 40, **fields: Any
+) -> tuple[list[Mapping[str, Any]], Torch]:
     """Return the rows of a run in which something happened, once its processes are gone."""
     before = children()
     made = Torch(Config((Served("a", shape("llama-3.2-1b")),)), {"process": "gpu"}, Fields(**fields))
@@ -79,33 +81,33 @@ def run(what: Callable[[Torch, Seat], None], prompt: int = 40, **fields: Any) ->
     return rows, made
 
 
-def killed(_: Torch, seat: Seat) -> None:
-    os.kill(seat.pid, signal.SIGKILL)
+def killed(_: Torch, worker: WorkerProcess) -> None:
+    os.kill(worker.pid, signal.SIGKILL)
 
 
-def without_memory(_: Torch, seat: Seat) -> None:
+def without_memory(_: Torch, worker: WorkerProcess) -> None:
     """Leave the worker no address more than it has, so that the next tensor of a new size finds none."""
-    pages = int(Path(f"/proc/{seat.pid}/statm").read_text().split()[0])
-    resource.prlimit(seat.pid, resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+    pages = int(Path(f"/proc/{worker.pid}/statm").read_text().split()[0])
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
 
 
-def broken_kernel(engine: Torch, _: Seat) -> None:
+def broken_kernel(engine: Torch, _: WorkerProcess) -> None:
     """Let the next step read a block that the model does not have."""
-    send = Seat.send
+    send = WorkerProcess.send
 
-    def once(seat: Seat, *message: Any) -> None:
+    def once(worker: WorkerProcess, *message: Any) -> None:
         if message[0] == "step":
-            Seat.send = send  # type: ignore[method-assign]
+            WorkerProcess.send = send  # type: ignore[method-assign]
             order = message[1]
             parts = tuple(part._replace(blocks=(1 << 30,) * len(part.blocks)) for part in order.parts)
             message = ("step", order._replace(parts=parts))
-        send(seat, *message)
+        send(worker, *message)
 
-    Seat.send = once  # type: ignore[method-assign, assignment]
+    WorkerProcess.send = once  # type: ignore[method-assign, assignment]
 
 
-def stopped(_: Torch, seat: Seat) -> None:
-    os.kill(seat.pid, signal.SIGSTOP)
+def stopped(_: Torch, worker: WorkerProcess) -> None:
+    os.kill(worker.pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("what", [killed, broken_kernel])
@@ -144,16 +146,16 @@ def test_a_stuck_device_is_named_after_the_time_that_was_set(capfd: pytest.Captu
 
 
 def test_workers_that_end_one_after_the_other_end_the_run(capfd: pytest.CaptureFixture[str]) -> None:
-    def always(engine: Torch, _: Seat) -> None:
-        go = engine.workers.seat
+    def always(engine: Torch, _: WorkerProcess) -> None:
+        go = engine.workers.worker
 
-        def dying(device: int, *key: Any, cold: bool = False) -> Seat:
-            seat = go(device, *key, cold=cold)
-            os.kill(seat.pid, signal.SIGKILL)
-            return seat
+        def dying(device: int, *key: Any, cold: bool = False) -> WorkerProcess:
+            worker = go(device, *key, cold=cold)
+            os.kill(worker.pid, signal.SIGKILL)
+            return worker
 
-        engine.workers.seat = dying  # type: ignore[method-assign]
-        killed(engine, engine.workers.seats[0,])
+        engine.workers.worker = dying  # type: ignore[method-assign]
+        killed(engine, engine.workers.processes[0,])
 
     with pytest.raises(UserError, match="3 workers ended one after the other and did no step: worker"):
         run(always)
@@ -179,15 +181,15 @@ def test_a_signal_in_mid_run_leaves_whole_runs_alone_and_no_process(which: signa
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
 
-    def kept() -> list[Path]:
+    def stored_runs() -> list[Path]:
         return sorted(path for path in tmp_path.glob("static-*") if record.exists(path))
 
     try:
-        while not kept() and run.poll() is None:
+        while not stored_runs() and run.poll() is None:
             time.sleep(0.05)
         while len(workers := below(run.pid)) < 3 and run.poll() is None:  # the nursery, links, a worker
             time.sleep(0.05)
-        whole = [path.read_bytes() for path in kept()[0].glob("*.parquet")]
+        whole = [path.read_bytes() for path in stored_runs()[0].glob("*.parquet")]
         run.send_signal(which)
         out, err = run.communicate(timeout=120)
     finally:
@@ -195,7 +197,7 @@ def test_a_signal_in_mid_run_leaves_whole_runs_alone_and_no_process(which: signa
     assert workers
     assert run.returncode not in {0, 1}
     assert "Traceback" not in out + err
-    assert len(kept()) == 1
-    assert [path.read_bytes() for path in kept()[0].glob("*.parquet")] == whole
+    assert len(stored_runs()) == 1
+    assert [path.read_bytes() for path in stored_runs()[0].glob("*.parquet")] == whole
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".static")]
     assert not psutil.wait_procs(workers, timeout=60)[1]

@@ -24,12 +24,12 @@ def test_a_worker_is_told_of_pages_that_it_knows_or_can_use() -> None:
     net, arena = nets.net(shape("llama-3.2-1b")), Arena(8 * MIB, CPU.granule)
     account = Account(arena, net, 16, buffer=CPU.buffer)
     workers, told = Workers(CPU, {0: arena}, {("m", 0): account}), list[tuple[Any, ...]]()
-    seat: Any = SimpleNamespace(device=0, accounts={"m"}, send=lambda *message: told.append(message))
-    workers.nets, workers.seats = {"m": net}, {(0,): seat}
+    worker: Any = SimpleNamespace(device=0, accounts={"m"}, send=lambda *message: told.append(message))
+    workers.nets, workers.processes = {"m": net}, {(0,): worker}
 
     def what() -> list[str]:
         told.clear()
-        workers.sync(seat, "m")
+        workers.sync(worker, "m")
         return [message[0] for message in told]
 
     account.give(account.take(1))

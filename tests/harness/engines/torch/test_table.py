@@ -14,7 +14,7 @@ import pytest
 
 from harness.calibrate import steps, tables
 from harness.calibrate import torch as source
-from harness.calibrate.rows import RAW, Journal, Row, measured, read
+from harness.calibrate.rows import RAW, Journal, Measurement, measured, read
 from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config, Served
 from harness.engines.torch import costs, nets
@@ -37,9 +37,9 @@ from workloads.models import shape
 NAMES = ("llama-3.2-1b", "qwen-3-32b")
 
 
-def journal(names: Sequence[str], wide: int = 1) -> list[Row]:
+def journal(names: Sequence[str], wide: int = 1) -> list[Measurement]:
     """Return a journal in which steps are linear in tokens and contexts, and loads take 10 ms beyond their bytes."""
-    lines = list[Row]()
+    lines = list[Measurement]()
 
     def add(what: str, at: dict[str, Any], seconds: float, **facts: float) -> None:
         lines.append(measured(what, at, [seconds], what, wide=wide, other_cores=0.0, **facts))
@@ -286,7 +286,7 @@ def test_the_way_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             assert min(row.facts["all"]) >= row.facts["bytes"] / (1e9 * row.at["gbps"]) * (1 - 1e-6)
     models = {"llama-3.2-1b": shape("llama-3.2-1b")}
     bench = torch_timed.Bench(tmp_path / "apart", models, print, Fields(), {"pool_bytes": GIB})
-    timed, _ = torch_timed.beside(bench, "llama-3.2-1b", apart=True)  # on two devices
+    timed, _ = torch_timed.side_by_side(bench, "llama-3.2-1b", apart=True)  # on two devices
     assert [(row.quantity, row.at["servers"], row.at["seqs"]) for row in timed] == [("apart", 2, 0), ("apart", 2, 1)]
     assert all(min(row.facts["all"]) > 0 < row.facts["alone_s"] for row in timed)
     file = tmp_path / "torch-cpu.toml"

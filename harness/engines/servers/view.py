@@ -1,0 +1,59 @@
+"""The view that policies have of servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.engines.servers.fleet import Up
+from harness.engines.wallclock import WallView
+from harness.policy.actions import Run
+from harness.policy.types import Batch, Host, Inst, Phase
+from harness.policy.view import KvState, Weights
+
+if TYPE_CHECKING:
+    from harness.engines.servers.requests import Requests
+
+
+class Seen(WallView):
+    """The fleet's state, and KV as far as the client knows of tokens."""
+
+    def __init__(self, engine: Requests) -> None:
+        super().__init__(engine)
+        self._engine = engine
+
+    def weights(self, inst: Inst) -> Weights:
+        """See View; the files of all models are at hand on the host."""
+        up = self._engine.fleet.up.get(inst)
+        return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """See View."""
+        if isinstance(home, Host):
+            return tuple(Inst(m, home) for m in self._engine.cluster.models)
+        return tuple(inst for inst in self._engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
+
+    def free_bytes(self, home: int | Host) -> int:
+        """See View; no KV goes to the host."""
+        if isinstance(home, Host):
+            return 0
+        free = self._engine.fleet.free_bytes(home)
+        elastic = self.insts(home) if self._engine.kind.elastic else ()
+        return free - sum(self._known(self._engine.fleet.up[inst]) for inst in elastic)
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """See View: of what its server may have, the part that tokens known to the client fill."""
+        servers = [self._engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
+        have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
+        left = have - used
+        if self._engine.kind.elastic:
+            left = max(0, min(left, self.free_bytes(gpu)))
+        return KvState(used, self._engine.fleet.limits.get((model, gpu)), left)
+
+    def _known(self, up: Up) -> int:
+        """Return the bytes of KV that a server holds, as far as the client knows."""
+        return min(up.kv_bytes, sum(self._engine.kv_bytes(self._engine.live[r]) for r in up.flying))
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """See View."""
+        open_ = phase == "mixed" and batch in self._engine.lanes
+        return Run(batch, sms=self._engine.fleet.sms.get(batch.inst)) if open_ else None

@@ -1,0 +1,264 @@
+"""Lanes at work: orders, turns, and the steps that workers do; what a step is formed of is in lanes.py."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from harness.engines.machine import Config, Refusal
+from harness.engines.torch.core import Core
+from harness.engines.torch.lanes import Lane, Step, TimedStep, Turn, form_step, turn_end_reason
+from harness.engines.torch.moves import Transfer
+from harness.engines.torch.processes import WorkerProcess
+from harness.engines.torch.wire import Order, Part, Stepped
+from harness.engines.wallclock import Counts
+from harness.policy.actions import Run
+from harness.policy.events import Event, Prefilled, TurnEnded
+from harness.policy.types import Batch, Host
+
+
+class Stepping(Core):
+    """The engine's lanes and steps."""
+
+    swap: bool  # members that lack memory go to the host and come back
+    turns: bool  # workers of a device step one at a time
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether it is that for decodes alone
+        self.stepping: dict[int, Step] = {}  # the step whose result a request waits for
+        self.generated: dict[int, list[int]] = {}  # tokens of requests
+        self.logits: dict[int, list[Any]] | None = None  # those of each request's tokens, where a test asks for them
+        self.timed_steps: list[TimedStep] | None = None  # every step, where a measurement asks for them
+        self.repeat = 0  # so often a step's kernels run again to be timed
+        self._numbers = 0
+        self._lost_in_a_row = 0  # workers lost with no step between them
+        self._share_s: dict[
+            tuple[Batch, int], tuple[float, float]
+        ] = {}  # CPU and all seconds of steps, by lane and SMs
+
+    def _worker(self, batch: Batch, phase: str, sms: int | None) -> WorkerProcess:
+        """Return the worker of a lane."""
+        assert not isinstance(batch.inst.place, Host)
+        (device,), model = batch.inst.place, batch.inst.model
+        resident = self.residents.by_inst.get(batch.inst)
+        if resident is not None and resident.worker is not None and sms is None:
+            return resident.worker
+        key: tuple[Any, ...] = () if self.layout == "gpu" else (model,)
+        if sms is not None or self.layout == "pair":
+            key = (*key, phase)
+        return self.workers.worker(device, *key)
+
+    def run(self, order: Run) -> Refusal | None:
+        """Put an order in force; return why it cannot be, None if it is."""
+        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
+            return "never", "a slice is of a prefill, and has at least one layer"
+        if order.op_s is not None and not order.op_s > 0:
+            return "never", "kernels of no time"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "never", "a turn takes a time or a count of steps, none below 0"
+        if order.sms is not None and not 0 < order.sms <= self.kind.sms:
+            return "never", f"no partition of {order.sms} SMs"
+        batch, decode = order.batch, order.phase == "decode"
+        lane = self.lanes.setdefault((batch, decode), Lane(batch, order.phase))
+        if order.steps == 0:
+            if lane.phase == order.phase:
+                if lane.turn is not None and self._in_flight(lane):
+                    lane.turn.most = 0  # its step is the last
+                elif lane.turn is not None:
+                    self._end_turn(lane, "steps")
+                lane.order = None
+            return None
+        lane.phase, lane.order = order.phase, order
+        lane.turn = None if order.for_s is None and order.steps is None else Turn(order.for_s, order.steps)
+        other = self.lanes.get((batch, not decode))
+        if other is not None and "mixed" in {order.phase, other.phase}:
+            other.order = other.turn = None
+        self._worker(batch, order.phase, order.sms)  # started before it is needed
+        return None
+
+    def _in_flight(self, lane: Lane) -> bool:
+        step = lane.step
+        return step is not None and step.worker.step is step and step.turn is lane.turn
+
+    def _start_steps(self) -> None:
+        """Let every idle worker step what it can, and end the turns that are over."""
+        for lane in sorted(self.lanes.values(), key=lambda lane: lane.last):
+            self._start_step(lane)
+        for request in list(self.live.values()) if self.swap else ():
+            if request.rid not in self.kv or not self.kv[request.rid].swapped:
+                continue
+            if request.batch is not None and request.rid not in self.moves.moving:  # growing members go first
+                place = request.batch.inst.place
+                if self.account(request.model, place).fits(len(self.kv[request.rid].blocks) + 1):
+                    self.moves.begin(Transfer(request, place, attend=False, under=None))
+        for lane in list(self.lanes.values()):
+            if lane.turn is not None and not self._in_flight(lane) and (why := turn_end_reason(self, lane)):
+                self._end_turn(lane, why)
+
+    def _busy(self, worker: WorkerProcess) -> bool:
+        """Tell whether another worker steps on this device, where they take turns."""
+        return self.turns and any(
+            s.step is not None and s.device == worker.device for s in self.workers.processes.values()
+        )
+
+    def _start_step(self, lane: Lane) -> None:
+        """Send a lane's next step, if it has one and its worker is idle."""
+        order, step, inst = lane.order, lane.step, lane.batch.inst
+        resident = self.residents.by_inst.get(inst)
+        if order is None or resident is None or resident.state not in {"in", "leaving"} or self._turn_over(lane):
+            return
+        if resident.evict is not None and not resident.evict.drain:
+            return
+        worker = step.worker if step is not None else self._worker(lane.batch, lane.phase, order.sms)
+        if not worker.ready or worker.step is not None or self._busy(worker):
+            return
+        if step is None:
+            parts, events = form_step(self, lane, order)
+            self.tell(events)
+            if not parts:
+                return
+            self._numbers += 1
+            step = lane.step = Step(self._numbers, lane, worker, order, lane.turn, parts)
+            for part in parts:
+                self.stepping[part.request.rid] = step
+        if lane.turn is not None and lane.turn.began_s is None:
+            lane.turn.began_s = self.now_s
+        self._numbers += 1
+        lane.last = self._numbers
+        self._send(worker, step)
+
+    def _send(self, worker: WorkerProcess, step: Step) -> None:
+        inst, order = step.lane.batch.inst, step.order
+        model = inst.model
+        if model not in worker.weights:
+            worker.weights.add(model)
+            granules = self.residents.by_inst[inst].granules
+            worker.send("weights", model, self.arenas[worker.device].runs(granules))
+        self.workers.sync(worker, model)
+        layers = self.nets[model].shape.layers
+        parts = []
+        for request, start, count in step.parts if not step.layers else ():
+            kv = self.kv[request.rid]
+            behind = max(0, start - request.prompt_tokens), max(0, start + count - request.prompt_tokens)
+            generated = tuple(self.generated.get(request.rid, [])[slice(*behind)])
+            remote = -1
+            if kv.home != inst.place:
+                assert not isinstance(kv.home, Host)
+                remote = kv.home[0]
+                peer = self.workers.worker(remote, *(() if self.layout == "gpu" else (model,)))
+                self.workers.sync(peer, model)
+                self.workers.introduce(worker, peer)
+            parts.append(Part(request.rid, request.prompt_tokens, start, count, generated, tuple(kv.blocks), remote))
+        until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
+        share = None if order.sms is None else order.sms / self.kind.sms
+        self._book_step(step)
+        worker.step, worker.since_s = step, time.monotonic()
+        worker.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase, self.repeat))
+        step.layers = until
+
+    def _book_step(self, step: Step) -> None:
+        """Book those who step now."""
+        step.begun_s = self.now_s
+        for part in step.parts:
+            if self.stepping.get(part.request.rid) is step:
+                self._book(part.request)
+                part.request.cause = "compute"
+
+    def _finish_step(self, worker: WorkerProcess, done: Stepped) -> None:
+        """Take in a step, or a slice, that a worker has done."""
+        step, worker.step, worker.since_s = worker.step, None, math.inf
+        self._lost_in_a_row = 0
+        lane, inst = step.lane, step.lane.batch.inst
+        at_s = self.now_s
+        counts = self.counts.setdefault(lane.batch, Counts())
+        counts.busy_s += done.ended_s - done.begun_s
+        if (sms := step.order.sms) is not None:
+            spent_s, all_s = self._share_s.get((lane.batch, sms), (0.0, 0.0))
+            self._share_s[lane.batch, sms] = spent_s + done.cpu_s, all_s + done.ended_s - done.begun_s
+        if not self.over:
+            if done.tokens:
+                if self.timed_steps is not None:
+                    parts = tuple((part.cached_tokens, part.tokens) for part in step.parts)
+                    self.timed_steps.append(TimedStep(inst.model, parts, step.begun_s, at_s, done.kernels_s))
+                counts.steps += 1
+                self._tokens(step, done)
+                if lane.step is step:
+                    lane.step = None
+                self.retired(step)
+                self._count_turn(step, at_s)
+            else:
+                for part in step.parts:
+                    if self.stepping.get(part.request.rid) is step:
+                        self._book(part.request)
+                        part.request.cause = "queue"
+        self.residents.leave_if_due(inst)
+
+    def _tokens(self, step: Step, done: Stepped) -> None:
+        """Give each member what the step made for it."""
+        batch, events = step.lane.batch, list[Event]()
+        counts = self.counts[batch]
+        for k, (request, start, count) in enumerate(step.parts):
+            if self.stepping.get(request.rid) is not step:
+                continue
+            del self.stepping[request.rid]
+            self._book(request)
+            kv = self.kv[request.rid]
+            kv.tokens = start + count
+            fresh = not request.kv_tokens
+            counts.prefilled_tokens += count * fresh
+            counts.decoded_tokens += not fresh
+            if kv.tokens == request.ctx_tokens:
+                request.kv_tokens = kv.tokens
+                self.generated.setdefault(request.rid, []).append(done.tokens[k])
+                if self.logits is not None:
+                    self.logits.setdefault(request.rid, []).append(done.logits[k])
+                self._token(request, batch)
+                if request.made == request.output_tokens:
+                    events.append(self.end(request, "done"))
+                elif fresh:
+                    events.append(Prefilled(request.rid, batch))
+            request.cause = self.waits_for(request) if request.batch is not None else "admission"
+            if (transfer := self.moves.moving.get(request.rid)) is not None:
+                self.moves.depart(transfer)
+        self.tell(events)
+
+    def retired(self, step: Step) -> None:
+        """Nothing touches a step's KV any more."""
+        for part in step.parts:
+            if self.stepping.get(part.request.rid) is step:
+                del self.stepping[part.request.rid]
+        for account, blocks in step.to_free:
+            account.give(blocks)
+        if step.to_free:
+            step.to_free = []
+            self.freed()
+
+    def _count_turn(self, step: Step, at_s: float) -> None:
+        lane, turn = step.lane, step.turn
+        if turn is None or lane.turn is not turn:
+            return
+        turn.steps += 1
+        if turn.most is not None and turn.steps >= turn.most:
+            self._end_turn(lane, "steps")
+        elif turn.over(at_s):
+            self._end_turn(lane, "time")
+
+    def _turn_over(self, lane: Lane) -> bool:
+        return lane.turn is not None and (lane.turn.over(self.now_s) or lane.turn.most == 0)
+
+    def _turns_end(self) -> Iterator[float]:
+        """Yield when turns of idle lanes are over."""
+        for lane in self.lanes.values():
+            turn = lane.turn
+            if turn is not None and turn.for_s is not None and turn.began_s is not None and not self._in_flight(lane):
+                yield turn.began_s + turn.for_s
+
+    def _end_turn(self, lane: Lane, why: Literal["time", "steps", "empty", "stuck"]) -> None:
+        turn = lane.turn
+        assert turn is not None
+        lane.turn = lane.order = None
+        ran_s = 0.0 if turn.began_s is None else self.now_s - turn.began_s
+        self.tell([TurnEnded(lane.batch, lane.phase, why, turn.steps, ran_s)])

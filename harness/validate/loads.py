@@ -1,0 +1,163 @@
+"""Loads of measured runs, as their sources state them, and the setting of a simulated run under one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.costs import quantities, servers
+from harness.engines.machine import Config, Served, cluster
+from harness.policy.types import Jobs, Prefix, Shape
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCK_TOKENS = 16
+SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
+WAVES = 10  # each client of a closed loop sends so many requests; all clients begin at once
+SEED_OF_LENGTHS = 0  # draws the lengths of a closed loop whose requests differ
+PROMPTS = 50  # a Poisson run sends these one after the other, again and again (45 to 50 in the source)
+
+
+class Poisson(NamedTuple):
+    """Independent arrivals, a rate after the other."""
+
+    stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
+    system: int  # tokens with which all prompts begin
+    prompt: int
+    output: int
+
+    def jobs(self, seed: int = 0) -> Jobs:
+        """Draw all stages from a seed; prompts share what the system says, and each comes again."""
+        draw, start_s, parts = np.random.default_rng(seed), 0.0, []
+        for rate_rps, seconds in self.stages:
+            count = draw.poisson(rate_rps * seconds)
+            parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
+            start_s += seconds
+        jobs = _alike(np.concatenate(parts), self.prompt, self.output)
+        whole, common = self.prompt // BLOCK_TOKENS, self.system // BLOCK_TOKENS
+        unshared = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # ids by prompt and place in it
+        ids = np.where(np.arange(whole) < common, np.arange(whole), unshared)
+        return replace(jobs, prefix=Prefix(BLOCK_TOKENS, whole * np.arange(len(jobs) + 1), ids.ravel()))
+
+    def __str__(self) -> str:
+        return f"{'/'.join(f'{rate:g}' for rate, _ in self.stages)} req/s, {self.prompt}+{self.output}"
+
+
+class Closed(NamedTuple):
+    """A closed loop of clients that do not think."""
+
+    clients: int
+    prompt: int
+    output: int
+    least: float = 1.0  # prompts and outputs are drawn evenly between this part of them and all
+    first: bool = False  # the source's means count the first wave too
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an output, in the mean."""
+        return (int(self.least * self.output) + self.output) / 2
+
+    def jobs(self) -> Jobs:
+        """Return `WAVES` requests a client."""
+        n = WAVES * self.clients
+        after = np.arange(n, dtype=np.int32) - self.clients
+        arrival_s = np.where(after < 0, 0.0, np.inf)
+        jobs = _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
+        if self.least == 1.0:
+            return jobs
+        rng = np.random.default_rng(SEED_OF_LENGTHS)
+        prompt, output = (
+            rng.integers(int(self.least * most), most + 1, n, np.int32) for most in (self.prompt, self.output)
+        )
+        return replace(jobs, prompt_tokens=prompt, output_tokens=output)
+
+    def __str__(self) -> str:
+        return f"{self.clients} clients, {self.prompt}+{self.output}"
+
+
+class Batch(NamedTuple):
+    """So many requests at once, and no others."""
+
+    size: int
+    prompt: int
+    output: int
+
+    def jobs(self) -> Jobs:
+        """Return the requests, all of which arrive at 0 s."""
+        return _alike(np.zeros(self.size), self.prompt, self.output)
+
+    def __str__(self) -> str:
+        return f"batch {self.size}, {self.prompt}+{self.output}"
+
+
+def _alike(
+    arrival_s: NDArray[np.float64],
+    prompt: int,
+    output: int,
+    *,
+    after: NDArray[np.int32] | None = None,
+) -> Jobs:
+    n = len(arrival_s)
+    each, never = np.ones(n, np.int32), np.full(n, np.inf)
+    return Jobs(
+        ("model",),
+        arrival_s,
+        0 * each,
+        prompt * each,
+        output * each,
+        never,
+        never,
+        after=after,
+        think_s=None if after is None else np.zeros(n),
+    )
+
+
+Load = Poisson | Closed | Batch
+
+
+class Setting(NamedTuple):
+    """Settings of one simulated run; equal settings are run once."""
+
+    engine: str
+    gpu: str
+    model: str  # a name of workloads/shapes.toml
+    tp: int
+    load: Load | None  # None: only free memory is asked for
+    flags: tuple[tuple[str, Any], ...] = ()  # fields of Config, over those of the engine
+    given: Shape | None = None  # the row's file, or the caller, describes it
+    served: int = SERVED_TOKENS  # longest prompt + output that is assumed to be served
+    sampling: str = "checkpoint"  # or greedy, as in a spec
+
+    @property
+    def shape(self) -> Shape:
+        """The model's dimensions, with the longest prompt + output that is assumed to be served."""
+        from workloads.models import shape
+
+        its = self.given or shape(self.model)
+        return its._replace(
+            max_tokens=min(its.max_tokens, self.served), sampled=its.sampled and self.sampling != "greedy"
+        )
+
+    @property
+    def config(self) -> Config:
+        """The machine."""
+        usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
+        flags = {**usual._asdict(), **dict(self.flags)}
+        return Config(
+            (Served("model", self.shape, self.tp),),
+            gpu=self.gpu,
+            gpus=self.tp,
+            host=self.engine,
+            block_tokens=BLOCK_TOKENS,
+            **flags,
+        )
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that fit beside weights and process."""
+        its = cluster(self.config)
+        gpu, model = its.gpus[0], its.models["model"]
+        return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)

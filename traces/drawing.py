@@ -1,0 +1,246 @@
+"""Synthetic traces drawn: `draw(name, seed)` draws one, the same for the same seed; `table` as canonical rows.
+
+Each stream draws from generators of its own: more models move no other's times. synthetic.py has the presets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from traces import laws, poisson, schema
+from traces.arrivals import on_off, rng, zipf
+from traces.quantiles import RANK_CORRELATION, quantile
+from traces.synthetic import (
+    ARENA_COUNTS,
+    ARENA_EARLY,
+    ARENA_USE,
+    HYPERBOLIC,
+    PER_S,
+    SAMPLE_REQUESTS,
+    SIZED,
+    Preset,
+    Stream,
+    arena,
+    preset,
+    shifted,
+)
+
+F8 = NDArray[np.float64]
+I4 = NDArray[np.int32]
+HERD_S, HERD = 2.5, (30, 41)  # seconds that a herd takes (a bar of the figure), requests of it: uniform, both ends in
+TICK_S, TICK_JITTER_S = 120.0, 2.0  # the clock ticks five times a span; standard deviation, about that of a bar's 2.5 s
+# The share of its time in which a stream of `sample` is used is uniform; the hottest quarter is used always.
+SAMPLE_DUTY, SAMPLE_ALWAYS_ON = (0.1, 1.0), 0.25
+SAMPLE_CLUSTER, SAMPLE_GAP_S = 1.3, 1.0
+
+
+class Drawn(NamedTuple):
+    """A drawn trace: arrays of one element a request, sorted by arrival."""
+
+    span_s: float
+    models: tuple[str, ...]
+    arrival_s: F8
+    model: I4  # index into `models`
+    prompt_tokens: I4
+    output_tokens: I4
+
+
+def draw(name: str | Preset, seed: int) -> Drawn:
+    """Draw a preset's trace; UserError for a name that is none."""
+    p = preset(name) if isinstance(name, str) else name
+    match p.name:
+        case "arena-like":
+            return _released(p, seed)
+        case "sample":
+            return _sample(p, seed)
+        case "aegaeon-like":
+            mean = p.rate_rps * p.span_s
+            counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
+            return _drawn(p, seed, [Stream(name, n) for name, n in zip(p.streams, counts, strict=True)], counts)
+        case "closed":
+            return _loop(p, seed)
+        case _ if p.rates:
+            return _poisson(p, seed)
+        case _:
+            laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=name) for k, name in enumerate(p.streams)]
+            if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
+                laws = [law._replace(herds=law.requests in {250, 169}) for law in laws]
+            return _drawn(p, seed, laws, [round(law.requests * p.span_s / PER_S) for law in laws])
+
+
+def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
+    """Make a canonical table of what a generator draws; `fit` says how near it comes to what it is fitted to."""
+    p = preset(name) if isinstance(name, str) else name
+    drawn = draw(p, seed)
+    columns = {
+        "request_id": np.arange(len(drawn.arrival_s), dtype=np.uint64),
+        "arrival_s": drawn.arrival_s,
+        "model": pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string())),
+        "prompt_tokens": drawn.prompt_tokens,
+        "output_tokens": drawn.output_tokens,
+    }
+    meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
+    meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
+    meta |= {"timestamp_resolution_s": None}
+    meta |= {"ordered": True} if p.name in SIZED or p.rates else {}
+    meta |= {"fit": fit} if fit else {}
+    return schema.table(columns, meta)
+
+
+def _loop(p: Preset, seed: int) -> Drawn:
+    """Draw a closed loop's requests as a stream's clients send them, wave by wave, at nominal stamps."""
+    wave = np.tile(np.arange(p.sent) // p.clients, p.models)
+    model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
+    order = np.argsort(wave, kind="stable")
+    prompt, output = _lengths(p, seed, len(wave))
+    stamps_s = np.asarray(wave[order] * p.nominal_s, np.float64)
+    return Drawn(p.span_s, p.streams, stamps_s, model[order], prompt, output)
+
+
+def _poisson(p: Preset, seed: int) -> Drawn:
+    """Draw streams with rates of their own; their lengths are of a law, or all equal."""
+
+    def lengths(n: int, rng: np.random.Generator) -> I4:
+        if p.lengths == "fixed":
+            return np.tile(np.array((p.prompt, p.output), np.int32), (n, 1))
+        return laws.draw(p.lengths, n, rng, p.max_tokens)
+
+    drawn = poisson.draw(p.name, p.rates, p.span_s, lengths, seed)
+    prompt, output = drawn.lengths.T
+    return Drawn(p.span_s, p.streams, drawn.arrival_s, drawn.model, prompt.copy(), output.copy())
+
+
+def _released(p: Preset, seed: int) -> Drawn:
+    """Draw Arena-Chat's 27 streams, then use those that a released set uses."""
+    streams = [
+        Stream(f"dummy-lora-7b-rank-8-{rank}", count, use_s=(10.0 * begin, 10.0 * end), early=early / count)
+        for rank, (count, (begin, end), early) in enumerate(zip(ARENA_COUNTS, ARENA_USE, ARENA_EARLY, strict=True))
+    ]
+    whole = _drawn(p, seed, streams, _counts(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S)))
+    if p.models == len(ARENA_COUNTS):
+        return whole
+    rows = [np.flatnonzero(whole.model == stream.rank) for stream in arena(p.models)]
+    shifts = [stream.shift_s for stream in arena(p.models)]
+    when = [shifted(whole.arrival_s[mine], by, p.span_s) for mine, by in zip(rows, shifts, strict=True)]
+    model = np.repeat(np.arange(p.models, dtype=np.int32), [len(mine) for mine in rows])
+    arrival_s, row = np.concatenate(when), np.concatenate(rows)
+    order = np.argsort(arrival_s, kind="stable")
+    row = row[order]
+    return Drawn(
+        p.span_s, p.streams, arrival_s[order], model[order], whole.prompt_tokens[row], whole.output_tokens[row]
+    )
+
+
+def _sample(p: Preset, seed: int) -> Drawn:
+    """Draw streams of Zipf's popularity; each is used once a cycle for its duty, in clusters."""
+    streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
+    counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
+    duty = rng(seed, p.name, "duty").uniform(*SAMPLE_DUTY, len(streams))
+    duty[: round(len(streams) * SAMPLE_ALWAYS_ON)] = 1.0
+    cycle_s = min(PER_S, p.span_s)
+    laws = [
+        stream._replace(duty=float(share), cycle_s=cycle_s, cluster=SAMPLE_CLUSTER, gap_s=SAMPLE_GAP_S)
+        for stream, share in zip(streams, duty, strict=True)
+    ]
+    return _drawn(p, seed, laws, counts)
+
+
+def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
+    """Share out exactly `requests` among streams at random, by what each has in `PER_S`."""
+    weight = np.array([stream.requests for stream in streams], np.float64)
+    counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
+    return counts
+
+
+def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
+    """Draw the stamps of each stream, and lengths in order of arrival."""
+    times = [_times(p, seed, k, stream, n) for k, (stream, n) in enumerate(zip(streams, counts, strict=True))]
+    arrival_s = np.concatenate(times)
+    order = np.argsort(arrival_s, kind="stable")
+    arrival_s = arrival_s[order]
+    model = np.repeat(np.arange(len(streams), dtype=np.int32), counts)[order]
+    if p.drift_s:
+        model = _drift(p, seed, arrival_s, model)
+    prompt, output = _lengths(p, seed, len(arrival_s))
+    return Drawn(p.span_s, tuple(stream.name for stream in streams), arrival_s, model, prompt, output)
+
+
+def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
+    """Draw `count` stamps of stream `k`: herds first, the rest in its own way."""
+    if stream.use_s is not None:
+        return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
+    if stream.tick:
+        return _ticks(rng(seed, p.name, "tick").uniform(0, TICK_S), rng(seed, p.name, "times", k), count, p.span_s)
+    herd = _herds(p, rng(seed, p.name, "herds", k), count) if stream.herds and p.herd_s else np.empty(0)
+    stray = rng(seed, p.name, "stray", k).uniform(0, p.span_s, round(stream.stray * (count - len(herd))))
+    used = _clusters(rng(seed, p.name, "times", k), count - len(herd) - len(stray), p.span_s, stream)
+    return np.concatenate([herd, stray, used])
+
+
+def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
+    """Stamps uniform over either half of the use, which every `PER_S` has; a span is cut into whole ones, stretched."""
+    cycles = max(1, round(span_s / PER_S))
+    cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
+    at_s = np.interp(share, (0.0, early, 1.0), (use_s[0], sum(use_s) / 2, use_s[1]))
+    return np.asarray((cycle * PER_S + at_s) * (span_s / (cycles * PER_S)), np.float64)
+
+
+def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
+    """One request a tick of a clock that all such streams share, its ticks in random order; then round again."""
+    ticks = max(1, round(span_s / TICK_S))
+    order = np.argsort(draw.uniform(0, 1, ticks))
+    nth = order[np.arange(count) % ticks]
+    return np.asarray((phase_s + nth * (span_s / ticks) + draw.normal(0, TICK_JITTER_S, count)) % span_s, np.float64)
+
+
+def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
+    """One herd in each `herd_s`, anywhere in it, so long as half of the requests at least come otherwise."""
+    herds = round(p.span_s / p.herd_s)
+    sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
+    sizes = sizes[np.cumsum(sizes) <= count / 2]
+    starts = (np.arange(herds)[: len(sizes)] + draw.uniform(0, 1, herds)[: len(sizes)]) * (p.span_s / max(1, herds))
+    return np.asarray((np.repeat(starts, sizes) + draw.uniform(0, HERD_S, int(sizes.sum()))) % p.span_s, np.float64)
+
+
+def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
+    """Draw `count` stamps: heads of clusters uniform over the on-time, the others an exponential gap after the last."""
+    head = draw.uniform(0, 1, count) < 1 / stream.cluster
+    head[:1] = True
+    gaps = np.where(head, 0.0, draw.exponential(stream.gap_s, count))
+    since = np.cumsum(gaps)
+    on_s = stream.duty * min(stream.cycle_s, span_s)
+    heads = int(head.sum())
+    at = draw.uniform(0, span_s * stream.duty, heads)
+    if stream.even:
+        at = (np.arange(heads) + at / (span_s * stream.duty)) * (span_s * stream.duty / max(1, heads))
+    starts = on_off(draw, at, span_s, stream.duty, on_s)
+    cluster = np.cumsum(head) - 1
+    return np.asarray((starts[cluster] + since - since[head][cluster]) % span_s, np.float64)
+
+
+def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
+    """Streams exchange their requests in every period of `drift_s` but the first; stamps and totals stay."""
+    period = (arrival_s // p.drift_s).astype(np.int64)
+    owner = [np.arange(p.models, dtype=np.int32)]
+    owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
+    return np.asarray(np.stack(owner)[period, model], np.int32)
+
+
+def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
+    """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
+    r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # correlation of the normals whose ranks correlate so
+    a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
+    of_prompt, of_output = p.quantiles
+    prompt, output = quantile(_cdf(a), of_prompt), quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), of_output)
+    output = np.minimum(output, p.max_tokens - 1)
+    return np.minimum(prompt, p.max_tokens - output), output
+
+
+def _cdf(x: F8) -> F8:
+    """Return the standard normal's."""
+    return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))
