@@ -40,8 +40,8 @@ def page() -> str:
             *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
             "",
             "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
-            "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as `head`",
-            "does, the command stores its answer all the same and ends as it would have.",
+            "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as",
+            "`head` does, the command stores its answer all the same and ends as it would have.",
             "",
         ]
     )

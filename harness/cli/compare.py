@@ -75,6 +75,7 @@ def compare(
     The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
     """
     from harness.answers import comparison as words
+    from harness.answers import notes
     from harness.policy.types import UserError
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
@@ -125,7 +126,7 @@ def compare(
         command = f"bench plot {short_path(measured.folder)}"
         figures(measured, "compare", stem, command, sensitivity.sentence_of(measured.folder))
     if form is not None:
-        click.echo("".join(f"{line}\n" for line in words.failures(measured.failed)), err=True, nl=False)
+        click.echo("".join(f"{line}\n" for line in notes.failures(measured.failed)), err=True, nl=False)
     if measured.failed:
         sys.exit(Code.REFUSED)
 
@@ -146,20 +147,20 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
-    from harness.answers import comparison
+    from harness.answers import comparison, notes
     from harness.study import bound, sensitivity
 
     if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
     for line in comparison.headline(measured, shown, every=every):
         prose(line)
-    lacks, ways = comparison.unfit(measured)
+    lacks, ways = notes.unfit(measured)
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(comparison.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     if above := bound.line(measured.about):
         prose(above)
-    for note in comparison.notes(measured, shown, rule):
+    for note in notes.notes(measured, shown, rule):
         prose(note)
     if sentence := sensitivity.sentence_of(measured.folder):
         prose(sentence)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from harness.answers import size as words
 from harness.cli.asked import Asked
 from harness.rows.loaded import Requests
-from harness.study import size as sizes
 from harness.study.compare import stem_of
 from harness.study.measure import Measured, measure
-from harness.study.size import Sized
+from harness.study.size import size as answered
+from harness.study.sized import GROWTH, WINDOWS, Question, Sized
 from traces import deal
 from traces.chosen import Chosen, chosen
 from traces.kept import meant
@@ -146,8 +146,8 @@ def size(
     drop_streams: Sequence[str] = (), shift_s: Mapping[str, float] | None = None, slo: str | None = None,
     slo_scale: float | None = None, gpu: str | Sequence[str] = "h100", gpus: tuple[int, int] = (1, 64),
     target: float = 99.0, systems: str | Sequence[str] = SIZED, price: Mapping[str, float] | None = None,
-    spare: int = 0, node: int = 1, grow: Sequence[float] = sizes.GROWTH, definition: str | None = None,
-    windows: int = sizes.WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
+    spare: int = 0, node: int = 1, grow: Sequence[float] = GROWTH, definition: str | None = None,
+    windows: int = WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
@@ -156,7 +156,7 @@ def size(
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
-    asked = sizes.Asked.of(
+    asked = Question.of(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models},
         kinds,
         names,
@@ -171,4 +171,4 @@ def size(
         node=node,
         windows=windows,
     )
-    return Answer(sizes.size(asked, folder, workers=workers))
+    return Answer(answered(asked, folder, workers=workers))

@@ -33,7 +33,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from dataclasses import replace
 
     from harness.answers import explain as words
-    from harness.answers.comparison import by_model
+    from harness.answers.notes import by_model
     from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import score, streams, sweep

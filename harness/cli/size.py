@@ -145,13 +145,14 @@ def size(
     from harness.answers import size as words
     from harness.policy.types import UserError
     from harness.study import deploy as deployed
-    from harness.study import size as sizes
+    from harness.study.size import Work
     from harness.study.size_kept import keep
+    from harness.study.sized import Question
 
     if "rate_scale" in asked.setting:
         raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
     least, most = _span(span)
-    question = sizes.Asked.of(
+    question = Question.of(
         asked.setting,
         listed("--gpu", kinds) or [],
         options.every_of(listed("--systems", asked.systems) or [], but=("unshared",)),
@@ -170,14 +171,14 @@ def size(
         deployed.deployable(question)
     folder = asked.folder
     if dry_run:
-        _dry(*sizes.Work(question, folder).outlook())
+        _dry(*Work(question, folder).outlook())
         return
     with teller(machine=asked.machine) as progress:
         if shard is not None:
-            mine, every = sizes.Work(question, folder, asked.workers, progress).part(shard)
+            mine, every = Work(question, folder, asked.workers, progress).part(shard)
         else:
-            with collecting(lambda: sizes.Work(question, folder).progress(), on=collect):
-                sized = sizes.Work(question, folder, asked.workers, progress).done()
+            with collecting(lambda: Work(question, folder).progress(), on=collect):
+                sized = Work(question, folder, asked.workers, progress).done()
     if shard is not None:
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
