@@ -22,7 +22,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings, setting, tidy
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
-from plots import overview, page, style
+from plots import fewest, overview, page, style
 from plots.caption import CORRECTED, asked, caption, seen
 from plots.caption import definition as met
 
@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
     frame = curves(table, facts)
-    rows = overview.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
+    rows = fewest.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
@@ -144,7 +144,7 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
     """
     if facts.layout == FLEET:
         curved = draw(table, facts, note)  # raises where there is nothing
-        return [overview.fewest(table, facts, note), curved]
+        return [fewest.draw(table, facts, note), curved]
     first = overview.draw(table, facts, note)
     kept, gone = list[tuple[str, list[Panel]]](), list[str]()
     for definition in facts.definitions:
@@ -194,7 +194,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     if not len(curves(table, facts)):
         raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
     fleet = facts.layout == FLEET
-    return _drawn(table, overview.by_slo(facts) if fleet else facts, told(table, facts, note), tall=fleet)
+    return _drawn(table, fewest.by_slo(facts) if fleet else facts, told(table, facts, note), tall=fleet)
 
 
 def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> Figure:

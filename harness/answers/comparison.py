@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow.compute as pc
-
-from harness.answers import explain
 from harness.answers.commands import again, short_path
-from harness.answers.explain import CAUSES
+from harness.answers.notes import caps, failures, unfit
 from harness.answers.table import Table
 from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
-from harness.answers.verdict import FINE, verdict
-from harness.policy import fields, mix
-from harness.policy.types import GIB
-from harness.rows import estimate, record, setting, statistics, tidy
+from harness.answers.verdict import verdict
+from harness.policy import mix
+from harness.rows import estimate, setting, tidy
 from harness.rows.checked import checked, note
-from harness.rows.estimate import Estimate
 from harness.rows.vetted import IN_PART, UNCHECKED
-from harness.run import room, streams
+from harness.run import streams
 from harness.run.room import Remedy
 from harness.run.server_line import server_line
 from harness.run.setup import Setup
-from harness.run.spec import Spec, as_dict
+from harness.run.spec import as_dict
 from harness.run.streams import stem
-from harness.study.compare import clients, gap_in_swaps, planners, replayed, rooflines, stream_rule, traffic
+from harness.study.compare import clients, gap_in_swaps, planners, replayed, stream_rule, traffic
 from harness.study.measure import Measured
-from harness.study.study import AA
-from harness.study.summary import Column, Summary, SystemSummary, rate_key, scores
+from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
-ROOFLINE = 0.01  # of a step: what is less is not told
 MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
@@ -156,142 +144,6 @@ def _fit(fit: str | None) -> str:
     return f", unlike the real one ({fit.removeprefix('off: ')})" if fit.startswith("off") else ", like the real one"
 
 
-def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
-    """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
-    yield from failures(measured.failed) + stated(measured.table, "skipped", "skipped")
-    yield from departures(measured.table)
-    yield from own_degrees(measured.table)
-    yield from invalid(measured.table)
-    yield from unchecked_lines(measured.table)
-    yield from failed(measured, shown)
-    yield from served(measured, shown)
-    yield from idle(measured, shown)
-    yield from _refused(measured, shown)
-    if shown.undefined_tpot:
-        yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
-    yield from caps(measured.table, as_dict(measured.reference))
-    yield from roofline(measured.reference)
-    copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
-    for line in (
-        why(measured.table, shown, rule),
-        copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
-    ):
-        if line:
-            yield line
-
-
-def failures(failed: Mapping[str, str]) -> list[str]:
-    """List the systems that left a comparison, a line each with the policy's failure."""
-    return [f"{label}: {why}" for label, why in failed.items()]
-
-
-def failed(measured: Measured, shown: Summary) -> Iterator[str]:
-    """Yield a line for each system of which requests failed at the rate shown: their number and the reasons."""
-    for label in (row.label for row in shown.systems if not row.infeasible):
-        runs = [record.meta(measured.folder.parent / run) for run in _runs(measured, label, shown.rate_scale)]
-        if failures := explain.failed(runs):
-            yield f"{label}: {failures}"
-
-
-def served(measured: Measured, shown: Summary) -> list[str]:
-    """List the server of each model, and results by model; empty where no servers were attached."""
-    if fields.asked(measured.reference.engine).name != "attach":
-        return []
-    runs = (record.meta(measured.folder.parent / run) for run in measured.table.column("run").unique().to_pylist())
-    by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
-    definition = measured.target.definition
-    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(measured.table, shown.rate_scale, definition)]
-
-
-def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """Describe, by label, the memory that each system without room lacks and its remedies; list the remedies for all.
-
-    A remedy is tried on all seeds, at the lowest and the highest rate.
-    """
-    specs: dict[str, dict[tuple[float, int], Spec]] = {}
-    gone = tidy.infeasible(measured.table)
-    ends = {min(measured.xs), max(measured.xs)}
-    of = dict(zip(measured.table["run"].to_pylist(), measured.table["label"].to_pylist(), strict=True))
-    for task in measured.tasks:
-        label = of.get(task.folder)
-        if label in gone and task.spec.rate_scale in ends:
-            specs.setdefault(str(label), {})[task.spec.rate_scale, task.spec.seed] = task.spec
-    texts, by = {}, dict[str, list[Remedy]]()
-    for label, reason in gone.items():
-        runs = list(specs.get(label, {}).values())
-        by[label] = room.remedies(runs) if runs else []
-        untold = [] if "short" in reason else [spec for spec in runs if not room.fits(spec)]
-        lacks = [most for spec in untold if (most := room.short_bytes(spec)) is not None]
-        short = f"{max(lacks) / GIB:.1f} GiB short on each GPU: " if lacks else ""
-        ways = " or ".join(shlex.join(remedy.options) for remedy in by[label])
-        fits = f"fits with {ways}" if ways else "no memory setting or number of GPUs tried makes it fit"
-        texts[label] = f"does not fit: {short}{reason} ({fits})"
-    if len(specs) == 1:
-        return texts, by[next(iter(specs))]
-    every = [spec for runs in specs.values() for spec in runs.values()]
-    return texts, room.remedies(every) if every else []
-
-
-def idle(measured: Measured, shown: Summary) -> list[str]:
-    """List the systems that left GPUs without a request in some run at the rate shown, a line each.
-
-    Warm-up and drain are included. Rows tell where requests were prefilled, not where they decode after a move.
-    """
-    lines = []
-    for row in shown.systems:
-        if row.infeasible:
-            continue
-        runs = _runs(measured, row.label, shown.rate_scale)
-        none = [sorted(set(range(row.gpus)) - _used(measured.folder.parent / run)) for run in runs]
-        if none and (least := min(none, key=len)):
-            every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
-            which = f" ({_spans(least)})" if every != " or more" else ""
-            moved = any(record.meta(measured.folder.parent / run)["stats"].get("moves") for run in runs)
-            did = "prefilled" if moved else "served"
-            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs {did} no request{every}{which}")
-    return lines
-
-
-def _runs(measured: Measured, label: str, rate: float) -> list[str]:
-    """List the runs of a label at a rate."""
-    here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
-    runs: list[str] = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
-    return runs
-
-
-def _used(run: Path) -> set[int]:
-    """Return the GPUs on which some request of a run was prefilled: `0+1` is a group, `0>1` its first and last ones."""
-    rows = record.read_by_pieces(run)
-    of = rows.columns(["gpus"]) if isinstance(rows, record.Pieces) else [rows]
-    places = {place for piece in of for place in piece["gpus"].unique().to_pylist()}
-    return {int(gpu) for place in places if place for gpu in re.split(r"[+>]", place)}
-
-
-def _spans(gpus: Sequence[int]) -> str:
-    """Render numbers of GPUs in few words: `GPU 3`, `GPUs 14 to 23`, `GPUs 1, 5, 7 to 9`."""
-    spans: list[list[int]] = []
-    for gpu in gpus:
-        if spans and gpu == spans[-1][-1] + 1:
-            spans[-1].append(gpu)
-        else:
-            spans.append([gpu])
-    ends = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
-    return f"GPU{'s' * (len(gpus) > 1)} {ends}"
-
-
-def _refused(measured: Measured, shown: Summary) -> list[str]:
-    """List the labels whose actions the engine refused at the rate shown, a line each: their number, and the first."""
-    lines = []
-    for label in (row.label for row in shown.systems):  # a skipped one is not shown
-        every = [record.meta(measured.folder.parent / name) for name in _runs(measured, label, shown.rate_scale)]
-        if hit := [about for about in every if about["refused"]]:
-            count = sum(about["refused"] for about in hit)
-            of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
-            what = "1 action refused:" if count == 1 else f"{count} actions refused{of}, the first:"
-            lines.append(f"{label}: {what} {hit[0]['first_refused']}")
-    return lines
-
-
 def next_command(
     measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
 ) -> str:
@@ -329,59 +181,7 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
     return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
 
 
-def roofline(spec: Spec) -> Iterator[str]:
-    """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
-    told = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
-    if told:
-        yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
-
-
 # ------------------------------------------------------------------ findings
-
-
-def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
-    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
-    ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
-    n = min(len(ours), len(theirs))
-    if not n:
-        return None
-    gap = statistics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
-    text = f"A/A: {label} against its copy on other seeds {gap.times(100).text(FINE)} points"
-    if gap.low is None or gap.high is None:
-        return f"{text} ({'one seed' if gap.n == 1 else f'{gap.n} seeds'}, no interval)"
-    covers = gap.low <= 0 <= gap.high
-    return f"{text}: " + ("covers 0, as it should" if covers else "does not cover 0: differences so small mean nothing")
-
-
-def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
-    """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
-    reasons = []
-    for system in shown.systems:
-        if not system.judged or system.mean(definition) >= 100 * shown.level:
-            continue
-        shares = {
-            cause: sum(seen.values()) / len(seen)
-            for cause in CAUSES
-            if (seen := scores(table, system.label, shown.rate_scale, f"missed_{definition}_{cause}"))
-        }
-        if shares:
-            cause = max(shares, key=lambda x: shares[x])
-            reasons.append(f"{system.label} {100 * shares[cause]:.0f} % {CAUSES[cause].phrase}")
-    return "Why requests miss: " + ", ".join(reasons) if reasons else None
-
-
-def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
-    """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
-    bound = tidy.bound(table)
-    lines = []
-    for cap in dict.fromkeys(b.cap for b in bound):
-        mine = [b for b in bound if b.cap == cap]
-        where = ", ".join(
-            f"{b.label} from {estimate.number(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine
-        )
-        over = f"more than {100 * tidy.BINDS:g} % of steps"
-        lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
-    return lines
 
 
 # ------------------------------------------------------------------ tables
@@ -478,29 +278,6 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
             flat["flat"] = system.flat
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
     return flat
-
-
-def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
-    """Yield each model of each system at a rate with the means of some measures over all seeds; NaN where one lacks."""
-    frame = tidy.summary(scored, names, ("model",))
-    frame = frame[frame["rate_scale"] == rate_scale]
-    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
-        means = dict(zip(values["definition"], values["mean"], strict=True))
-        yield str(label), str(model), [means.get(name, math.nan) for name in names]
-
-
-def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
-    """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
-    wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
-    offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
-    offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
-    counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
-    rows = []
-    for label, model, means in of_models(scored, rate_scale, [*wanted]):
-        each = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
-        rows.append([label, model, str(counts[label, model]), *(e.text() for e in each)])
-    heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
-    return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []
 
 
 # ------------------------------------------------------------------ for another program

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.answers import comparison, text
 from harness.answers.explain import CAUSES
+from harness.answers.notes import of_models
+from harness.answers.notes import why as misses_of
 from harness.answers.table import Table, joined
 from harness.answers.text import Shown
 from harness.answers.verdict import verdict
@@ -133,7 +135,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     ]
     notes += text.invalid(table)
     notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
-    notes += [line for line in (comparison.why(table, shown, rule),) if line]
+    notes += [line for line in (misses_of(table, shown, rule),) if line]
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{told} ({panel['models']}, {where})" if told else "No system ran.",
@@ -180,7 +182,7 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
 def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     wanted = {rule: 100.0, "ttft_p95_s": 1.0, "tpot_p95_s": 1e3}
     rows = []
-    for label, model, means in comparison.of_models(table, shown.rate_scale, [*wanted]):
+    for label, model, means in of_models(table, shown.rate_scale, [*wanted]):
         cells = (factor * x for factor, x in zip(wanted.values(), means, strict=True))
         rows.append([label, model, *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
     if rows:

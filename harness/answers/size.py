@@ -20,9 +20,10 @@ from harness.run.streams import share
 from harness.study import shared
 from harness.study.bases import by_kind
 from harness.study.binds import Hour, summed
-from harness.study.size import BOUNDS, ONE_KIND, Curve, Sized, Verdict
+from harness.study.size import ONE_KIND
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
+from harness.study.sized import BOUNDS, Curve, Sized, Verdict
 from harness.study.study import named
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "what fails below")

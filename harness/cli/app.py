@@ -18,7 +18,8 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from harness.cli.codes import MEANS, Code
-from harness.cli.options import HEARD, WIDTH, WORDS, examples
+from harness.cli.options import HEARD, WIDTH, examples
+from harness.cli.values import WORDS
 from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
 
@@ -28,18 +29,18 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
-    "explain": ("runs.explain", "Say where time went, why SLOs were missed, what helps."),
+    "explain": ("explain.explain", "Say where time went, why SLOs were missed, what helps."),
     "calibrate": ("calibrate.calibrate", "Fit cost tables to measurements."),
     "check": ("tools.check", "Test that a system keeps the rules."),
     "claims": ("claims.claims", "Test every paper's claims against runs made here."),
     "list": ("lists.list_", "List systems, engines, models, GPUs, traces and studies."),
     "new": ("tools.new", "Write a small annotated system, or a TOML to begin with."),
-    "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
+    "plot": ("plot.plot", "Draw stored results as PDF, PNG and CSV."),
     "price": ("price.price", "Price a million tokens of a model, by its GPUs."),
     "report": ("report.report", "Write an answer as one HTML page."),
-    "run": ("runs.run", "Run one spec, a TOML file."),
+    "run": ("run.run", "Run one spec, a TOML file."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
-    "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
+    "timeline": ("timeline.timeline", "Write a stored run as a trace for Perfetto."),
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
     "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
     "validate": ("validate.validate", "Compare the simulator with measured end-to-end runs."),

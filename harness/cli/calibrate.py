@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import short_path
-from harness.cli.options import MOVED, PATH, RESULTS, complete, examples, gpu_names
+from harness.cli.options import MOVED, RESULTS, complete, examples, gpu_names
 from harness.cli.terminal import Terminal
+from harness.cli.values import PATH
 
 if TYPE_CHECKING:
     from harness.calibrate.tables import Table

@@ -11,8 +11,9 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.cli.codes import Code
-from harness.cli.options import PARTS, RESULTS, ROOT, RUNNING, TARGET, examples, listed
+from harness.cli.options import PARTS, RESULTS, ROOT, RUNNING, examples
 from harness.cli.terminal import room, screen, teller
+from harness.cli.values import TARGET, listed
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard

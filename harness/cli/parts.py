@@ -12,7 +12,7 @@ import click
 
 from harness.answers.commands import short_path
 from harness.answers.table import aligned
-from harness.cli.options import WORDS
+from harness.cli.values import WORDS
 
 if TYPE_CHECKING:
     from harness.run.shard import Progress, Shard

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from harness.answers.table import printed
-from harness.cli.options import SET, Number, examples, read_pairs
+from harness.cli.options import SET, examples
+from harness.cli.values import Number, read_pairs
 
 
 @click.command(

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.answers import size as words
+from harness.cli.asked import Asked
 from harness.rows.loaded import Requests
-from harness.study import size as sizes
-from harness.study.compare import comparison, filled, stem_of
+from harness.study.compare import stem_of
 from harness.study.measure import Measured, measure
-from harness.study.size import Asked, Sized
+from harness.study.size import size as answered
+from harness.study.sized import GROWTH, WINDOWS, Question, Sized
 from traces import deal
 from traces.chosen import Chosen, chosen
 from traces.kept import meant
@@ -90,17 +91,16 @@ def compare(
     streams = _streams(rename, drop_streams, shift_s, setting.get("models", WORLD["models"]))
     if trace is not None or spread is not None or streams is not None:
         setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
-    setting = filled(setting)
-    rule = rules.full_rule(slo, slo_scale, model_set(setting["models"]))
-    asked = comparison(
-        [name.strip() for name in names],
+    asked = Asked(
+        ",".join(names),
         setting,
+        slo=slo,
+        slo_scale=slo_scale,
+        definition=definition,
         rates=rate_scale,
         seeds=seeds,
-        rule=rule,
-        definition=definition,
         controls=controls,
-    )
+    ).study()
     return Comparison(measure(asked, folder, stem=stem_of(asked), workers=workers))
 
 
@@ -146,8 +146,8 @@ def size(
     drop_streams: Sequence[str] = (), shift_s: Mapping[str, float] | None = None, slo: str | None = None,
     slo_scale: float | None = None, gpu: str | Sequence[str] = "h100", gpus: tuple[int, int] = (1, 64),
     target: float = 99.0, systems: str | Sequence[str] = SIZED, price: Mapping[str, float] | None = None,
-    spare: int = 0, node: int = 1, grow: Sequence[float] = sizes.GROWTH, definition: str | None = None,
-    windows: int = sizes.WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
+    spare: int = 0, node: int = 1, grow: Sequence[float] = GROWTH, definition: str | None = None,
+    windows: int = WINDOWS, out: str | Path = "results", workers: int | None = None, **setting: Any,
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
@@ -156,7 +156,7 @@ def size(
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
-    asked = Asked.of(
+    asked = Question.of(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models},
         kinds,
         names,
@@ -171,4 +171,4 @@ def size(
         node=node,
         windows=windows,
     )
-    return Answer(sizes.size(asked, folder, workers=workers))
+    return Answer(answered(asked, folder, workers=workers))

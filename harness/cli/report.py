@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.answers.commands import real, short_path
-from harness.cli.options import RESULTS, Target, examples
+from harness.cli.options import RESULTS, examples
+from harness.cli.values import Target
 
 if TYPE_CHECKING:
     from harness.answers.page import Picture

@@ -9,29 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.answers.commands import real, short_path
+from harness.answers.commands import short_path
 from harness.answers.table import aligned, printed
-from harness.cli.compare import compared
-from harness.cli.options import (
-    DEFINITION,
-    FIGURES,
-    OUT,
-    RESULTS,
-    RUNNING,
-    SCALING,
-    SEEDS,
-    SETTING,
-    SLO,
-    Grouped,
-    complete,
-    examples,
-    listed,
-    read_rates,
-    slo_rule,
-    system_names,
-)
+from harness.cli import options
+from harness.cli.asked import Asked, asks, contest
 from harness.cli.study import dry
 from harness.cli.terminal import teller
+from harness.cli.values import listed
 
 if TYPE_CHECKING:
     from harness.run.spec import Spec
@@ -39,33 +23,18 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Grouped,
-    epilog=examples(
+    cls=options.Grouped,
+    epilog=options.examples(
         "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
         "bench sensitivity --systems prism,static --constants swap,pcie --knee",
         "bench sensitivity --systems prism,static --dry-run",
     ),
 )
-@click.option(
-    "--systems",
-    required=True,
-    metavar="LIST",
-    shell_complete=complete(system_names, many=True),
-    help="As in bench compare; of more than two, the first two by its table.",
+@contest(
+    "As in bench compare; of more than two, the first two by its table.",
+    "Rates of the comparison; constants vary at the one where the two systems differ most.  [default: around the knee]",
+    "Definition of attainment.  [default: as bench compare]",
 )
-@SETTING
-@click.option(
-    "--rate-scale",
-    "rates",
-    callback=read_rates,
-    metavar="LIST",
-    help="Rates of the comparison; constants vary at the one where the two systems differ most.  "
-    "[default: around the knee]",
-)
-@SCALING
-@SLO
-@click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: as bench compare]")
-@SEEDS
 @click.option("--controls", is_flag=True, help="Add controls, as bench compare does; they are not ranked.")
 @click.option(
     "--constants",
@@ -78,13 +47,10 @@ if TYPE_CHECKING:
 )
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
-@RUNNING
-@OUT
-def sensitivity(
-    *, systems: str, settings: dict[str, Any], rates: tuple[float, ...] | None, slo: str | None,
-    slo_scale: float | None, definition: str | None, seeds: int | None, controls: bool, constants: str | None,
-    knee: bool, no_plot: bool, dry_run: bool, workers: int | None, machine: bool, out: Path | None, **setting: Any,
-) -> None:  # fmt: skip
+@options.RUNNING
+@options.OUT
+@asks
+def sensitivity(asked: Asked, *, constants: str | None, knee: bool, no_plot: bool, dry_run: bool) -> None:
     """Find constants of the machine that reverse an order.
 
     Each constant is halved and doubled, to see if that reverses the order of two systems. SLOs keep the seconds of the
@@ -98,32 +64,30 @@ def sensitivity(
     from harness.study.sensitivity import lines
     from harness.study.varying import sensitivity as vary
 
-    rule = slo_rule(slo, slo_scale, setting["models"])
-    asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
-    only = listed("--constants", constants)
-    if len(asked.systems) < 2:
+    study, only, folder = asked.study(), listed("--constants", constants), asked.folder
+    if len(study.systems) < 2:
         raise UserError("an order takes two systems: --systems a,b")
-    folder = real(out or RESULTS)
-    specs = [asked.spec_of(asked.condition[0], name) for name in asked.systems]
+    specs = [study.spec_of(study.condition[0], name) for name in study.systems]
     if dry_run:
-        _dry(asked, specs, only, folder)
+        _dry(study, specs, only, folder)
         return
-    with teller(machine=machine) as told:
+    with teller(machine=asked.machine) as progress:
         changes_of(specs, only)  # a mistake shows before anything is run
-        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told)
-        varied = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee, workers=workers, teller=told)
+        run: dict[str, Any] = {"workers": asked.workers, "teller": progress}
+        base = measure(study, folder, stem=stem_of(study), **run)
+        varied = vary(base, folder, silent=silent(study.systems), only=only, knee=knee, **run)
     click.echo("\n".join(printed(lines(varied))))
     sys.stdout.flush()
     shown = [base.folder]
     if not no_plot:
         from plots import fig_tornado
 
-        stem = (FIGURES if out is None else folder) / f"tornado-{base.folder.name.rpartition('-')[2]}"
-        shown += fig_tornado.render(base.folder, stem, f"bench sensitivity --systems {systems}")[:2]
+        stem = asked.figure(f"tornado-{base.folder.name.rpartition('-')[2]}")
+        shown += fig_tornado.render(base.folder, stem, f"bench sensitivity --systems {asked.systems}")[:2]
     click.echo(" · ".join(short_path(path) for path in shown))
 
 
-def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out: Path) -> None:
+def _dry(study: Study, specs: Sequence[Spec], only: Collection[str] | None, out: Path) -> None:
     """Show what would be varied and how long the comparison may take."""
     from harness.study.constants import constants, settings
 
@@ -133,5 +97,5 @@ def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
         changed = ", ".join(change.setting for change in changes if change.constant == constant.name)
         rows.append((constant.name, constant.value, changed or f"none: {left[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
-    dry(asked, False, out)
+    dry(study, False, out)
     click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from harness.answers.commands import real, short_path
+from harness.answers.commands import short_path
 from harness.answers.table import WIDTH, aligned
-from harness.cli.options import (
-    DEFINITION,
-    FIGURES,
-    PARTS,
-    PATH,
-    RESULTS,
-    RUNNING,
-    SERVING,
-    SLO,
-    TRACED,
-    Grouped,
-    Number,
-    complete,
-    every_of,
-    examples,
-    gpu_names,
-    listed,
-    read_joined,
-    slo_rule,
-    system_names,
-)
+from harness.cli import options
+from harness.cli.asked import Asked, asks
 from harness.cli.parts import again, collecting, keep_command
 from harness.cli.terminal import folded, prose, teller
+from harness.cli.values import PATH, listed, read_joined
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
@@ -49,22 +30,22 @@ MOST_GPUS = 4096
 
 
 @click.command(
-    cls=Grouped,
-    epilog=examples(
+    cls=options.Grouped,
+    epilog=options.examples(
         "bench size --trace log.csv --models mine.toml --slo absolute:ttft=1,tpot=0.05",
         "bench size --trace mine.parquet --models mine.toml --gpu h100,l40s --gpus 1-32 --target 99 "
         "--price h100=2.5,l40s=0.9 --slo absolute:ttft=2,tpot=0.1",
         "bench size --trace azure-conv --spread 12:zipf=1.2 --models 'llama-3.1-8b*12' --spare 1 --node 8",
     ),
 )
-@TRACED
+@options.TRACED
 @click.option(
     "--gpu",
     "kinds",
     default="h100",
     show_default=True,
     metavar="KIND[,KIND]",
-    shell_complete=complete(gpu_names, many=True),
+    shell_complete=options.complete(options.gpu_names, many=True),
     help="Kinds of GPU, each tried by itself; h100*2+l40s*4 is one cluster of two kinds.",
 )
 @click.option(
@@ -76,22 +57,8 @@ MOST_GPUS = 4096
     help="Counts that are tried first; fewer follow while they hold, unless one count is given. Of several "
     "kinds in one cluster, whole copies of it.",
 )
-@click.option(
-    "--target",
-    type=Number(50, 100, min_open=True, max_open=True),
-    default=99.0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Share of requests that meet their SLO, for every model.",
-)
-@click.option(
-    "--systems",
-    default=",".join(SIZED),
-    show_default=True,
-    metavar="LIST",
-    shell_complete=complete(system_names, many=True),
-    help="Strategies; all: every one.",
-)
+@options.target("Share of requests that meet their SLO, for every model.")
+@options.systems("Strategies; all: every one.", default=",".join(SIZED), show_default=True)
 @click.option(
     "--price",
     multiple=True,
@@ -124,9 +91,9 @@ MOST_GPUS = 4096
     metavar="WAY",
     help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).",
 )
-@SERVING
-@SLO
-@click.option("--definition", type=DEFINITION, help="Definition of attainment.  [default: that of --slo]")
+@options.SERVING
+@options.SLO
+@click.option("--definition", type=options.DEFINITION, help="Definition of attainment.  [default: that of --slo]")
 @click.option(
     "--windows",
     type=click.IntRange(1, 50),
@@ -140,8 +107,8 @@ MOST_GPUS = 4096
 @click.option(
     "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
 )
-@PARTS
-@RUNNING
+@options.PARTS
+@options.RUNNING
 @click.option(
     "-o",
     "--out",
@@ -150,12 +117,25 @@ MOST_GPUS = 4096
     metavar="DIR",
     help="Folder for runs, the figure, and logs that are converted.  [default: results/]",
 )
+@asks
 def size(
-    *, kinds: str, span: str, target: float, systems: str, price: dict[str, str], spare: int, node: int, grow: str,
-    deploy: Way | None, settings: dict[str, Any], slo: str | None, slo_scale: float | None, definition: str | None,
-    windows: int, shard: Shard | None, collect: bool, as_json: bool, no_plot: bool, dry_run: bool, workers: int | None,
-    machine: bool, out: Path | None, **setting: Any,
-) -> None:  # fmt: skip
+    asked: Asked,
+    *,
+    kinds: str,
+    span: str,
+    target: float,
+    price: dict[str, str],
+    spare: int,
+    node: int,
+    grow: str,
+    deploy: Way | None,
+    windows: int,
+    shard: Shard | None,
+    collect: bool,
+    as_json: bool,
+    no_plot: bool,
+    dry_run: bool,
+) -> None:
     """Find the fewest GPUs, and what they cost.
 
     On these, a strategy meets the SLOs of every model in the whole trace. A trace of more than two hours is judged by
@@ -165,19 +145,20 @@ def size(
     from harness.answers import size as words
     from harness.policy.types import UserError
     from harness.study import deploy as deployed
-    from harness.study.size import Asked, Work
+    from harness.study.size import Work
     from harness.study.size_kept import keep
+    from harness.study.sized import Question
 
-    if "rate_scale" in settings:
+    if "rate_scale" in asked.setting:
         raise UserError("--set rate_scale: traffic is replayed as it is; --grow asks for multiples of it")
     least, most = _span(span)
-    asked = Asked.of(
-        {**setting, **settings},
+    question = Question.of(
+        asked.setting,
         listed("--gpu", kinds) or [],
-        every_of(listed("--systems", systems) or [], but=("unshared",)),
+        options.every_of(listed("--systems", asked.systems) or [], but=("unshared",)),
         price,
-        slo_rule(slo, slo_scale, setting["models"]),
-        definition,
+        asked.rule,
+        asked.definition,
         _growth(grow),
         target=target / 100,
         least=least,
@@ -187,19 +168,21 @@ def size(
         windows=windows,
     )
     if deploy is not None:
-        deployed.deployable(asked)
-    folder = real(out or RESULTS)
+        deployed.deployable(question)
+    folder = asked.folder
     if dry_run:
-        _dry(*Work(asked, folder).outlook())
+        _dry(*Work(question, folder).outlook())
         return
+    with teller(machine=asked.machine) as progress:
+        if shard is not None:
+            mine, every = Work(question, folder, asked.workers, progress).part(shard)
+        else:
+            with collecting(lambda: Work(question, folder).progress(), on=collect):
+                sized = Work(question, folder, asked.workers, progress).done()
     if shard is not None:
-        with teller(machine=machine) as told:
-            mine, every = Work(asked, folder, workers, told).part(shard)
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return
-    with teller(machine=machine) as told, collecting(lambda: Work(asked, folder).progress(), on=collect):
-        sized = Work(asked, folder, workers, told).done()
     answer = keep(sized, kept := words.words(sized), folder)
     keep_command(answer)
     if as_json:
@@ -212,8 +195,7 @@ def size(
     if not no_plot and not all(row.unfit for row in sized.tried):
         from plots import fig_size
 
-        stem = (FIGURES if out is None else folder) / answer.name
-        figure = fig_size.render(answer, stem, f"bench plot {short_path(answer)}")[:1]
+        figure = fig_size.render(answer, asked.figure(answer.name), f"bench plot {short_path(answer)}")[:1]
     files = [] if deploy is None else deployed.write(sized, deploy, folder, answer)
     click.echo(" · ".join(short_path(path) for path in (answer, *figure, *files)), err=as_json)
     if not as_json:

@@ -17,20 +17,18 @@ from harness.cli.options import (
     ENOUGH,
     FIGURES,
     PARTS,
-    PATH,
     RESULTS,
     RUNNING,
-    SOME_SEEDS,
     Grouped,
     complete,
     examples,
-    listed,
     study_names,
     system_names,
     trace_names,
 )
 from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import teller
+from harness.cli.values import PATH, SOME_SEEDS, listed
 
 if TYPE_CHECKING:
     from harness.run.estimates import Costs

@@ -12,12 +12,8 @@ import click
 
 from harness.answers.commands import short_path
 from harness.cli.codes import Code
-from harness.cli.options import (
-    PATH,
-    complete,
-    examples,
-    system_names,
-)
+from harness.cli.options import complete, examples, system_names
+from harness.cli.values import PATH
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure

@@ -12,22 +12,9 @@ import click
 
 from harness.answers.commands import short_path
 from harness.answers.table import aligned
-from harness.cli.options import (
-    ALL,
-    FIGURES,
-    MOST_INT,
-    PATH,
-    POSITIVE,
-    STREAMS,
-    TARGET,
-    Whole,
-    chosen_streams,
-    complete,
-    examples,
-    read_pairs,
-    trace_names,
-)
+from harness.cli.options import ALL, FIGURES, STREAMS, chosen_streams, complete, examples, trace_names
 from harness.cli.terminal import room, screen
+from harness.cli.values import MOST_INT, PATH, POSITIVE, TARGET, Whole, read_pairs
 from traces import readers
 
 if TYPE_CHECKING:

@@ -11,20 +11,9 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
-from harness.cli.options import (
-    ALL,
-    OUT,
-    PARTS,
-    RESULTS,
-    ROOT,
-    RUNNING,
-    TARGET,
-    complete,
-    examples,
-    listed,
-    system_names,
-)
+from harness.cli.options import ALL, OUT, PARTS, RESULTS, ROOT, RUNNING, complete, examples, system_names
 from harness.cli.terminal import room, screen, teller
+from harness.cli.values import TARGET, listed
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard

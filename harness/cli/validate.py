@@ -12,8 +12,9 @@ from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned, laid
-from harness.cli.options import ALL, FIGURES, MOVED, PATH, POSITIVE, RESULTS, SOME_SEEDS, TARGET, examples
+from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, examples
 from harness.cli.terminal import Terminal, screen
+from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -31,7 +31,8 @@ from harness.run.resolve import resolve
 from harness.run.server_line import server_line
 from harness.run.setup import SIMULATOR, Setup
 from harness.study.shared import places
-from harness.study.size import Asked, Sized, Work
+from harness.study.size import Work
+from harness.study.sized import Question, Sized
 from workloads.models import as_asked, parsed, repo
 
 Way = Literal["vllm", "llama-swap", "helm"]
@@ -79,7 +80,7 @@ class Plan:
     notes: tuple[str, ...]
 
 
-def deployable(setting: Asked) -> None:
+def deployable(setting: Question) -> None:
     """Raise UserError where the servers of a question are not vLLM's."""
     engine, host = (str(setting.setting.get(key, default)) for key, default in (("engine", SIMULATOR), ("host", "")))
     if fields.asked(engine).name != SIMULATOR:

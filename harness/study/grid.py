@@ -13,30 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.run.resolve import resolve, traits
-from harness.run.server_line import server_line
-from harness.run.setup import Setup, load_models, load_trace
+from harness.run.setup import load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
 from harness.study.search import Range, rounded
 from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Sample, Scope, Study
-from workloads.build import rate_rps, requests_seen, window_span_s
+from workloads.build import rate_rps, window_span_s
 from workloads.picking import window_fold
 from workloads.slo import scaled
 
 HALVES = ("first", "second")
-# fields of a condition that captions name
-SETTING = (
-    "process",
-    "sharing",
-    "sampling",
-    "scaling",
-    "assign",
-    "plan",
-    "placement",
-    "pool_bytes",
-    "host_bytes",
-    "scaled",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +95,11 @@ class Point(NamedTuple):
     system: str
     under: SloTarget
     spec: Spec
+
+    @property
+    def place(self) -> tuple[str, float, str, int]:
+        """Its panel, x, system and seed."""
+        return self.panel.key, self.x, self.system, self.spec.seed
 
 
 # ------------------------------------------------------------------ panels
@@ -432,106 +423,3 @@ def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
 
 
 # ------------------------------------------------------------------ facts for readers of the table
-
-
-def facts(grid: Grid) -> list[dict[str, Any]]:
-    """Collect the facts of each panel, in order; sets along x share a panel, told as its first one."""
-    every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
-    return list(every.values())[::-1]
-
-
-def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
-    study, spec, condition = grid.study, panel.first, panel.condition
-    trace, rated = load_trace(spec.trace), panel.rated
-    scales = [p.setting["slo_scale"] for p in grid.panels if "slo_scale" in p.setting]
-    usual = next(iter(scales), min(panel.xs, default=1.0))  # the SLO scale of the other panels
-    at = {"rate_scale": grid.held_rate(panel), "slo_scale": usual}.get(panel.axis)
-    fixed = math.nan if rated else grid.fixed_rate(panel)
-    return {
-        "condition": panel.key,
-        "name": condition.name,
-        "kind": condition.kind,
-        "other_end": condition.other_end,
-        "origin": condition.origin,
-        "source": condition.source,
-        "row": panel.row,
-        "column": panel.column,
-        "axis": panel.axis,
-        "trace": trace.name,
-        "half": "" if panel.half is None else HALVES[panel.half],
-        "halves": _seeds_by_half(panel),
-        "tier": trace.tier,
-        "note": trace.note,
-        "left_out": trace.left_out,
-        "models": panel.shown_models,
-        "own": {name: value for name, value in condition.spec.items() if name in SETTING},
-        "given": bool(panel.xs) if rated else not panel.holds_rate,
-        "plan": spec.plan,
-        "count": None if panel.axis == "models" else panel.size,
-        "gpus": None if panel.axis == "gpus" else spec.gpus,
-        "gpu": spec.gpu,
-        "host": spec.host,
-        "server": server_line(Setup(spec)),
-        "slo": str(panel.setting.get("slo", study.slo)),
-        "slo_scale": panel.setting.get("slo_scale"),
-        "rate_rps": None if rated else fixed * panel.unit_rps / (panel.size if panel.axis == "models" else 1),
-        "unit_rps": panel.unit_rps,
-        "rates_rps": condition.at_rps,
-        "xs": panel.xs,
-        "at": at,
-        "window_s": panel.replayed_s,
-        "seen": _seen(panel),
-    }
-
-
-def _seeds_by_half(panel: Panel) -> list[list[int]]:
-    """Return the seeds that replay each half of a real trace, the first half first; empty where all replay one."""
-    spec, halves = panel.first, dict[int, list[int]]()
-    trace = load_trace(spec.trace)
-    for seed in (spec.seed + k for k in panel.seeds):
-        if (half := window_fold(trace, seed, spec.plan)) is not None:
-            halves.setdefault(half, []).append(seed)
-    return [halves[half] for half in sorted(halves)] if len(halves) > 1 else []
-
-
-def _seen(panel: Panel) -> list[list[int]]:
-    """Count the requests of each model that planners see, most first: a list a fold where seeds replay either."""
-    spec = panel.first
-    trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
-    counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
-    return [sorted(each, reverse=True) for each in counts.values()]
-
-
-def notes(grid: Grid) -> list[str]:
-    """Say where a window is not the trace's own span, and where the first system holds the level nowhere."""
-    return [*_cuts(grid), *_unheld(grid)]
-
-
-def _cuts(grid: Grid) -> list[str]:
-    """Describe the windows that differ from a seed's own, or do not span the trace."""
-    by_words: dict[str, dict[str, None]] = {}
-    for panel in grid.panels:
-        trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
-        words = ""
-        if window_s < span_s:
-            words = f"windows cut to {window_s:g} of {span_s:g} s."
-        elif window_s > span_s:
-            words = f"{span_s:g} s repeated to fill {window_s:g} s."
-        elif span_s < trace.span_s:
-            words = f"windows of {span_s:g} s, a half of the trace."
-        by_words.setdefault(words, {})[trace.name] = None
-    if len(by_words) == 1:
-        return [words[:1].upper() + words[1:] for words in by_words if words]
-    return [f"{name}: {words}" for words, names in by_words.items() if words for name in names]
-
-
-def _unheld(grid: Grid) -> list[str]:
-    """Say where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
-    level = f"{100 * grid.study.level:g} %"
-    lines = (
-        f"{grid.study.first} holds {level} at no rate on {load_trace(p.first.trace).name}, {p.shown_models}, "
-        f"{p.first.gpus} GPU{'s' * (p.first.gpus > 1)}."
-        for p in grid.panels
-        if p.axis == "rate_scale" and grid.held.get(p.key, 0.0) is None
-    )
-    return list(dict.fromkeys(lines))

@@ -2,43 +2,37 @@
 
 The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
 panel (`condition`) and x. Figures are drawn from it alone; its metadata holds the facts of panels, captions and claims.
-
-Over 600 lines: the stages of one call, in order, which share its arguments and what is made so far.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from harness.policy.types import Inst, UserError
+from harness.policy.types import UserError
 from harness.rows import parts, record, tidy, whole
 from harness.rows.about import About
-from harness.rows.crossings import EASES, RATED, turned
-from harness.rows.sealed import Facts
+from harness.rows.crossings import EASES, turned
 from harness.rows.stored import Stamp, stamp
 from harness.run import crew, score, streams, sweep
-from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_models, load_trace
-from harness.run.slo import SloTarget, judgements
+from harness.run.setup import Failed, load_models, load_trace
+from harness.run.slo import SloTarget
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import bound, enough, receipt, table
+from harness.study import bound, facts, judges, receipt, seeds, table
 from harness.study import grid as grids
-from harness.study.bases import base_specs, slo_target
 from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
-from harness.study.search import Ask, Shares, contends, following, highest
-from harness.study.study import BEST, Claim, Study, named, systems_of
+from harness.study.search import Ask, Shares, following, highest
+from harness.study.study import Study
 from harness.study.table import Key
-from workloads import slo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,17 +149,6 @@ def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Meas
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
 
 
-class _Targets(dict[float, SloTarget]):
-    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
-
-    def __init__(self, scales: Iterable[float], of: Callable[[float], SloTarget]) -> None:
-        super().__init__({scale: of(scale) for scale in sorted(scales)})
-        self._of = of
-
-    def __missing__(self, scale: float) -> SloTarget:
-        return self.setdefault(scale, self._of(scale))
-
-
 class _Group(NamedTuple):
     """Curves of a panel that are sampled together."""
 
@@ -184,7 +167,7 @@ class _Round(NamedTuple):
     point: Point
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Work:
     """One call of `measure`: its arguments, and its stages in order, a method each."""
 
@@ -198,6 +181,11 @@ class Work:
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
     shard: str = "1-1"  # whose runs these are, in parts
+    _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # that were run, or were current
+    _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # of their rows, by path below `out`
+    _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
+    _scored: dict[Key, pa.Table] = field(init=False, default_factory=dict)
+    _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # by panel
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
@@ -231,8 +219,8 @@ class Work:
 
     @property
     def made(self) -> int:
-        """The number of runs that stand so far."""
-        return len(self._made[1])
+        """Runs finished so far."""
+        return len(self._stamps)
 
     def blamed(self, labels: Collection[str]) -> set[str]:
         """Return the systems of the study whose specs have one of these labels."""
@@ -243,11 +231,10 @@ class Work:
         """Describe the traces, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
-        return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
+        return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
     def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
         """Write the receipt of a call that is done."""
-        specs, stamps = self._made
         rules = {judge["rule"] for judge in measured.about.judges}
         models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
         traces = [
@@ -256,74 +243,28 @@ class Work:
             for name in panel.traces
         ]
         kept = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
-        receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
-
-    @cached_property
-    def _made(self) -> tuple[dict[Spec, None], dict[str, Stamp]]:
-        """The specs that were run or stood there, and the stamps of their rows by path."""
-        return {}, {}
+        receipt.write(call, digested, begun_ns, kept, self._specs, rules, self._stamps, traces)
 
     def _asked(self) -> dict[str, Trace]:
         """Load the traces under the names that were asked for, by name; a name with a placeholder is left out."""
         names = dict.fromkeys(name for panel in self.panels for name in panel.traces)
         return {name: load_trace(name) for name in names if "{" not in name}
 
-    # -------------------------------------------------------------- SLOs
-
     def judged(self) -> tuple[Panel, ...]:
         """Return every panel with its SLO in seconds; the base runs of all SLOs are one sweep."""
         every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
         for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
             self.teller.planning(done, len(every))
-            self._tried(panel, spec)
+            judges.check(self.study, panel, spec)
         self.teller.planning(len(every), len(every))
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
-        based = [self._based(panel.first) for panel in self.panels]
-        rules = [slo.parse(grids.rule(self.study, panel, panel.scale)) for panel in self.panels]
-        measured = [
-            (spec, rule.gpu)
-            for spec, rule in zip(based, rules, strict=True)
-            if isinstance(rule, slo.Scaled) and rule.base == "P95"
-        ]
-        if measured := list(dict.fromkeys(measured)):
-            with self.teller.step(
-                "SLO bases", lambda: f"P95 of each model alone, pairs of trace and models: {len(measured)}"
-            ):
-                self.run([base for pair in measured for base in base_specs(*pair)], "SLO bases", shared=True)
-        return tuple(
-            replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
-            for panel, spec in zip(self.panels, based, strict=True)
-        )
-
-    def _tried(self, panel: Panel, spec: Spec) -> None:
-        """Resolve a spec at the largest x of its panel and build its workload."""
-        most = max(panel.xs, default=1.0)
-        rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
-        gpus = int(most) if panel.axis == "gpus" else spec.gpus
-        try:
-            Setup(resolve(replace(spec, rate_scale=rate if spec.scaling != "none" else 1.0, gpus=gpus, slo=""))).jobs()
-        except Failed:
-            raise
-        except UserError as error:
-            where = f'"{panel.condition.name}": ' if len(self.study.condition) > 1 else ""
-            raise UserError(f"{where}{error}") from None
-
-    def _based(self, spec: Spec) -> Spec:
-        """Return the spec by which a panel's SLO is measured: that of its runs without placement."""
-        return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
-
-    def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
-        return self._judge(spec, grids.rule(self.study, panel, scale))
-
-    def _judge(self, spec: Spec, rule: str) -> SloTarget:
-        if (spec, rule) not in self._judges:
-            self._judges[spec, rule] = slo_target(spec, rule, self.out, workers=self.workers, teller=Silent())
-        return self._judges[spec, rule]
-
-    @cached_property
-    def _judges(self) -> dict[tuple[Spec, str], SloTarget]:
-        return {}
+        by = judges.Judges(self.study, self.out, self.workers)
+        if bases := by.base_runs(self.panels):
+            words = f"P95 of each model alone, pairs of trace and models: {len(bases)}"
+            with self.teller.step("SLO bases", lambda: words):
+                self.run([base for pair in bases for base in pair], "SLO bases", shared=True)
+        return tuple(map(by.judged, self.panels))
 
     # -------------------------------------------------------------- curves
 
@@ -337,7 +278,7 @@ class Work:
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self.xs_of_first(panel, points))]
         if bounds:
             self.run([point.spec for point in bounds], "bounds")
-        return list({_place(point): point for point in (*points, *bounds)}.values()), grid
+        return list({point.place: point for point in (*points, *bounds)}.values()), grid
 
     def xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
         """List the x of the study's first system in a panel, in rising order."""
@@ -392,7 +333,7 @@ class Work:
                 self._ran[folders[k].name] = score.ran(folders[k])
         decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
         places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
-        self._score([*places.values()], Silent())
+        table.score_all([*places.values()], teller=Silent(), **self._scoring)
         for k, run in enumerate(runs):
             room[run.group] = room.get(run.group, False) or self._ran[folders[k].name]
             if k in places:
@@ -406,79 +347,31 @@ class Work:
         """Tell whether controls run at the highest rate at which this point's system holds."""
         return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
-    # -------------------------------------------------------------- as many seeds as it takes
-
     def _budget(self, grid: Grid) -> float:
         """Return the requests that more seeds of this work's panels may take."""
-        every, mine = (sum(map(_tells, panels)) for panels in (self.every, grid.panels))
+        every, mine = (sum(map(seeds.tells, panels)) for panels in (self.every, grid.panels))
         return grid.scope.budget * mine / max(1, every)
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
-        """Run more seeds of systems that are not yet told apart, until they are, or the budget is spent.
+        """Run more seeds of systems that are not yet told apart."""
+        if not grid.scope.budget:
+            return []
+        so_far = list(points)
+        part = grid.scope.budget / max(1, len({panel.key for panel in self.every if seeds.tells(panel)}))
 
-        Each panel has an equal part of the budget, so that none depends on what was run for another. Where what is left
-        of it does not suffice for all, the study's own systems have it, without those that --full alone runs.
-        """
-        scope, added = grid.scope, list[Point]()
-        if not scope.budget:
-            return added
-        panels = {panel.key: panel for panel in grid.panels if _tells(panel)}
-        part = scope.budget / max(1, len({panel.key for panel in self.every if _tells(panel)}))
-        asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
-        spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
-        for point in points:
-            known.setdefault(point.panel.key, set()).add(point.spec)
-        curves = dict[str, dict[str, tidy.Windows]]()
-        had = {_place(point) for point in points}
-        for turn in count(1):
-            self._counted(asked, curves)
-            asked, taken, later = list[Point](), 0, 0.0
-            for key, panel in panels.items():
-                for open_ in self._more(grid, panel, curves.get(key, {})):
-                    more = [each for each in open_ if _place(each[0]) not in had]
-                    if more and spent[key] + (cost := _cost(more, known[key])) <= part:
-                        spent[key], taken = spent[key] + cost, taken + 1
-                        later += part - spent[key]
-                        known[key] |= {point.spec for point, _ in more}
-                        had |= {_place(point) for point, _ in more}
-                        asked += [point for point, _ in more]
-                        break
-            if not asked:
-                return added
-            what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
-            self.run([point.spec for point in asked], what, later)
-            added += asked
-            self._shown(grid, [*points, *added])
-        raise AssertionError
+        def run(more: Sequence[Point], what: str, later: float) -> None:
+            self.run([point.spec for point in more], what, later)
+            so_far.extend(more)
+            self._shown(grid, so_far)
 
-    def _more(
-        self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]
-    ) -> Iterator[list[tuple[Point, float]]]:
-        """Yield the runs that tell a panel's systems apart, with the requests of each: of all, then of the study's own.
-
-        Nothing where they are told apart.
-        """
-        contend = [name for name in panel.specs if name in curves and contends(name)]
-        usual = [name for name in contend if name not in self.beside]
-        scope, level = self.study.scope(self.full), self.study.level
-        facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
-        least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
-        for names in dict.fromkeys((tuple(contend), tuple(usual))):
-            if left := enough.unsettled(curves, facts, pairs(self.study, names), level, scope.precision):
-                more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least)
-                yield [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
-
-    @cached_property
-    def beside(self) -> frozenset[str]:
-        """Systems that --full alone runs."""
-        return frozenset(named(self.study.more))
+        return seeds.refined(grid, points, part, run, self._counted)
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Add the misses of runs to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
         places = [self._place(point, task.folder) for point, task in zip(points, ready, strict=True)]
-        self._score(places, Silent())
+        table.score_all(places, teller=Silent(), **self._scoring)
         for point, place in zip(points, places, strict=True):
             counted = table.counted(self._scored[place.key], definition)
             if counted is not None and counted.offered:
@@ -499,9 +392,10 @@ class Work:
         return held
 
     def run(self, specs: Sequence[Spec], what: str, later: float = 0.0, *, shared: bool = False) -> list[Path]:
-        """Run specs, after which runs of so many requests may follow, and note which stand; return their folders.
+        """Run specs and return their folders.
 
-        Runs that studies and shards share have folders, however many others there are.
+        `later` is the number of requests expected afterwards, for the remaining time. Runs that several studies or
+        shards share (`shared`) have a folder each, also where other runs lie in parts.
         """
         folders = sweep.sweep(
             specs,
@@ -512,10 +406,9 @@ class Work:
             later=later,
             into=None if shared else self.into,
         )
-        made, stamps = self._made
-        made |= dict.fromkeys(specs)
+        self._specs.update(dict.fromkeys(specs))
         files = {record.file(folder) for folder in set(folders)}
-        stamps |= {path.relative_to(self.out).as_posix(): stamp(path) for path in files}
+        self._stamps.update({path.relative_to(self.out).as_posix(): stamp(path) for path in files})
         return folders
 
     # -------------------------------------------------------------- the table
@@ -542,30 +435,16 @@ class Work:
     def _place(self, point: Point, folder: str) -> table.Place:
         return table.Place(point.panel.key, point.x, point.system, point.under, folder)
 
-    def _score(self, places: Sequence[table.Place], teller: Teller) -> None:
-        table.score_all(
-            places,
-            self.out,
-            self.study.definitions,
-            by_model=self.study.by_model,
-            workers=self.workers,
-            scored=self._scored,
-            teller=teller,
-            measures=self.study.measures,
-        )
+    @property
+    def _scoring(self) -> dict[str, Any]:
+        """Arguments of `table` that all scores of the study share."""
+        study = self.study
+        shared = {"by_model": study.by_model, "measures": study.measures, "definitions": study.definitions}
+        return {**shared, "out": self.out, "workers": self.workers, "scored": self._scored}
 
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
         places = [self._place(p, t.folder) for p, t in zip(points, ready, strict=True)]
-        return table.table_of(
-            places,
-            self.out,
-            self.study.definitions,
-            by_model=self.study.by_model,
-            workers=self.workers,
-            scored=self._scored,
-            teller=teller,
-            measures=self.study.measures,
-        )
+        return table.table_of(places, teller=teller, **self._scoring)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Show the study's results so far to `watch`."""
@@ -575,48 +454,9 @@ class Work:
             about = replace(self._about(grid, points, ready), seeds=len({point.spec.seed for point in points}))
             self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
 
-    @cached_property
-    def _ran(self) -> dict[str, bool]:
-        """Runs that had room, by folder: each is read once in a call, in however many rounds it stands."""
-        return {}
-
-    @cached_property
-    def _scored(self) -> dict[Key, pa.Table]:
-        """Scored runs, which `table_of` keeps."""
-        return {}
-
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> About:
-        """Collect the facts that readers of the table need beside its rows."""
-        study = self.study
-        stand_ins = [f"{trace.name} stands in for {name}." for name, trace in self._asked().items() if trace.notice]
-        return About(
-            study=study.name,
-            layout=study.layout,
-            paper=study.paper,
-            level=study.level,
-            definitions=study.definitions,
-            slo=study.slo,
-            titles=study.titles,
-            systems=tuple(study.systems),
-            texts=dict(study.systems),
-            controls=tuple(grids.bounding(study, None)),
-            seeds=study.scope(self.full).seeds,
-            sample=asdict(study.sample),
-            fuller="" if self.full else fuller(study),
-            setting=study.setting,
-            headline=study.headline,
-            shown=study.shown,
-            panels=tuple(grids.facts(grid)),
-            claims=tuple(asdict(claim) for claim in study.claim),
-            values=tuple(activation_s(study, claim) if claim.what == "value" else None for claim in study.claim),
-            notes=(*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes),
-            judges=tuple(
-                Facts(self.stem, each)
-                for each in judgements((p.under, t.folder) for p, t in zip(points, ready, strict=True))
-            ),
-            bound=self._bound(grid),
-            runs=dict(sorted((t.folder, p.system) for p, t in zip(points, ready, strict=True))),
-        )
+        stand_ins = {name: trace for name, trace in self._asked().items() if trace.notice}
+        return facts.about(grid, self.stem, points, ready, stand_ins, self._bound(grid))
 
     def _bound(self, grid: Grid) -> dict[str, Any] | None:
         """Return the bound of a comparison along rates; None where there is none."""
@@ -635,53 +475,11 @@ class Work:
             )
         return self._bounds[panel.key]
 
-    @cached_property
-    def _bounds(self) -> dict[str, dict[str, Any] | None]:
-        return {}
-
-
-def _tells(panel: Panel) -> bool:
-    """Tell whether more seeds tell the systems of a panel apart."""
-    return panel.drawn and panel.axis in (*RATED, "slo_scale")
-
 
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
     """Return the SLO of the first panel, at the scale that does not run along x."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
-
-
-def _place(point: Point) -> tuple[str, float, str, int]:
-    """Return the panel, x, system and seed of a point."""
-    return point.panel.key, point.x, point.system, point.spec.seed
-
-
-def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
-    """Count the requests of runs that were not asked for before; a run that stands at several points counts once."""
-    return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
-
-
-def activation_s(study: Study, claim: Claim) -> float:
-    """Compute the seconds in which a system loads a model, on idle links of a whole node."""
-    spec = study.spec_of(study.steps()[0], claim.system)
-    spec = replace(
-        spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="", homes=()
-    )
-    cluster = Setup(spec).cluster
-    way = dict(spec.fields).get("way", "parallel")
-    return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))
-
-
-def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
-    """List the pairs of systems to tell apart: the first with each other one, and those of the study's ratios."""
-    first, *others = names or [""]
-    listed = [(first, name) for name in others]
-    for claim in (c for c in study.claim if c.what == "ratio"):
-        ours, theirs = ([name for part in systems_of(text) for name in part] for text in (claim.system, claim.over))
-        files = {name.removeprefix(BEST) for name in theirs if name.startswith(BEST)}
-        best = [name for name in names if study.systems.get(name, "").partition(":")[0].partition("+")[0] in files]
-        listed += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
-    return list(dict.fromkeys(listed))
 
 
 def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
@@ -690,26 +488,3 @@ def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
         for x in xs:
             for seed in group.seeds[:1] if ask.first_seed else group.seeds:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))
-
-
-def fuller(study: Study) -> str:
-    """Name the larger numbers of --full; empty where there are none."""
-    full = study.full
-    return ", ".join(
-        f"{more} {name}"
-        for name, key in (("seeds", "seeds"), ("rates", "points"))
-        if full and (more := getattr(full, key)) > getattr(study.quick, key)
-    )
-
-
-def _described(traces: Sequence[Trace]) -> Iterator[str]:
-    """Describe the traces, a line for each tier and note."""
-    kinds: dict[tuple[str, str], list[Trace]] = {}
-    for trace in traces:
-        kinds.setdefault((trace.tier, trace.note), []).append(trace)
-    for (tier, note), of_kind in kinds.items():
-        text = ", ".join(dict.fromkeys(trace.name for trace in of_kind)) + f": {tier}" + (f" ({note})" if note else "")
-        if len(of_kind) == 1:
-            (trace,) = of_kind
-            text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
-        yield text

@@ -12,23 +12,19 @@ Runs are those of a sweep: they are stored, checked and resumed as all others ar
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import quantities
-from harness.engines.costs.prices import Price, prices
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.rows.estimate import Estimate
-from harness.rows.held import DAY_H
 from harness.rows.tidy import Counted
 from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
@@ -37,241 +33,23 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup, load_trace
 from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
-from harness.run.spec import FILES, Spec, from_dict
+from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
-from harness.study.bases import judged_by, slo_target, tails
+from harness.study.bases import slo_target, tails
 from harness.study.binds import Hours, by_view, merged, total
 from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
 from harness.study.shared import placed
+from harness.study.sized import BOUNDS, Best, Criterion, Curve, Curves, Met, Question, Sized, Verdict
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
-BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to save from
-WINDOWS = 3  # drawn of a generator
-GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
-PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
-NEVER = 1e-9  # of a request: sums of shares are no more exact
 ONE_KIND = "not tried: it takes GPUs of one kind"
-Criterion = Literal["each", "pooled"]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A question: what is served, on what, how well. Raises UserError for spares or nodes of a mix of kinds."""
-
-    setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
-    kinds: tuple[str, ...]  # of GPUs, or mixes of kinds: a cluster of one has whole copies of it
-    least: int
-    most: int
-    systems: tuple[str, ...]  # as --systems takes them
-    rule: str  # of SLOs
-    definition: str
-    target: float  # share of requests that meet their SLO
-    prices: Mapping[str, Price]
-    spare: int = 0  # GPUs beside those that the target takes
-    node: int = 1  # whole nodes of so many GPUs are bought
-    growth: tuple[float, ...] = GROWTH
-    windows: int = WINDOWS
-
-    def __post_init__(self) -> None:
-        mixed = next((kind for kind in self.kinds if mix.mixed(kind)), None)
-        if mixed is not None and (self.spare or self.node > 1):
-            what = "spare" if self.spare else "node"
-            raise UserError(f"{what}: {mixed} has GPUs of several kinds, so it does not say which")
-
-    @classmethod
-    def of(
-        cls,
-        setting: Mapping[str, Any],
-        kinds: Iterable[str],
-        systems: Iterable[str],
-        price: Mapping[str, str],
-        rule: str,
-        definition: str | None,
-        growth: Iterable[float],
-        **more: Any,
-    ) -> Asked:
-        """Ask about kinds and prices as users name them, by the rule's own definition of attainment if none is given.
-
-        UserError for an unknown kind, and for a price that is no number above 0.
-        """
-        kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
-        usd = prices({gpu_kind(kind): text for kind, text in price.items()})
-        return cls(
-            located(setting),
-            tuple(kinds),
-            systems=tuple(systems),
-            prices=usd,
-            rule=rule,
-            definition=definition or judged_by(rule),
-            growth=tuple(map(float, growth)),
-            **more,
-        )
-
-    def bought(self, gpus: int) -> int:
-        """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
-        return self.node * math.ceil((gpus + self.spare) / self.node)
-
-    def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price of what is bought for so many GPUs; None where a kind has none."""
-        return usd_hour(self.prices, kind, self.bought(gpus))
-
-
-class Best(NamedTuple):
-    """The cheapest strategy on which every model holds the target."""
-
-    gpu: str
-    system: str
-    gpus: int
-
-
-class Met(NamedTuple):
-    """The requests of a view that met their SLO."""
-
-    share: Estimate  # of all requests; no ends where the blocks are too few
-    models: Mapping[str, Counted]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of a strategy on a number of GPUs, over the windows of each view."""
-
-    gpus: int
-    views: Mapping[str, Met] = field(default_factory=dict)
-    unfit: str = ""  # why it could not run; "": it did
-    runs: tuple[Path, ...] = field(default=(), compare=False)
-
-    def holds(self, target: float, by: Criterion = "each") -> bool:
-        """Tell whether the target holds in every view."""
-        if self.least is None:
-            return False
-        return not self.failing(target) if by == "each" else self.least.mean >= target
-
-    def failing(self, target: float) -> tuple[str, ...]:
-        """Return the models below the target in some view."""
-        every = chain.from_iterable(met.models.items() for met in self.views.values())
-        return tuple(dict.fromkeys(name for name, of in every if of.missed > allowed(target, of.offered)))
-
-    @property
-    def least(self) -> Estimate | None:
-        """The least attainment of all requests in a view; None where it could not run."""
-        return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
-
-    @property
-    def worst(self) -> tuple[str, float]:
-        """The model with the least attainment in any view."""
-        each = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
-        share, name = min(each, default=(0.0, "-"))
-        return name, share
-
-
-class Tried(NamedTuple):
-    """A strategy on a number of GPUs, as a row of the stored table."""
-
-    gpu: str
-    label: str
-    gpus: int
-    usd_day: float | None
-    pooled: float | None  # the least attainment of all requests in a view
-    low: float | None
-    high: float | None
-    worst: float | None  # the least attainment of a model in a view
-    worst_model: str | None
-    unfit: str  # why it could not run; "": it did
-    answer: bool  # the fewest on which every model holds the target
-    runs: tuple[Path, ...]
-
-
-@dataclass
-class Curve:
-    """The known verdicts on a strategy on a kind of GPU."""
-
-    kind: str
-    system: str
-    tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
-    stopped: str = ""  # why its search ended without an answer
-
-    def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the least count from which on all that were tried hold the target."""
-        held = None
-        for gpus in sorted(self.tried, reverse=True):
-            if not self.tried[gpus].holds(target, by):
-                break
-            held = gpus
-        return held
-
-    def below(self, gpus: int) -> Verdict | None:
-        """Return the verdict on the largest count below this one."""
-        lower = [n for n in self.tried if n < gpus]
-        return self.tried[max(lower)] if lower else None
-
-    @property
-    def flat(self) -> tuple[Verdict, Verdict] | None:
-        """The verdicts on the two largest counts, where the worst model meets no more on the larger; else None."""
-        ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
-        if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
-            return None
-        return ran[0], ran[1]
-
-    def row(self, asked: Asked, gpus: int) -> Tried:
-        """Return a count that was tried as a row of the table."""
-        verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
-        (name, worst), met = verdict.worst, verdict.least
-        row = Tried(
-            self.kind,
-            self.system,
-            gpus,
-            usd and usd * DAY_H,
-            None,
-            None,
-            None,
-            None,
-            None,
-            verdict.unfit,
-            gpus == self.fewest(asked.target),
-            verdict.runs,
-        )
-        if met is None:
-            return row
-        return row._replace(pooled=met.mean, low=met.low, high=met.high, worst=worst, worst_model=name)
-
-
-Curves = Mapping[tuple[str, str], Curve]  # by kind and system
-
-
-@dataclass(frozen=True)
-class Sized:
-    """An answered question."""
-
-    asked: Asked
-    views: tuple[View, ...]
-    curves: Curves
-    degrees: Mapping[str, Mapping[str, int]]  # of tensor parallelism by kind and model, where it was chosen
-    best: Best | None
-    grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
-    cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
-    placed: Mapping[str, Mapping[str, float]]  # by GPU and model: the share of its requests that ran there, of the best
-    million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
-    dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
-    lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
-    tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
-    rules: Mapping[str, str] = field(default_factory=dict)  # of SLOs by kind of GPU; of a mix with the kind of the base
-    servers: Mapping[str, str] = field(default_factory=dict)  # by kind: what the servers do, and the KV that is left
-    kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
-    streams: tuple[str, ...] = ()  # by which rule streams and models meet
-    short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
-    refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
-
-    @property
-    def tried(self) -> list[Tried]:
-        """Every count that was tried."""
-        return [curve.row(self.asked, n) for curve in self.curves.values() for n in sorted(curve.tried)]
-
-
-def size(asked: Asked, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
+def size(asked: Question, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
     return Work(asked, out, workers, teller).done()
 
@@ -290,7 +68,7 @@ class Outlook(NamedTuple):
 class Work:
     """One call of `size`."""
 
-    def __init__(self, asked: Asked, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
+    def __init__(self, asked: Question, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller or Silent()
         self.systems = named(asked.systems)
         self.views = views(str(asked.setting["trace"]), asked.windows, out)
@@ -608,23 +386,6 @@ def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
         share if (low, high) != (0.0, 1.0) else replace(share, low=None, high=None),
         {name: of for name, of in models.items() if of.offered},
     )
-
-
-def allowed(target: float, offered: float) -> int:
-    """Return how many of some requests may miss their SLO."""
-    return math.ceil((1.0 - target) * offered - NEVER)
-
-
-def gpu_kind(name: str) -> str:
-    """Return the kind of GPU that a name is for. UserError where there is none."""
-    return quantities.gpu(name).kind
-
-
-def located(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given of a setting, with absolute paths of files, so that what is stored holds from any folder."""
-    given = {key: value for key, value in setting.items() if value is not None}
-    files = [key for key in ("trace", "models", "table") if str(given.get(key, "")).endswith(FILES[key])]
-    return given | {key: os.path.abspath(given[key]) for key in files}  # noqa: PTH100 - a link keeps its name
 
 
 def own_count(system: str) -> bool:

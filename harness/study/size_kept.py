@@ -20,7 +20,7 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.stored import SIZES
 from harness.run.spec import digest
-from harness.study.size import Asked, Best, Sized, Tried
+from harness.study.sized import Best, Question, Sized, Tried
 
 
 class Words(NamedTuple):
@@ -35,7 +35,7 @@ class Words(NamedTuple):
 class Kept(NamedTuple):
     """A stored answer."""
 
-    asked: Asked
+    asked: Question
     best: Best | None
     words: Words
     views: dict[str, str]  # by trace: the name of the view
@@ -64,7 +64,7 @@ def read(folder: Path) -> Kept:
     except FileNotFoundError:
         raise UserError(f"{folder}: no answer of bench size here ({record.SIZE} is missing)") from None
     try:
-        asked, best = toml.convert(about["asked"], Asked), about["best"] and toml.convert(about["best"], Best)
+        asked, best = toml.convert(about["asked"], Question), about["best"] and toml.convert(about["best"], Best)
         views, words = dict(about["views"]), Words(*(about[key] for key in Words._fields))
         _ = DEFINITIONS[asked.definition]
     except (KeyError, TypeError, ValueError, UserError) as error:

@@ -19,8 +19,9 @@ from harness.policy.types import UserError
 from harness.run.teller import Teller
 from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
-from harness.study.size import BOUNDS, Asked, Curve, Tried, Verdict, Work, allowed, own_count, takes
+from harness.study.size import Work, own_count, takes
 from harness.study.size_kept import Kept
+from harness.study.sized import BOUNDS, Curve, Question, Tried, Verdict, allowed
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -37,7 +38,7 @@ class Change(NamedTuple):
     """A change on the same GPUs, and its outcome."""
 
     what: str
-    asked: Asked
+    asked: Question
     system: str
     looser: bool  # the SLO is longer: a promise less
     verdict: Verdict | None = None

@@ -17,7 +17,7 @@ import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
-from plots import caption, fig_study, lines, matrix, overview, parts, style
+from plots import caption, fewest, fig_study, lines, matrix, parts, style
 from tests.harness.study.study_table import met
 from tests.plots.test_plots import GRID, PLAIN, lightness, rows, xs
 
@@ -421,10 +421,10 @@ def test_a_fleet_begins_with_the_fewest_gpus_of_each_system_beside_the_papers() 
     )
     with style.theme():
         first, *others = lines.pages(table, facts)
-    assert (len(first.axes), len(others)) == (overview.LOADS, 1)
+    assert (len(first.axes), len(others)) == (fewest.LOADS, 1)
     axis = first.axes[0]
     marks = [(xs(line)[0], line.get_marker(), line.get_markerfacecolor()) for line in axis.lines]
-    assert [x for x, marker, _ in marks if marker in overview.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
+    assert [x for x, marker, _ in marks if marker in fewest.MARKS[:2]] == [4.0, 2.0, 16.0, 16.0]
     assert [x for x, marker, _ in marks if marker == "x"] == [8.0]  # half of static's 16, in prism's row
     assert marks[-1][2] == "white"  # a bound
     assert [text.get_text() for text in axis.texts] == ["4 / ≤2", "16 / >16"]

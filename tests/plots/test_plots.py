@@ -199,7 +199,7 @@ def test_a_figure_that_raises_is_one_line_and_the_others_are_drawn(
             "unsure": 'def draws(folder):\n    raise ValueError("which?")\n\n\nrender = draws\n',
         },
     )
-    monkeypatch.setattr("harness.cli.runs.FIGURES", tmp_path)
+    monkeypatch.setattr("harness.cli.plot.FIGURES", tmp_path)
     made = folder(tmp_path / "sweep-3f9c", GRID)
     done = CliRunner().invoke(main, ["plot", str(made)], catch_exceptions=False)
     unsure = "plots/fig_unsure.py, line 2: `draws` raised ValueError: which?"

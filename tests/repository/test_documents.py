@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from harness.cli import reference
 from harness.cli.app import COMMANDS, load, main
-from harness.cli.options import WORDS
+from harness.cli.values import WORDS
 from tests import ROOT
 from tests.cases import cases
 from tests.repository.test_repo import files, text

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.answers import comparison, table
+from harness.answers import comparison, notes, table
 from harness.answers.commands import again
 from harness.answers.comparison import next_command
 from harness.answers.table import MOST, WIDTH, aligned, brief, clause, laid
@@ -353,8 +353,8 @@ def test_the_verdict_leaves_controls_out() -> None:
 def test_why_names_the_cause_of_most_misses() -> None:
     causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
-    assert comparison.why(of, shown(of, "a", "b"), "both") == "Why requests miss: b 60 % KV wait"
-    assert comparison.why(of, shown(of, "a"), "both") is None
+    assert notes.why(of, shown(of, "a", "b"), "both") == "Why requests miss: b 60 % KV wait"
+    assert notes.why(of, shown(of, "a"), "both") is None
 
 
 def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
@@ -363,14 +363,14 @@ def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
     chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
     values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
     says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert comparison.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert comparison.caps(scored(rates), values) == []
+    assert notes.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
+    assert notes.caps(scored(rates), values) == []
 
 
 def test_the_aa_line_says_whether_0_is_covered() -> None:
     of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
-    assert "covers 0, as it should" in str(comparison.same(of, "a", "x", 1.0, "both"))
-    assert "does not cover 0" in str(comparison.same(of, "a", "y", 1.0, "both"))
+    assert "covers 0, as it should" in str(notes.same(of, "a", "x", 1.0, "both"))
+    assert "does not cover 0" in str(notes.same(of, "a", "y", 1.0, "both"))
 
 
 def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
@@ -394,7 +394,7 @@ def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) 
     assert str(verdict(of, view, "both")).startswith("a keeps 99 % up to 2.")
     told = str(verdict(of, shown(of, "b", "a"), "both"))  # who asks is told so
     assert told.startswith("b does not fit; a keeps 99 % up to 2.")
-    assert "b " not in str(comparison.why(of, view, "both"))
+    assert "b " not in str(notes.why(of, view, "both"))
     a, b = comparison.records(view).records()
     assert (a["infeasible"], b["infeasible"]) == (False, True)
     assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_rps")} == {None}

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli import codes, terminal
 from harness.cli.app import COMMANDS, load, main
-from harness.cli.compare import compared
+from harness.cli.asked import Asked
 from harness.cli.lists import list_
 from harness.cli.options import GROUPS
 from harness.loop import engine, system
@@ -93,7 +93,7 @@ def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path
 
 def test_all_is_every_system_that_is_not_listed() -> None:
     def listed(systems: str) -> list[str]:
-        return list(compared(systems, {"trace": "sample"}, (1.0,), 1, "5xP95", None, controls=False).systems)
+        return list(Asked(systems, {"trace": "sample"}, slo="P95", rates=(1.0,), seeds=1).study().systems)
 
     assert listed("static,all") == ["static", *(name for name in names() if name != "static")]
     with pytest.raises(UserError, match=r'system "\w+" is listed twice'):
@@ -224,6 +224,7 @@ def test_help_imports_no_command() -> None:
         "harness.cli.app",
         "harness.cli.codes",
         "harness.cli.options",
+        "harness.cli.values",
         "harness.loop",
         "harness.loop.interrupted",
         "harness.loop.strangers",

@@ -26,8 +26,8 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec, from_dict
 from harness.study import size_why
 from harness.study.bases import base_specs, slo_target
-from harness.study.size import Curve
 from harness.study.size_why import Why
+from harness.study.sized import Curve
 from tests.cases import cases
 from tests.harness.study.test_size_search import USD, Faked, question, sized, verdict
 from tests.harness.study.test_size_why import kept, tried

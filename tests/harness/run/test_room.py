@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from harness.cli.compare import compared
+from harness.cli.asked import Asked
 from harness.run.room import STEP_BYTES, Remedy, fits, remedies, short_bytes
 from harness.run.spec import Spec
 from tests import ROOT
@@ -26,7 +26,7 @@ def shipped() -> list[str]:
 def test_every_system_of_the_default_world_has_room() -> None:
     setting = {**WORLD, "trace": "hyperbolic-like"}
     for name in dict.fromkeys(shipped()):
-        asked = compared(name, setting, (1.0,), 1, "5xP95", None, controls=False)
+        asked = Asked(name, setting, slo="P95", rates=(1.0,), seeds=1).study()
         assert asked.spec["pool_bytes"] == POOL_BYTES
         spec = asked.spec_of(asked.condition[0], name)
         assert all(fits(replace(spec, seed=seed, rate_scale=rate)) for seed in range(2) for rate in (1.0, 32.0)), name
@@ -34,7 +34,7 @@ def test_every_system_of_the_default_world_has_room() -> None:
 
 @cases("other", [{"gpus": 2}, {"models": "heavy8"}, {"gpu": "a100-80g"}, {"mem_fraction": 0.95}, {"engine": "mock"}])
 def test_another_world_has_the_memory_of_its_card(other: dict[str, object]) -> None:
-    asked = compared("static", {**WORLD, "trace": "sample"} | other, (1.0,), 1, "5xP95", None, controls=False)
+    asked = Asked("static", {**WORLD, "trace": "sample"} | other, slo="P95", rates=(1.0,), seeds=1).study()
     assert "pool_bytes" not in asked.spec
 
 

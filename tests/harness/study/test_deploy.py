@@ -16,7 +16,8 @@ from harness.policy.types import UserError
 from harness.run.setup import Setup
 from harness.study import deploy
 from harness.study.deploy import Plan, Seat, Way
-from harness.study.size import Asked, Sized, Work, size
+from harness.study.size import Work, size
+from harness.study.sized import Question, Sized
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, sized
 
@@ -26,12 +27,12 @@ DEPLOY = ("--deploy", "vllm")
 LOOSE: dict[str, Any] = {"rule": "absolute:ttft=60,tpot=5", "growth": ()}
 
 
-def ask(system: str, gpus: int = 1, models: str = MODELS, **more: Any) -> Asked:
+def ask(system: str, gpus: int = 1, models: str = MODELS, **more: Any) -> Question:
     setting = {"trace": "sample", "models": models}
     return question([system], setting=setting, least=gpus, most=gpus, **LOOSE | more)
 
 
-def answered(asked: Asked, out: Path) -> tuple[Sized, Plan]:
+def answered(asked: Question, out: Path) -> tuple[Sized, Plan]:
     answer = size(asked, out)
     return answer, deploy.plan(answer, out)
 

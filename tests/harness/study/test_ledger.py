@@ -20,8 +20,9 @@ from harness.policy.types import Inst, UserError
 from harness.rows import record
 from harness.run.teller import Silent
 from harness.study import claims, ledger, load
+from harness.study.facts import activation_s
 from harness.study.ledger import Ledger, Line, Source, Statement, merged
-from harness.study.measure import activation_s, measure
+from harness.study.measure import measure
 from harness.study.rule import CLASSES
 from tests.harness.run.test_sweep import files
 from workloads.models import shape

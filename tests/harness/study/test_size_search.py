@@ -29,7 +29,8 @@ from harness.study import size as sizes
 from harness.study.compare import filled
 from harness.study.degrees import fitting, widened
 from harness.study.load import study
-from harness.study.size import Asked, Curve, Met, Sized, Verdict, Work, located
+from harness.study.size import Work
+from harness.study.sized import Curve, Met, Question, Sized, Verdict, located
 from harness.study.traffic import views
 from tests.cases import cases
 from traces import schema
@@ -41,7 +42,7 @@ from workloads.usual import POOL_BYTES, TRACE, WORLD
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
 
-def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked:
+def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Question:
     setting = {"trace": "sample", "models": "llama-3.2-1b*8"}
     fields: dict[str, Any] = {
         "setting": setting,
@@ -55,7 +56,7 @@ def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Asked
         "prices": USD,
         "windows": 1,
     }
-    return Asked(**fields | more)
+    return Question(**fields | more)
 
 
 def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
@@ -68,7 +69,7 @@ class Faked(Work):
 
     needs: Mapping[tuple[str, str], tuple[int, int]]
 
-    def __init__(self, asked: Asked, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
+    def __init__(self, asked: Question, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
         super().__init__(asked, folder)
         self.needs, self.asks, self.ran = needs, list[tuple[str, str, int]](), set[tuple[str, str, int, float]]()
 
@@ -174,9 +175,9 @@ def test_compare_takes_the_least_degree_that_fits_as_size_does(tmp_path: Path) -
 
 
 def test_a_question_takes_kinds_and_prices_by_any_name_of_theirs_and_no_others() -> None:
-    def ask(kinds: Sequence[str], price: Mapping[str, str], rule: str = "5xP95") -> Asked:
+    def ask(kinds: Sequence[str], price: Mapping[str, str], rule: str = "5xP95") -> Question:
         setting = {"trace": "sample", "models": "llama-3.2-1b*8", "table": None}
-        return Asked.of(setting, kinds, ["prism"], price, rule, None, (1, 2), least=1, most=2, target=0.99)
+        return Question.of(setting, kinds, ["prism"], price, rule, None, (1, 2), least=1, most=2, target=0.99)
 
     asked = ask(["H100", "h100", "L40S+h100*2"], {"H100": "2.5"})
     assert asked.kinds == ("h100", "l40s*1+h100*2")

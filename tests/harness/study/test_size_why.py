@@ -14,9 +14,10 @@ from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
 from harness.study.binds import Hour
-from harness.study.size import Best, Tried, Verdict, Work
+from harness.study.size import Work
 from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled
+from harness.study.sized import Best, Tried, Verdict
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, verdict
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.answers.comparison import roofline
+from harness.answers.notes import roofline
 from harness.calibrate import formats, profiles
 from harness.calibrate.tables import error
 from harness.engines.costs import coefficients, experts, kernels, profile, quantities, shapes

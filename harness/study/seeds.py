@@ -1,0 +1,94 @@
+"""More seeds of systems that are not yet told apart, until they are, or a budget of simulated requests is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+
+from harness.rows import tidy
+from harness.rows.crossings import EASES, RATED, turned
+from harness.run.spec import Spec
+from harness.study import enough
+from harness.study.grid import Grid, Panel, Point
+from harness.study.search import contends
+from harness.study.study import BEST, Study, named, systems_of
+
+Windows = dict[str, tidy.Windows]  # by system: the misses of its runs by seed and x
+
+
+def refined(
+    grid: Grid,
+    points: Sequence[Point],
+    part: float,
+    run: Callable[[Sequence[Point], str, float], None],
+    add: Callable[[Sequence[Point], dict[str, Windows]], None],
+) -> list[Point]:
+    """Run more seeds of a study's systems, beyond the runs at `points`; returns the runs that were added.
+
+    Each panel may take `part` requests, so that none depends on what was run for another. Where what is left of them
+    does not suffice for all, the study's own systems have it, without those that --full alone runs. `run` runs points;
+    it is told what they are, and the requests that may follow. `add` adds the misses of points to curves by panel.
+    """
+    panels = {panel.key: panel for panel in grid.panels if tells(panel)}
+    asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
+    spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
+    for point in points:
+        known.setdefault(point.panel.key, set()).add(point.spec)
+    curves, added = dict[str, Windows](), list[Point]()
+    had = {point.place for point in points}
+    for turn in count(1):
+        add(asked, curves)
+        asked, taken, later = list[Point](), 0, 0.0
+        for key, panel in panels.items():
+            for undecided in _more(grid, panel, curves.get(key, {})):
+                more = [pair for pair in undecided if pair[0].place not in had]
+                if more and spent[key] + (cost := _cost(more, known[key])) <= part:
+                    spent[key], taken = spent[key] + cost, taken + 1
+                    later += part - spent[key]
+                    known[key] |= {point.spec for point, _ in more}
+                    had |= {point.place for point, _ in more}
+                    asked += [point for point, _ in more]
+                    break
+        if not asked:
+            break
+        added += asked
+        run(asked, f"{grid.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided", later)
+    return added
+
+
+def _more(grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> Iterator[list[tuple[Point, float]]]:
+    """Yield the runs that tell a panel's systems apart, with the requests of each: of all, then of the study's own.
+
+    Nothing where they are told apart.
+    """
+    study, scope = grid.study, grid.scope
+    contend = [name for name in panel.specs if name in curves and contends(name)]
+    usual = [name for name in contend if name not in set(named(study.more))]
+    facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
+    least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
+    for names in dict.fromkeys((tuple(contend), tuple(usual))):
+        if left := enough.unsettled(curves, facts, pairs(study, names), study.level, scope.precision):
+            more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, study.level, least)
+            yield [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
+
+
+def tells(panel: Panel) -> bool:
+    """Tell whether more seeds tell the systems of a panel apart."""
+    return panel.drawn and panel.axis in (*RATED, "slo_scale")
+
+
+def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
+    """Count the requests of runs that were not asked for before; a run that stands at several points counts once."""
+    return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
+
+
+def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
+    """List the pairs of systems to tell apart: the first with each other one, and those of the study's ratios."""
+    first, *others = names or [""]
+    listed = [(first, name) for name in others]
+    for claim in (c for c in study.claim if c.what == "ratio"):
+        ours, theirs = ([name for part in systems_of(text) for name in part] for text in (claim.system, claim.over))
+        files = {name.removeprefix(BEST) for name in theirs if name.startswith(BEST)}
+        best = [name for name in names if study.systems.get(name, "").partition(":")[0].partition("+")[0] in files]
+        listed += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
+    return list(dict.fromkeys(listed))
