@@ -22,9 +22,10 @@ DRAWERS: Mapping[str, ModuleType] = {
     "matrix": matrix,
     "parts": parts,
     "tradeoff": tradeoff,
+    "ideas": lines,
 }
 CHOOSES = frozenset({"--only", "--rename"})
-CURVES = frozenset({"lines", "fleet"})  # layouts with a curve each system
+CURVES = frozenset({"lines", "fleet", "ideas"})  # layouts with a curve each system
 
 
 def about(folder: Path) -> About:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.answers import measured, ratios, tradeoff, without
+from harness.answers import ideas, measured, ratios, tradeoff, without
 from harness.answers.commands import check_command
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
@@ -68,6 +68,8 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             body = without.parts(shown.about, shown.table, _parts(shown))
         case "tradeoff":
             body = tradeoff.parts(shown.about, shown.table, every=shown.every)
+        case "ideas":
+            body = ideas.parts(shown.about, shown.table, every=shown.every)
         case _:
             standings = _standings(shown)
             by_row = groupby(sorted(shown.about.panels, key=_row), key=_row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -39,6 +40,7 @@ from harness.study.study import (
 )
 
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
+CLASSES = "classes:"  # before the file of a rule of SLOs
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of former kinds of files, and their kind
@@ -62,7 +64,7 @@ def study(name: str) -> Study:
     if not name.endswith(".toml") and name not in (have := names()):
         raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
-    data = toml.tables(path)
+    data = _beside(toml.tables(path), path.parent)
     strangers.name(*_texts(data))
     try:
         loaded = _made(path.stem, data)
@@ -70,6 +72,15 @@ def study(name: str) -> Study:
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
     return loaded
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    """Return what a TOML file says, with the files of SLO classes that lie in its folder by their paths from here."""
+    if isinstance(value, str) and value.startswith(CLASSES) and (folder / value.removeprefix(CLASSES)).is_file():
+        return f"{CLASSES}{os.path.relpath(folder / value.removeprefix(CLASSES))}"
+    if isinstance(value, dict):
+        return {key: _beside(inner, folder) for key, inner in value.items()}
+    return [_beside(inner, folder) for inner in value] if isinstance(value, list) else value
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -186,7 +186,7 @@ class Study:
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
     claim: tuple[Claim, ...] = ()
-    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table", "claims"] = "lines"
+    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table", "claims", "ideas"] = "lines"
     titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names. Of a tradeoff: of its settings
     notes: tuple[str, ...] = ()  # for the caption
     for_system: Mapping[str, Mapping[str, Any]] = field(

@@ -1,0 +1,129 @@
+"""Ideas, each in a world that is made for it: whether it is ahead there, of whom, and what takes its place.
+
+A ratio that a study claims on one condition is an idea: its system on that condition. Where a claim names several
+systems with " or ", they are readings of the idea, of which the one that holds the highest rate stands for it. It is
+compared with every other system that was run there, those of the claim or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from harness.answers.table import Table, joined
+from harness.rows import crossings, tidy
+from harness.rows.about import About, Panel
+from harness.rows.crossings import NO_ROOM, Standing, verdict_text
+from harness.rows.estimate import NONE
+from harness.rows.statistics import Crossing
+from harness.study.study import systems_of
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WINS = {"yes": "won", "no": "did not", "open": "open"}  # what is said of an idea, and of several
+
+
+class Idea(NamedTuple):
+    """An idea in its world."""
+
+    claim: Mapping[str, Any]  # as the study's facts have it
+    panel: Panel
+    system: str  # the reading that stands for it
+    rates: Mapping[str, Crossing | None]  # by system of the world: where it crosses the level; None: no room
+    others: Mapping[str, Standing]  # by each other system of the world: that of the idea beside it
+
+    @property
+    def wins(self) -> str:
+        """Say yes where it is ahead of all that fit, no where some are equal or ahead of it, and else open."""
+        sides = {s.says.split()[0].strip(",") for s in self.others.values() if s.says != NO_ROOM}
+        if self.rates[self.system] is None or sides & {"behind", "equal", "turns"}:
+            return "no"
+        return "yes" if sides == {"ahead"} else "open"
+
+    @property
+    def instead(self) -> str:
+        """Name what takes its place: of those ahead of it, or else equal to it, the one at the highest rate."""
+        for word in ("behind", "turns", "equal"):
+            if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:
+                return max(names, key=self._rate)
+        fit = [name for name in self.others if self.rates[name] is not None]
+        return max(fit, key=self._rate, default="") if self.rates[self.system] is None else ""
+
+    def over(self) -> list[str]:
+        """List those of which it is ahead, the highest rate first."""
+        return sorted((n for n, s in self.others.items() if s.says.startswith("ahead")), key=self._rate, reverse=True)
+
+    def _rate(self, name: str) -> float:
+        return -1.0 if (at := self.rates[name]) is None else at.at.mean
+
+    def shown(self, name: str) -> str:
+        """Render the rate of a system."""
+        return "no room" if (at := self.rates[name]) is None else at.at.text(spread=False)
+
+
+def ideas(table: pa.Table, about: About) -> list[Idea]:
+    """Judge every idea of a study in its world; all verdicts are corrected together."""
+    each = list[tuple[Mapping[str, Any], Panel, str, dict[str, Crossing | None], dict[str, Standing]]]()
+    for claim in about.claims:
+        definition = claim["definition"] or about.definitions[0]
+        for panel in crossings.concerned(about.panels, claim["on"]) if claim["what"] == "ratio" else ():
+            rows = crossings.of_panel(table, panel)
+            ran = set(tidy.column(rows, "label"))
+            rates: dict[str, Crossing | None] = {
+                name: None
+                if (gone := tidy.unfit(rows, name)) and gone.every
+                else crossings.crossing(rows, panel, name, definition, about.level)
+                for name in about.systems
+                if name in ran
+            }
+            readings = [name for part in systems_of(claim["system"]) for name in part if name in rates]
+            if not readings:
+                continue
+            best = max(readings, key=lambda name: -1.0 if (at := rates[name]) is None else at.at.mean)
+            beside = {
+                name: crossings.side_by_side(rows, panel, (best, name), definition, about.level)
+                for name in rates
+                if name not in readings
+            }
+            each.append((claim, panel, best, rates, beside))
+    judged = iter(crossings.corrected([s for *_, beside in each for s in beside.values()]))
+    return [Idea(*facts, {name: next(judged) for name in beside}) for *facts, beside in each]
+
+
+def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
+    """Yield the answer, a table with a row an idea, and each world with the cause; with `every` all verdicts too."""
+    named = list(zip(LETTERS, ideas(table, about), strict=False))
+    counts = {said: [letter for letter, idea in named if idea.wins == said] for said in WINS}
+    told = "; ".join(f"{len(of)} {WINS[said]} ({joined(of)})" for said, of in counts.items() if of)
+    yield f"of {len(named)} {next(iter(about.titles), 'ideas')}, each in its own world, {told}"
+    met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
+    yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
+    yield Table(
+        ["", "wins", "req/s", "in its place", "req/s", "ahead of"],
+        [_row(letter, idea) for letter, idea in named],
+    )
+    yield from (f"{letter}  {_world(idea)}" for letter, idea in named)
+    for letter, idea in named if every else ():
+        rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
+        own = [idea.system, idea.shown(idea.system), NONE]
+        yield Table(["system", "req/s", "idea over it"], [own, *rows], title=f"{letter}  {idea.panel['name']}:")
+
+
+def _row(letter: str, idea: Idea) -> Sequence[str]:
+    instead = idea.instead
+    return [
+        f"{letter}  {idea.system}",
+        idea.wins,
+        idea.shown(idea.system),
+        instead or NONE,
+        idea.shown(instead) if instead else NONE,
+        ", ".join(idea.over()) or NONE,
+    ]
+
+
+def _world(idea: Idea) -> str:
+    """Describe a world, its SLO and the cause of what came out."""
+    panel, why = idea.panel, idea.claim["why"]
+    place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}, SLO {panel['slo']})"
+    return f"{place}: {why}" if why else place
