@@ -88,7 +88,10 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
             }
             each.append((claim, panel, best, rates, beside))
     judged = iter(crossings.corrected([s for *_, beside in each for s in beside.values()]))
-    return [Idea(*facts, {name: next(judged) for name in beside}) for *facts, beside in each]
+    return [
+        Idea(claim, panel, best, rates, {name: next(judged) for name in beside})
+        for claim, panel, best, rates, beside in each
+    ]
 
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
