@@ -194,24 +194,29 @@ def test_a_damaged_log_is_converted_again(tmp_path: Path) -> None:
     assert path.read_bytes() == data
 
 
-def test_files_that_make_the_same_rows_count_as_before() -> None:
+def test_a_rewrite_that_makes_the_same_rows_counts_as_before() -> None:
     files = sources.closure(sources.RUN, engine.path("sim"), ROOT / "systems" / "static.py")
-    now = {meaning.digest(path)[:16] for path in files}
-    stale = sources.AS_BEFORE.keys() - now
-    assert not stale, "changed again: take it out of AS_BEFORE (harness/run/sources.py)"
+    now = {(str(path.relative_to(ROOT)), meaning.digest(path)) for path in files}
+    for rewritten, _ in sources.rewrites():
+        assert rewritten <= now, f"changed again: write {sources.REWRITES.name} anew, or take the entry out"
+        now = set(sources.as_before(now))
 
 
-def test_a_file_that_counts_as_before_hashes_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_count_as_before_hash_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "ROOT", tmp_path)
-    mine, as_before = tmp_path / "mine.py", dict[str, str]()
-    monkeypatch.setattr(sources, "AS_BEFORE", as_before)
+    mine, part = tmp_path / "mine.py", tmp_path / "part.py"
     mine.write_text("x = 1\n")
-    before, old = sources._hash({mine}), meaning.digest(mine)
-    mine.write_text("x = 2\n")
+    before, old = sources._hash({mine}), {("mine.py", meaning.digest(mine))}
+    mine.write_text("from part import x\n")
+    part.write_text("x = 1\n")
     os.utime(mine, ns=(1, 1))
+    now = {("mine.py", meaning.digest(mine)), ("part.py", meaning.digest(part))}
+    monkeypatch.setattr(sources, "rewrites", lambda: [(now, old)])
+    assert sources._hash({mine, part}) == before
     assert sources._hash({mine}) != before
-    as_before[meaning.digest(mine)[:16]] = old
-    assert sources._hash({mine}) == before
+    part.write_text("x = 2\n")
+    os.utime(part, ns=(1, 1))
+    assert sources._hash({mine, part}) != before
 
 
 def test_a_log_is_converted_below_the_results_that_were_asked_for_and_again_where_it_is_damaged(tmp_path: Path) -> None:
