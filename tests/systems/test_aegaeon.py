@@ -265,7 +265,7 @@ def works(policy: Aegaeon, x: Instance, held: list[tuple[str, int, int]]) -> Non
         w = Work(x, batch, dict.fromkeys(range(rid, rid + n)), n * tokens)
         x.works.append(w)
         for r in w.rids:
-            policy.where[r], policy.tokens[r] = w, tokens - 10  # of which 10 were made
+            policy.where[r], policy.tokens[r] = w, tokens - 10  # 10 were made
         rid += n
 
 

@@ -23,7 +23,7 @@ from systems.swap import Swap, place_of
 from tests.cases import cases
 from workloads.models import shape
 
-WEIGHTS, LONGEST = 100, 10 + 1  # of a model of 10 tokens of one byte each, and a granule beside
+WEIGHTS, LONGEST = 100, 10 + 1  # a model holds 10 tokens, one byte each, and a granule beside
 
 
 class Clock:
@@ -298,7 +298,7 @@ def test_a_persistent_group_is_not_stopped_by_others() -> None:
     assert brief(x.first) == "+a +b"
     assert x.ask("a") == "0"
     assert x.ask("c") == "-b +c 1"  # while a serves
-    # of two models of one group the other stops all the same (SwapStopsPrevious), so that it would change nothing
+    # a group of two: the other stops all the same (SwapStopsPrevious), so that it would change nothing
     with pytest.raises(UserError, match=r"field persistent: a shares its GPUs with all that could stop it.*pinned=a=1"):
         Router("llama-swap-exclusive", "ab", gpus=1, persistent="a=1")
 

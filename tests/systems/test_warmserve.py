@@ -185,7 +185,7 @@ def test_a_request_without_an_instance_asks_again_each_second() -> None:
     arrive(policy, 0, "a")
     assert Wake(1.25, "again") in arrive(policy, 1, "b", 0.25)
     assert not of(arrive(policy, 2, "b", 0.5), Admit)
-    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(2.25, "again")]  # of both
+    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(2.25, "again")]  # both take part
     end(policy, 0, at_s=2.0)
     tick(policy, 7.0)
     assert not policy.busy
