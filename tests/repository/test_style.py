@@ -12,41 +12,23 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 61_034, ("tests",): 44_850}
+MOST_CODE = {PRODUCT: 60_885, ("tests",): 45_059}
 # `python -m tests.tools.style` lists these two.
-MOST_FRAGMENTS = {PRODUCT: 728, ("tests",): 127}
+MOST_FRAGMENTS = {PRODUCT: 459, ("tests",): 127}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = """
-harness/answers/comparison.py
-harness/cli/options.py
-harness/cli/runs.py
-harness/engines/servers/engine.py
-harness/engines/sim/engine.py
-harness/engines/sim/kernel/lanes.py
-harness/engines/sim/kernel/links.py
-harness/engines/sim/kernel/members.py
-harness/engines/sim/kernel/steps.py
-harness/engines/sim/records.py
 harness/engines/sim/trace.py
-harness/engines/torch/engine.py
 harness/rows/crossings.py
 harness/rows/record.py
 harness/rows/tidy.py
-harness/study/grid.py
-harness/study/measure.py
-harness/study/size.py
-harness/validate/measured.py
-plots/overview.py
 systems/muxserve.py
 systems/prism.py
 tests/commands/test_bad_input.py
 tests/harness/answers/test_report.py
 tests/harness/check/test_check.py
 tests/harness/cli/test_cli.py
-tests/harness/client/test_client.py
 tests/harness/engines/costs/test_cost.py
-tests/harness/engines/servers/test_stub.py
 tests/harness/engines/sim/kernel/test_kernel.py
 tests/harness/engines/sim/oracle.py
 tests/harness/engines/sim/worlds.py
@@ -57,17 +39,10 @@ tests/harness/study/test_measure.py
 tests/harness/study/test_sensitivity.py
 tests/harness/study/test_size_search.py
 tests/harness/study/test_study.py
-tests/harness/validate/test_validate.py
 tests/plots/test_plots.py
 tests/systems/test_aegaeon.py
 tests/systems/test_swap.py
 tests/systems/test_warmserve.py
-tests/traces/readers/test_logs.py
-tests/traces/test_traces.py
-tests/workloads/test_checkpoint.py
-tests/workloads/test_workloads.py
-traces/convert.py
-traces/synthetic.py
 """.split()  # files that are longer; three may stay, each with its reason
 RIDDLES = """
 Return the study without some systems; None where none is left that is in every condition, to stand first
@@ -91,7 +66,7 @@ a row a place and a column a part, whose change is doubtful where its interval c
 somebody is on the way out or in: nobody else is chosen until then
 of those that explain the same the largest
 """.strip().splitlines()  # sentences that only their author understands
-MOST_RIDDLES = 11  # count that still stands somewhere
+STANDS = {"systems/qlm.py"}  # its digest is vetted: the next check at length rewrites it
 
 SIDES = pytest.mark.parametrize("folders", [PRODUCT, ("tests",)], ids=["product", "tests"])
 
@@ -124,8 +99,11 @@ def texts() -> dict[Path, str]:
 
 def test_riddles_are_solved() -> None:
     said = {path: re.sub(r"[\s#]+", " ", text) for path, text in texts().items() if path != Path(__file__)}
-    left = {riddle: str(path) for riddle in RIDDLES for path, text in said.items() if riddle in text}
-    assert len(left) <= MOST_RIDDLES, left
+    left = {
+        path.relative_to(ROOT).as_posix(): riddle for riddle in RIDDLES for path, text in said.items() if riddle in text
+    }
+    assert {path: riddle for path, riddle in left.items() if path not in STANDS} == {}
+    assert left.keys() >= STANDS, "no longer there: take it off the list"
 
 
 def test_planted_habits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
