@@ -6,7 +6,6 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE  # without the modules' bytecode each of many processes compiles them anew: 4 CPU-s
 
 PYTHON = python3
-PYTHONS =
 MINUTES = 8
 STAGES = 20
 DEVICE = cuda
@@ -227,8 +226,8 @@ first-screen: ## README's table and minutes, by `make` in a fresh clone
 bare: ## what a newcomer does: a fresh clone, an empty environment, no data; `make`, and the tests that would read data
 	@$(PYTHON) -m tests.tools.bare
 
-bench: $(READY) ## speed: simulated requests per second, memory, first table; what grows with models (.make/linear.png); interpreters side by side (PYTHONS); the estimate of the time left; how the load client keeps its times
-	@$(PY) -m tests.tools.speed && $(PY) -m tests.tools.linear && $(PY) -m tests.tools.interpreters $(PYTHONS) && $(PY) -m tests.tools.time_left && $(PY) -m tests.tools.client_speed
+bench: $(READY) ## speed: simulated requests per second, memory, first table; how the load client keeps its times
+	@$(PY) -m tests.tools.speed && $(PY) -m tests.tools.client_speed
 
 fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
 	@$(PY) -m tests.fuzz --workers $(CORES)

@@ -30,7 +30,7 @@ settings.register_profile("dev", deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 STDERR = pytest.StashKey[int]()  # a descriptor of the terminal, which tests do not capture
-LIMIT_S = pytest.StashKey[float]()  # of a test
+LIMIT_S = pytest.StashKey[float]()  # seconds that a test may take
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -59,7 +59,7 @@ class Gpu:
 
     index: int = 0
     fraction: float = 0.90  # of its memory, for weights, KV and the rest of the process: a static partition
-    sm_percent: int | None = None  # most of its SMs, by MPS, whose daemon must run; None: all, without MPS
+    sm_percent: int | None = None  # MPS caps its SMs at this %, which needs the MPS daemon; None: all, without MPS
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
     kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process
     v1_runner: bool = False  # vLLM: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28

@@ -142,7 +142,7 @@ def _pair(
 
 
 def turned(x: float) -> float:
-    """Return 1 / x, with which load rises along an axis of EASES; applied twice it returns x (12 digits)."""
+    """Map x to 1 / x, so that load increases with it on an axis of EASES; applied twice it returns x (12 digits)."""
     return float(f"{1.0 / x:.12g}")
 
 

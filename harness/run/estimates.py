@@ -70,7 +70,7 @@ class Costs:
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
-        """Learn from a stored run of so many requests, or as many as it says itself.
+        """Update the cost model from one stored run; `requests` replaces the count that the run states.
 
         Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
         """

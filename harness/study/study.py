@@ -180,7 +180,7 @@ class Study:
     slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
     base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
     cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
-    requests: Natural = 0  # the seeds of a point hold at least so many together
+    requests: Natural = 0  # the fewest that a point has, summed over its seeds
     warmup_s: Seconds | None = None  # of windows that are not the trace's own
     bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
@@ -215,7 +215,7 @@ class Study:
         return replace(self.restricted(c for c in self.condition if not c.extra), more=())
 
     def without(self, gone: Collection[str]) -> Study | None:
-        """Return the study without some systems; None where none is left that is in every condition, to stand first."""
+        """Drop systems; return None if no remaining system occurs in every condition."""
         left = {name: text for name, text in self.systems.items() if name not in gone}
         first = next((name for name in left if all(name in (c.among or left) for c in self.condition)), None)
         if first is None:

@@ -3,7 +3,7 @@
     prefill    seconds of a step of one prompt
     decode     seconds from one decode step to the next, so that the engine's own time counts
     kernels    seconds of the kernels of such steps back to back, on a card: the rest of a step is the engine's
-    chunk      seconds of the later pieces of a prompt, behind the tokens whose KV is there
+    chunk      seconds of the later pieces of a prompt, behind the tokens already in the KV cache
     beside     prefills or decode steps of models that share a device, a process each, and alone
     apart      the same of models on two devices that are parts of one card
     load       seconds of a `Load` by each way, of a process that starts with it among them

@@ -12,7 +12,7 @@ import pytest
 from harness.loop.system import ROOT
 
 pytestmark = pytest.mark.slow
-SAMPLE = 300
+EXAMPLES = 27  # each group draws so many
 
 # In a process of its own: the judge forks it. Each fault stands in place of `bench new`, and is judged by itself.
 PLANTED = """
@@ -22,7 +22,7 @@ import harness.check.new as new
 from harness.cli.app import COMMANDS, load
 from harness.policy.types import UserError
 from tests.fuzz import judge
-from tests.fuzz.case import Case
+from tests.fuzz.judge import Case
 
 for name in COMMANDS:
     load(name)
@@ -79,7 +79,7 @@ def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_sample_of_bad_input_ends_well() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--sample", str(SAMPLE), "--workers", "2"]
+    command = [sys.executable, "-m", "tests.fuzz", "--examples", str(EXAMPLES), "--workers", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == f"{SAMPLE} cases, 0 bad", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" cases, 0 bad"), done.stdout + done.stderr
     assert done.returncode == 0

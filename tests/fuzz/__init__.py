@@ -1,1 +1,1 @@
-"""A sweep of bad input over every command: `python -m tests.fuzz`, or `make fuzz`."""
+"""Bad input to every command: `python -m tests.fuzz`, or `make fuzz`."""

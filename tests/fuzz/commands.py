@@ -2,95 +2,46 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.fuzz import pools
-from tests.fuzz.case import Case
+from hypothesis import strategies as st
+
+from tests.fuzz.judge import Case
+from tests.fuzz.odd import words, written
 from tests.fuzz.options import COMPARE
 
-RUNS = (*pools.NO_RUNS, "{here}/empty", "{here}/file", "{here}/loop", "/proc/self")
-SETTINGS = (
-    "warmup_s=0",
-    "warmup_s=1e5",
-    "window_s=0.001",
-    "window_s=1e-300",
-    "window_s=1e5",
-    "drain_s=0",
-    "drain_s=1e9",
-    "noise=9",
-    "decision_s=100",
-    "control_s=100",
-    "batch_cap=1",
-    "chunk_tokens=0",
-    "chunk_tokens=1",
-    "prefill_tokens=1",
-    "block_tokens=1",
-    "block_tokens=1000000",
-    "mem_fraction=0.05",
-    "mem_fraction=.84",
-    "process_bytes=0",
-    "pool_bytes=1",
-    "pool_bytes=3000000000",
-    "host_bytes=0",
-    "host_bytes=3000000000",
-    "watermark=1",
-    "node_gpus=1",
-    "pcie_gbps=1e-9",
-    "disk_gbps=1e-300",
-    "scaled={pcie=1e-300}",
-    "scaled={step=1e300}",
-    "scaled={process=1e6}",
-    "sharing=turns",
-    "sharing=fluid",
-    "process=model",
-    "chunk_tokens=9223372036854775807",
-    "batch_cap=9223372036854775807",
-    "decision_s=1e300",
-    "control_s=1e300",
-    "drain_s=1e300",
-    "block_tokens=9223372036854775807",
-)
-OPTIONS = (
-    ("--rate-scale", "1e-6"),
-    ("--rate-scale", "0.01"),
-    ("--rate-scale", "500"),
-    ("--slo-scale", "1e-300"),
-    ("--slo-scale", "1e300"),
-    ("--slo", "absolute:ttft=1e-300,tpot=1e-300"),
-    ("--slo", "solo"),
-    ("--served", "2"),
-    ("--served", "64"),
-    ("--gpus", "1"),
-    ("--gpus", "64"),
-    ("--prefix-cache",),
-    ("--scaling", "time"),
-    ("--scaling", "replicate", "--rate-scale", "3"),
-    ("--scaling", "none"),
-    ("--json",),
-    ("--csv",),
-    ("--json", "--csv"),
-    ("--latex", "--markdown"),
-    ("--controls",),
-    ("--gpu", "l40s"),
-    ("--models", "llama-3.3-70b*8"),
-    ("--models", "llama-3.2-1b*9"),
-    ("--engine", "attach+urls=http://127.0.0.1:1"),
-    *((("--engine", "torch"),) if find_spec("torch") is None else ()),  # with torch it runs, for minutes
-    ("--systems", "./none.py"),
-    ("--placement", "static"),
-    ("--policy-limit-s", "0.001"),
-    ("--policy-limit-s", "1e-9"),
-    ("--definition", "itl"),
-    ("--seeds", "3", "--workers", "2"),
-    ("--trace", "closed+clients=2"),
-    ("--trace", "closed+clients=4+clients=5"),
-    ("--trace", "arena-like+span_s=1"),
-    ("--trace", "arena-like+span_s=10"),
-)
-# What a policy does when it first hears of something, and what the line must say
+RUNS = [*words("!runs"), *words("{here}/empty {here}/file {here}/loop /proc/self")]
+OF_RUN = """explain {} --misses; explain {} --request 0; explain {}; timeline {} -o t.json; run {} -o res;
+study {} -o res --dry-run; check {}; check --engine {}; calibrate {} -o x"""
+OF_NAMED = "plot {} -o x; plot {} --figure compare -o x; validate {} -o x --no-plot"  # without a name they are others
+SETTINGS = words("""
+warmup_s=0 warmup_s=1e5 window_s=0.001 window_s=1e-300 window_s=1e5 drain_s=0 drain_s=1e9 noise=9 decision_s=100
+control_s=100 batch_cap=1 chunk_tokens=0 chunk_tokens=1 prefill_tokens=1 block_tokens=1 block_tokens=1000000
+mem_fraction=0.05 mem_fraction=.84 process_bytes=0 pool_bytes=1 pool_bytes=3000000000 host_bytes=0
+host_bytes=3000000000 watermark=1 node_gpus=1 pcie_gbps=1e-9 disk_gbps=1e-300 scaled={pcie=1e-300}
+scaled={step=1e300} scaled={process=1e6} sharing=turns sharing=fluid process=model chunk_tokens=9223372036854775807
+batch_cap=9223372036854775807 decision_s=1e300 control_s=1e300 drain_s=1e300 block_tokens=9223372036854775807""")
+OPTIONS = """--rate-scale 1e-6; --rate-scale 0.01; --rate-scale 500; --slo-scale 1e-300; --slo-scale 1e300;
+--slo absolute:ttft=1e-300,tpot=1e-300; --slo solo; --served 2; --served 64; --gpus 1; --gpus 64; --prefix-cache;
+--scaling time; --scaling replicate --rate-scale 3; --scaling none; --json; --csv; --controls; --gpu l40s;
+--models llama-3.3-70b*8; --models llama-3.2-1b*9; --engine attach+urls=http://127.0.0.1:1; --systems ./none.py;
+--placement static; --policy-limit-s 0.001; --policy-limit-s 1e-9; --definition itl; --seeds 3 --workers 2;
+--trace closed+clients=2; --trace arena-like+span_s=1; --trace arena-like+span_s=10"""
+if find_spec("torch") is None:  # with torch it runs, for minutes
+    OPTIONS += "; --engine torch"
+WRONG = "--json --csv; --latex --markdown; --trace closed+clients=4+clients=5"
+LINES = """list nope; list --markdown; list --matrix traces; list traces x; nope; --nope; ''; compare; trace nope;
+fleet; reproduce fig7; check; check static --all; check nope; check static --law nope; check static --case nope;
+check static --law ''; check static --store --law x; check --engine nope; check --engine ''; check ''; explain;
+check static:equal; check static+x=1; calibrate; calibrate sim; calibrate nope -o x; price a; price nope@h100;
+calibrate attach+urls=http://127.0.0.1:1 -o x; calibrate profiles --slots 2; calibrate --engine sim;
+calibrate llamacpp --models nope -o x; calibrate llamacpp --models '' -o x; price llama-3.1-8b@0xh100;
+price llama-3.1-8b@9999999999xh100; price --price h100; price --price h100=nan; price --tpot 0; plot --figure nope;
+timeline nope -o x.txt; run /dev/zero -o res; new 'not a name.py'; new mine.txt; new 1.py; new .py; new a-b.py;
+new x^260.py; new a¶b.py; new ¤.py"""
+MADE = "new é.py; new import.py; new class.py"
+# What a policy does when it first hears of something
 POLICY = """\
 from harness.policy.actions import Load, Wake
 from harness.policy.events import Arrived, Woke
@@ -111,166 +62,84 @@ class Mine:
         %(on)s
         yield from ()
 """
-IDLE = {
-    "nothing",
-    "stop",
-    "empties models",
-    "magic kv",
-    "option of another type",
-}  # a row in the table, or a skipped one
+IDLE = {"nothing", "stop", "empties models", "magic kv", "option of another type"}  # a row, or a skipped one
+RAISED = "KeyboardInterrupt; SystemExit(0); GeneratorExit; MemoryError; BrokenPipeError; ValueError"
+RAISED += "; ValueError('a\\nb'); ValueError('\\ud800')"
 POLICIES: dict[str, dict[str, str]] = {
+    **{error: {"on": f"raise {error}"} for error in RAISED.split("; ")},
     "nothing": {},
-    "interrupt": {"on": "raise KeyboardInterrupt"},
     "interrupt at init": {"init": "raise KeyboardInterrupt"},
     "interrupt at import": {"top": "raise KeyboardInterrupt"},
-    "exit": {"on": "raise SystemExit(0)"},
-    "generator exit": {"on": "raise GeneratorExit"},
     "stop": {"on": "raise StopIteration"},
     "recursion": {"on": "self.on(event, view).__next__()"},
-    "memory": {"on": "raise MemoryError"},
     "empties models": {"init": "cluster.models.clear()"},
     "magic kv": {"options": '"kv": "magic"'},
     "option of another type": {"options": '"kv": 1'},
-    "broken pipe": {"on": "raise BrokenPipeError"},
     "os error": {"on": "open('/nope')"},
     "usage": {"on": "import click; raise click.UsageError('x')"},
     "abort": {"on": "import click; raise click.Abort"},
-    "error without words": {"on": "raise ValueError"},
-    "lines": {"on": "raise ValueError('a\\nb')"},
-    "surrogate": {"on": "raise ValueError('\\ud800')"},
 }
+PASS = {"top": "", "options": "", "init": "pass", "on": "pass"}
 
 
-def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Yield each command that takes a path or a name, and runs under odd settings."""
+def _split(text: str) -> list[tuple[str, ...]]:
+    return [tuple(words(line)) for line in text.replace("\n", " ").split("; ")]
+
+
+def _put(here: Path) -> None:
     (here / "empty").mkdir()
     (here / "file").write_text("mine")
     (here / "loop").symlink_to(here / "loop")
-    for name in RUNS:
-        run = name.replace("{here}", str(here))
-        for argv in (
-            ("explain", run, "--misses"),
-            ("explain", run, "--request", "0"),
-            ("explain", run),
-            ("timeline", run, "-o", "t.json"),
-            ("plot", run, "-o", "x"),
-            ("plot", run, "--figure", "compare", "-o", "x"),
-        ):
-            if run or argv[0] != "plot":
-                yield Case(f"commands/{' '.join(argv)[:60]!r}", argv, accept=False)
-        yield Case(f"commands/run {run[:40]!r}", ("run", run, "-o", "res"), accept=False)
-        if run:
-            yield Case(f"commands/validate {run[:40]!r}", ("validate", run, "-o", "x", "--no-plot"), accept=False)
-        yield Case(f"commands/study {run[:40]!r}", ("study", run, "-o", "res", "--dry-run"), accept=False)
-        yield Case(f"commands/check {run[:40]!r}", ("check", run), accept=False)
-        yield Case(f"commands/check --engine {run[:40]!r}", ("check", "--engine", run), accept=False)
-        yield Case(f"commands/calibrate {run[:40]!r}", ("calibrate", run, "-o", "x"), accept=False)
-    yield Case("commands/run /dev/zero", ("run", "/dev/zero", "-o", "res"), "/dev/zero", accept=False)
-    for value in pools.COUNTS:
-        yield Case(
-            f"commands/explain --request {value!r}", ("explain", "nope", "--request", value), "request", accept=False
-        )
-    for only in ("", ",", "nope", "fig7,nope", "a\nb", " ", "\udcff", "fig7.toml"):
-        yield Case(f"commands/claims --only {only!r}", ("claims", "--only", only, "-o", "c.md"), accept=False)
-    for path in pools.NO_PATHS:
+
+
+def _paths() -> list[Case]:
+    every = list[Case]()
+    for path in words("!paths"):
+        what = f"-o {path[:30]!r}"
         if path != "nodir/deep/x":  # which is made, after all runs
-            yield Case(f"commands/claims -o {path[:30]!r}", ("claims", "--only", "weaver", "-o", path), accept=False)
-        yield Case(f"commands/new {path[:30]!r}", ("new", f"{path}.py"), accept=path == "nodir/deep/x")
-        yield Case(f"commands/timeline -o {path[:30]!r}", ("timeline", "nope", "-o", path), accept=False)
-        yield Case(f"commands/plot -o {path[:30]!r}", ("plot", str(here / "empty"), "-o", path), accept=False)
-        yield Case(
-            f"commands/make -o {path[:30]!r}",
-            ("trace", "make", "arena-like", "-o", f"{path}.parquet"),
-            accept=path == "",
-        )
-        yield Case(
-            f"commands/compare -o {path[:30]!r}",
-            (*COMPARE, "-o", path or "."),
-            accept=path in {"", "\udcff", "nodir/deep/x"},
-        )
-    for name in (
-        "not a name.py",
-        "mine.txt",
-        "class.py",
-        "1.py",
-        "é.py",
-        ".py",
-        "a-b.py",
-        "import.py",
-        "x" * 260 + ".py",
-        "a\nb.py",
-        "\udcff.py",
-    ):
-        yield Case(f"commands/new {name[:30]!r}", ("new", name), accept=name in {"é.py", "import.py", "class.py"})
-    for words in (
-        ("list", "nope"),
-        ("list", "--markdown"),
-        ("list", "--matrix", "traces"),
-        ("list", "traces", "x"),
-        ("nope",),
-        ("--nope",),
-        ("",),
-        ("compare",),
-        ("trace", "nope"),
-        ("fleet",),
-        ("reproduce", "fig7"),
-        ("check",),
-        ("check", "static", "--all"),
-        ("check", "nope"),
-        ("check", "static", "--law", "nope"),
-        ("check", "static", "--case", "nope"),
-        ("check", "static", "--law", ""),
-        ("check", "static", "--store", "--law", "x"),
-        ("check", "--engine", "nope"),
-        ("check", "--engine", ""),
-        ("check", ""),
-        ("check", "static:equal"),
-        ("check", "static+x=1"),
-        ("calibrate",),
-        ("calibrate", "sim"),
-        ("calibrate", "nope", "-o", "x"),
-        ("calibrate", "attach+urls=http://127.0.0.1:1", "-o", "x"),
-        ("calibrate", "profiles", "--slots", "2"),
-        ("calibrate", "--engine", "sim"),
-        ("calibrate", "llamacpp", "--models", "nope", "-o", "x"),
-        ("calibrate", "llamacpp", "--models", "", "-o", "x"),
-        ("explain",),
-        ("price", "a"),
-        ("price", "llama-3.1-8b@0xh100"),
-        ("price", "llama-3.1-8b@9999999999xh100"),
-        ("price", "nope@h100"),
-        ("price", "--price", "h100"),
-        ("price", "--price", "h100=nan"),
-        ("price", "--tpot", "0"),
-        ("plot", "--figure", "nope"),
-        ("timeline", "nope", "-o", "x.txt"),
-    ):
-        yield Case(f"commands/{' '.join(words)!r}", words, accept=False)
-    for setting in SETTINGS:
-        yield Case(f"commands/run with {setting}", (*COMPARE, "--set", setting))
-    for option in OPTIONS:
-        wrong = option in {
-            ("--json", "--csv"),
-            ("--latex", "--markdown"),
-            ("--trace", "closed+clients=4+clients=5"),
-        }
-        yield Case(f"commands/compare {' '.join(option)}", (*COMPARE, *option), accept=not wrong)
-    for name, given in POLICIES.items():
-        (file := here / f"{name.replace(' ', '_')}.py").write_text(
-            POLICY % ({"top": "", "options": "", "init": "pass", "on": "pass"} | given)
-        )
-        quick = ("--policy-limit-s", "5")
-        yield Case(
-            f"commands/policy {name}",
-            (*COMPARE, "--systems", f"static,{file}", *quick),
-            file.stem,
-            accept=name in IDLE,
-        )
-        yield Case(f"commands/check policy {name}", ("check", str(file)), file.stem, accept=False)
-    (file := here / "loop.py").write_text(POLICY % {"top": "", "options": "", "init": "pass", "on": "while True: pass"})
+            every.append(Case(f"commands/claims {what}", ("claims", "--only", "weaver", "-o", path), accept=False))
+        made = ("trace", "make", "arena-like", "-o", f"{path}.parquet")
+        sane = {"", "\udcff", "nodir/deep/x"}
+        every += [
+            Case(f"commands/new {what}", ("new", f"{path}.py"), accept=path == "nodir/deep/x"),
+            Case(f"commands/timeline {what}", ("timeline", "nope", "-o", path), accept=False),
+            Case(f"commands/plot {what}", ("plot", "{here}/empty", "-o", path), accept=False, put=_put),
+            Case(f"commands/make {what}", made, accept=path == ""),
+            Case(f"commands/compare {what}", (*COMPARE, "-o", path or "."), accept=path in sane),
+        ]
+    return every
+
+
+def _policies() -> list[Case]:
+    every = list[Case]()
+    for number, (name, given) in enumerate(POLICIES.items()):
+        put = written(f"mine{number}.py", POLICY % (PASS | given))
+        file, stem, fine = f"{{here}}/mine{number}.py", f"mine{number}", name in IDLE
+        argv = (*COMPARE, "--systems", f"static,{file}", "--policy-limit-s", "5")
+        every.append(Case(f"commands/policy {name}", argv, stem, accept=fine, put=put))
+        every.append(Case(f"commands/check policy {name}", ("check", file), stem, accept=False, put=put))
+    put = written("loop.py", POLICY % (PASS | {"on": "while True: pass"}))
     for limit in ("nan", "0.5", "inf"):
-        yield Case(
-            f"commands/policy without end, {limit}",
-            (*COMPARE, "--systems", str(file), "--policy-limit-s", limit),
-            accept=False,
-        )
+        argv = (*COMPARE, "--systems", "{here}/loop.py", "--policy-limit-s", limit)
+        every.append(Case(f"commands/policy without end, {limit}", argv, accept=False, put=put))
+    return every
+
+
+def cases(here: Path) -> st.SearchStrategy[Case]:
+    """Draw each command that takes a path or a name, and runs under odd settings."""
+    every = [*_paths(), *_policies()]
+    for run in RUNS:
+        for line in _split(f"{OF_RUN}; {OF_NAMED}" if run else OF_RUN):
+            argv = tuple(run if word == "{}" else word for word in line)
+            every.append(Case(f"commands/{' '.join(argv)[:60]!r}", argv, accept=False, put=_put))
+    asked: list[tuple[str, tuple[str, ...]]] = [
+        ("request", ("explain", "nope", "--request", value)) for value in words("!count")
+    ]
+    asked += [("", ("claims", "--only", only, "-o", "c.md")) for only in words("!text , nope fig7,nope fig7.toml")]
+    every += [Case(f"commands/{argv!r:.90}", argv, culprit, accept=False) for culprit, argv in asked]
+    for text, fine in ((LINES, False), (MADE, True)):
+        every += [Case(f"commands/{argv!r:.90}", argv, accept=fine) for argv in _split(text)]
+    every += [Case(f"commands/compare {setting}", (*COMPARE, "--set", setting)) for setting in SETTINGS]
+    for text, fine in ((OPTIONS, True), (WRONG, False)):
+        every += [Case(f"commands/compare {more}", (*COMPARE, *more), accept=fine) for more in _split(text)]
+    return st.sampled_from(every)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.fuzz.case import Around, Case
-from tests.fuzz.options import COMPARE, files, filled
+from hypothesis import strategies as st
+
+from tests.fuzz.judge import Around, Case
+from tests.fuzz.odd import words
+from tests.fuzz.options import COMPARE, DRY, put
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "version": ("--version",),
     "help": ("compare", "--help"),
-    "dry": (*COMPARE, "--dry-run"),
+    "dry": DRY,
     "compare": COMPARE,
     "traces": ("list", "traces"),
     "definitions": ("list", "definitions"),
@@ -21,52 +22,43 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "new": ("new", "mine.py"),
 }
 AROUND: tuple[Around, ...] = ("stdout closed", "stderr closed", "reader gone", "folder gone")
-ENVIRONMENTS: dict[str, dict[str, str]] = {
-    "no HOME": {"HOME": ""},
-    "LC_ALL=C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    "TRACES_DIR": {"TRACES_DIR": "/nope"},
-    "TRACES_DIR a file": {"TRACES_DIR": "/dev/null"},
-    "no TMPDIR": {"TMPDIR": "/nope"},
-    "COLUMNS": {"COLUMNS": "x"},
-}
+C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+ENVIRONMENTS: tuple[dict[str, str], ...] = (
+    C,
+    {"HOME": ""},
+    {"TRACES_DIR": "/nope"},
+    {"TRACES_DIR": "/dev/null"},
+    {"TMPDIR": "/nope"},
+    {"COLUMNS": "x"},
+)
 
 
-def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Yield a few commands under each."""
-    files(here)
-    for what, words in COMMANDS.items():
-        argv = filled(words, here)
-        for around in AROUND:
-            yield Case(f"process/{what}, {around}", argv, around=around)
-        if what in {"dry", "compare", "stats", "new"}:
-            for name, env in ENVIRONMENTS.items():
-                yield Case(f"process/{what}, {name}", argv, env=env)
-    for around in AROUND[:3]:
-        yield Case(f"process/wrong, {around}", ("compare", "--systems", "nope"), around=around, accept=False)
-    c = ENVIRONMENTS["LC_ALL=C"]
-    for words in (
-        ("trace", "stats", "\udcff.parquet"),
-        ("trace", "stats", "é.parquet"),
-        ("run", "\udcff.toml"),
-        ("explain", "\udcff", "--misses"),
-    ):
-        yield Case(f"process/{' '.join(words)!r}, LC_ALL=C", words, env=c, accept=False)
-        yield Case(f"process/{' '.join(words)!r}", words, accept=False)
-    yield Case("process/validate, MEASURED_DIR", ("validate",), "/nope", accept=False, env={"MEASURED_DIR": "/nope"})
-    yield Case(
-        "process/validate, no MEASURED_DIR", ("validate",), "MEASURED_DIR", accept=False, env={"MEASURED_DIR": ""}
-    )
+def _linked(here: Path) -> None:
     (here / "loop").symlink_to(here / "loop")
     (here / "file").write_text("mine")
-    for out in (
-        here / "loop",
-        here / "loop" / "x",
-        here / "file",
-        Path("r\udcff"),
-        Path("a\nb"),
-        Path("é" * 200),
-        Path("/proc/x"),
-    ):
-        yield Case(
-            f"process/compare -o {str(out)[-20:]!r}", (*COMPARE, "-o", str(out)), accept=out.name in {"r\udcff", "a\nb"}
-        )
+
+
+def cases(here: Path) -> st.SearchStrategy[Case]:
+    """Draw a few commands under each."""
+    every = [
+        Case(f"process/{what}, {around}", argv, put=put, around=around)
+        for what, argv in COMMANDS.items()
+        for around in AROUND
+    ]
+    every += [
+        Case(f"process/{what}, {env}", COMMANDS[what], put=put, env=env)
+        for what in ("dry", "compare", "stats", "new")
+        for env in ENVIRONMENTS
+    ]
+    wrong = ("compare", "--systems", "nope")
+    every += [Case(f"process/wrong, {around}", wrong, accept=False, around=around) for around in AROUND[:3]]
+    for line in ("trace stats ¤.parquet", "trace stats é.parquet", "run ¤.toml", "explain ¤ --misses"):
+        for env in (C, {}):
+            every.append(Case(f"process/{line}, {env}", tuple(words(line)), accept=False, env=env))
+    for value, culprit in (("/nope", "/nope"), ("", "MEASURED_DIR")):
+        env = {"MEASURED_DIR": value}
+        every.append(Case(f"process/validate, {env}", ("validate",), culprit, accept=False, env=env))
+    for out in words("{here}/loop {here}/loop/x {here}/file r¤ a¶b é^200 /proc/x"):
+        fine = out in {"r\udcff", "a\nb"}
+        every.append(Case(f"process/compare -o {out!r:.40}", (*COMPARE, "-o", out), accept=fine, put=_linked))
+    return st.sampled_from(every)

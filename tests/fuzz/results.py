@@ -1,4 +1,4 @@
-"""Stored results that are damaged: bits flipped, files cut or swapped, facts and columns changed one at a time."""
+"""Stored results that are damaged: bits turned over, files cut or swapped, facts and columns changed one at a time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,53 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import strategies as st
 
-from tests.fuzz import pools
-from tests.fuzz.case import Case
+from tests.fuzz import odd
+from tests.fuzz.judge import Case
+from tests.fuzz.odd import GONE, words
 
-COMPARE = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.2-1b*2", "--rate-scale",
-           "1", "--seeds", "1", "--slo", "absolute:ttft=1,tpot=1", "--workers", "1", "--no-plot")  # fmt: skip
-SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", "static", "--gpus", "1-1", "--slo",
-        "absolute:ttft=1,tpot=1", "--windows", "1", "--no-plot", "--grow", "1", "--workers", "1")  # fmt: skip
+SLO = "--rate-scale 1 --seeds 1 --slo absolute:ttft=1,tpot=1 --workers 1 --no-plot"
+COMPARE = tuple(words(f"compare --systems static,prism --trace sample --models llama-3.2-1b*2 {SLO}"))
+SIZE = words("size --trace sample --models llama-3.2-1b*8 --systems static --gpus 1-1 --slo absolute:ttft=1,tpot=1")
+SIZE += words("--windows 1 --no-plot --grow 1 --workers 1")
 ROWS, SCORED, SIZED = "requests.parquet", "attainment.parquet", "size.parquet"
-FLIPS = 40  # of each file
 SEAL = b"benchSHA"  # begins the digests of a file; a flip in it leaves rows and facts as they were
-OTHERS: tuple[Any, ...] = (None, 0, -1, 1.5, "x", "", True, [], {}, [None], {"x": None}, 1e300)
+OTHERS: list[Any] = [GONE, None, 0, -1, 1.5, "x", "", True, [], {}, [None], {"x": None}, 1e300]
+VITAL = {("rows", "spec"), ("rows", "skipped"), ("scored", "judges")}  # facts without which a table is refused
+KEYS = {"arrival_ns", "id", "model", "state"}  # columns of rows without which they are refused
+CELLS: Mapping[str, dict[str, list[Any]]] = json.loads("""{
+"rows": {"state": ["nope"], "model": ["nope", ""], "id": [-5, 1152921504606846976], "prompt_tokens": [-1],
+  "output_tokens": [0], "arrival_ns": [4611686018427387904], "queue_ns": [-1000000000000000], "gpus": ["nope"]},
+"scored": {"rate_scale": [-1.0, NaN, 1e300, 0.0], "value": [NaN, 1e300, -5.0], "run": ["nope", "../..", ""],
+  "label": ["", null], "slo": ["nope", null], "gpu": ["nope"], "gpus": [-1], "x": [NaN], "definition": ["nope"],
+  "over": ["nope"], "n": [-1], "seed": [-1], "condition": ["nope"]},
+"size": {}}""")  # values of a first row that cannot be
+SIDES = """side.json { side.json [] side.json '{"cpu_s": "x", "requests": null}' side.json
+'{"cpu_s": 1e999, "requests": 0}' solo.parquet PAR1 turns.parquet PAR1 turns.parquet ''"""
+WAYS: Mapping[str, Callable[[Path], object]] = {  # other things that may stand at a path
+    "a folder": lambda path: path.mkdir(),
+    "a file": lambda path: path.write_bytes(b"x"),
+    "a loop": lambda path: path.symlink_to(path.name),
+    "a lost link": lambda path: path.symlink_to(f"nowhere-{path.name}"),
+    "a pipe": os.mkfifo,
+}
+FORMED = odd.options("""
+--width *: 0 -1 nan inf 1e300 0.1 x '' 41 | 2.5 30
+--only *: '' , nope prism,nope PRISM ¤ | prism,prism ' static '
+--rename *: '' prism =x prism= nope=x ¤=x | prism=$x$ prism=$x
+--panel *: z ab A ¤ | '' e
+--format *: '' nope pdf,nope PDF pgf | svg,svg png
+--style *: '' nope.mplstyle /dev/zero {here} {here}/bad.mplstyle {here}/binary.mplstyle
+""")
+
+
+Commands = list[tuple[str, tuple[str, ...]]]
 
 
 class Store(NamedTuple):
@@ -71,175 +100,21 @@ class Store(NamedTuple):
         yield "compare", (*COMPARE, "-o", str(self.top))
 
 
+class Table(NamedTuple):
+    """A stored table: commands that refuse it where it is damaged, and those that mend it or do not read it."""
+
+    which: str
+    path: str  # below {here}
+    read: Commands
+    others: Commands
+
+
 def made(here: Path) -> Store:
     """Make a comparison of two systems below `here`."""
     top = here / "whole"
     bench = [sys.executable, "-m", "harness"]
     subprocess.run([*bench, *COMPARE, "-o", str(top)], check=True, capture_output=True)
-    sweep = next(top.glob(f"sample-*/{SCORED}")).parent.name
-    return Store(top, sweep, next(top.glob("static-*")).name)
-
-
-def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Yield several hundred damages, each in a copy of its own below `here`."""
-    whole, numbers = made(here), count()
-
-    def anew() -> Store:
-        return whole.copy(here / f"{next(numbers):04d}")
-
-    def each(store: Store, what: str, culprit: str = "", accept: bool = True, kinds: str = "rsa") -> Iterator[Case]:
-        """Yield the commands that read what was damaged; what writes has a copy of its own."""
-        for letter, commands in zip("rsa", (store.of_run(), store.of_sweep(), store.of_all()), strict=True):
-            for name, argv in commands if letter in kinds else ():
-                yield Case(f"results/{what}/{name}", argv, culprit, accept or letter == "a")
-
-    yield from _formed(whole)
-    yield from _sizes(here, draw)
-    yield from _bits(anew, each, draw)
-    yield from _cuts(anew, each)
-    yield from _facts(anew, each, draw)
-    yield from _columns(anew, each)
-    yield from _rows(anew, each)
-    yield from _files(anew, each)
-
-
-FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of `bench plot`: wrong and odd values
-    "--width": (("0", "-1", "nan", "inf", "1e300", "0.1", "x", "", "41"), ("2.5", "30")),
-    "--only": (("", ",", "nope", "prism,nope", "PRISM", "\udcff"), ("prism,prism", " static ")),
-    "--rename": (("", "prism", "=x", "prism=", "nope=x", "\udcff=x"), ("prism=$x$", "prism=$x")),
-    "--panel": (("z", "ab", "A", "\udcff"), ("", "e")),
-    "--format": (("", "nope", "pdf,nope", "PDF", "pgf"), ("svg,svg", "png")),
-    "--style": (("", "nope.mplstyle", "/dev/zero", "{here}", "{here}/bad.mplstyle", "{here}/binary.mplstyle"), ()),
-}
-
-
-def _formed(store: Store) -> Iterator[Case]:
-    """Yield odd forms of a figure, and folders of which there is no page."""
-    (store.top / "bad.mplstyle").write_text("font.sizee: 3\n")
-    (store.top / "binary.mplstyle").write_bytes(bytes(range(256)))
-    base = ("plot", str(store.top / store.sweep), "--figure", "compare", "-o", "figure")
-    for option, (wrong, odd) in FORMS.items():
-        for value in (*wrong, *odd):
-            word = value.replace("{here}", str(store.top))
-            yield Case(f"results/plot {option} {value[:40]!r}", (*base, option, word), accept=value in odd)
-    for name in (*pools.NO_RUNS, "fig77", str(store.top), str(store.top / store.run)):
-        yield Case(f"results/report {name[-40:]!r}", ("report", name, "-o", "page.html"), accept=False)
-    for path in ("/proc/x.html", "/", str(store.top)):
-        yield Case(
-            f"results/report -o {path[-40:]!r}", ("report", str(store.top / store.sweep), "-o", path), accept=False
-        )
-
-
-def _sizes(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Yield damages of an answer of `bench size`: bits, ends, facts, columns."""
-    top = here / "size"
-    subprocess.run([sys.executable, "-m", "harness", *SIZE, "-o", str(top)], check=True, capture_output=True)
-    whole = next(top.glob(f"*/{SIZED}"))
-    data, about, table = whole.read_bytes(), facts(whole), pq.read_table(whole)
-    numbers = count()
-
-    def each(what: str, write: Callable[[Path], object], *, accept: bool) -> Iterator[Case]:
-        folder = here / f"size-{next(numbers):03d}"
-        folder.mkdir()
-        write(folder / SIZED)
-        read = {"plot": ("-o", "f"), "report": ("-o", "p.html"), "explain": ()}
-        for name, options in read.items():
-            argv = (name, str(folder), *options)
-            yield Case(f"results/size {what}/{name}", argv, accept=accept and name != "explain")
-
-    for _ in range(FLIPS // 2):
-        damaged, at = flipped(data, draw)
-        yield draw.choice(list(each(f"bit {at}", partial(_put, damaged), accept=False)))
-    for keep in (0, 8, len(data) // 2, len(data) - 4):
-        yield from each(f"cut at {keep}", partial(_put, data[:keep]), accept=False)
-    paths = [
-        *((key,) for key in about),
-        *(("asked", key) for key in about["asked"]),
-        ("best", "gpus"),
-        ("cells", 0),
-        ("views", 0),
-    ]
-    for steps in paths:
-        value: Any = about
-        for step in steps:
-            value = value[step]
-        for other in _others(value, draw, 1):
-            stated = changed(about, steps, other)
-            what = f"{'.'.join(map(str, steps))} {'gone' if other is GONE else json.dumps(other)}"
-            yield from each(what, partial(_rewritten, table, stated), accept=True)
-    for name in table.column_names:
-        left = table.drop_columns([name])
-        yield from each(f"column {name} gone", partial(_rewritten, left, about), accept=False)
-        typed = _typed(table, name, pa.bool_())
-        yield from each(f"column {name} bool", partial(_rewritten, typed, about), accept=name == "answer")
-
-
-def _put(data: bytes, path: Path) -> None:
-    path.write_bytes(data)
-
-
-def _rewritten(table: pa.Table, about: Mapping[str, Any], path: Path) -> None:
-    rewrite(path, table, about)
-
-
-Each = Callable[..., Iterator[Case]]
-Anew = Callable[[], Store]
-
-
-def flipped(data: bytes, draw: random.Random) -> tuple[bytes, int]:
-    """Return the bytes with one bit turned over, but none of the seal's mark; and which byte it is in."""
-    mark = data.rfind(SEAL)
-    while True:
-        at = draw.randrange(len(data))
-        if mark < 0 or not mark <= at < mark + len(SEAL):
-            damaged = bytearray(data)
-            damaged[at] ^= 1 << draw.randrange(8)
-            return bytes(damaged), at
-
-
-def _bits(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
-    """Yield cases of one flipped bit."""
-    for which, kinds, files in (("rows", "r", 2 * FLIPS), ("scored", "s", FLIPS)):
-        for _ in range(files):
-            store = anew()
-            path: Path = getattr(store, which)
-            data, at = flipped(path.read_bytes(), draw)
-            path.write_bytes(data)
-            chosen = list(each(store, f"bit {at} of {path.name}", path.name, accept=False, kinds=kinds))
-            yield draw.choice(chosen)
-    for which in ("rows", "scored"):
-        for _ in range(8):
-            store = anew()
-            path = getattr(store, which)
-            data, at = flipped(path.read_bytes(), draw)
-            path.write_bytes(data)
-            yield draw.choice(list(each(store, f"bit {at} of {path.name}", kinds="a")))
-
-
-def _cuts(anew: Anew, each: Each) -> Iterator[Case]:
-    """Yield files that end early, or are not what they were."""
-    for which, kinds in (("rows", "r"), ("scored", "s")):
-        for keep in (0, 1, 4, 8, 12, 0.5, -1, -4, -8, -9, -100):
-            store = anew()
-            path: Path = getattr(store, which)
-            data = path.read_bytes()
-            path.write_bytes(data[: keep if isinstance(keep, int) else round(keep * len(data))])
-            yield from each(store, f"{path.name} cut at {keep}", path.name, accept=False, kinds=kinds)
-            if keep in {0, 0.5, -9}:
-                yield from each(anew_like(store, anew), f"{path.name} cut at {keep}", kinds="a")
-        for name, data in (("text", b"hello\n"), ("magic", b"PAR1 torn PAR1"), ("zeros", bytes(4096))):
-            store = anew()
-            path = getattr(store, which)
-            path.write_bytes(data)
-            yield from each(store, f"{path.name} is {name}", path.name, accept=False, kinds=kinds)
-
-
-def anew_like(store: Store, anew: Anew) -> Store:
-    """Return another copy with the same damage, for commands that mend it."""
-    other = anew()
-    for path in (store.rows, store.scored):
-        (other.top / path.relative_to(store.top)).write_bytes(path.read_bytes())
-    return other
+    return Store(top, next(top.glob(f"sample-*/{SCORED}")).parent.name, next(top.glob("static-*")).name)
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -254,243 +129,204 @@ def rewrite(path: Path, table: pa.Table, about: Mapping[str, Any]) -> None:
     pq.write_table(table.replace_schema_metadata(stated), path, compression="zstd")
 
 
-GONE = object()
+def flipped(data: bytes, draw: random.Random) -> tuple[bytes, int]:
+    """Return the bytes with one bit turned over, but none of the seal's mark; and which byte it is in."""
+    mark = data.rfind(SEAL)
+    at = draw.choice([at for at in range(len(data)) if mark < 0 or not mark <= at < mark + len(SEAL)])
+    damaged = bytearray(data)
+    damaged[at] ^= 1 << draw.randrange(8)
+    return bytes(damaged), at
 
 
-def _others(value: Any, draw: random.Random, most: int) -> list[Any]:
-    """Return values of other types in place of one, and its absence."""
-    kinds = [kind for kind in OTHERS if type(kind) is not type(value) or isinstance(kind, str | float)]
-    return [GONE, None, *draw.sample(kinds, most)]
+def cases(here: Path) -> st.SearchStrategy[Case]:
+    """Draw a damage of a table or of what lies beside it, and a command that reads or mends it."""
+    whole = made(here)
+    there = whole._replace(top=Path("{here}/whole"))
+    subprocess.run([sys.executable, "-m", "harness", *SIZE, "-o", str(here / "size")], check=True, capture_output=True)
+    sized = next((here / "size").glob(f"*/{SIZED}"))
+    answer = f"{{here}}/size/{sized.parent.name}"
+    sizes: Commands = [("plot", ("plot", answer, "-o", "f")), ("report", ("report", answer, "-o", "p.html"))]
+    places = (f"whole/{whole.run}/{ROWS}", f"whole/{whole.sweep}/{SCORED}", f"size/{sized.parent.name}/{SIZED}")
+    readers: tuple[Commands, ...] = ([*there.of_run()], [*there.of_sweep()], sizes)
+    others: tuple[Commands, ...] = ([*there.of_all(), next(there.of_sweep())], [*there.of_all()], [])
+    tables = [Table(*of) for of in zip(("rows", "scored", "size"), places, readers, others, strict=True)]
+    top = partial(shutil.copytree, here, dirs_exist_ok=True)
+    return st.one_of(
+        *(_damaged(top, table, (here / table.path).read_bytes()) for table in tables),
+        _beside(top, there),
+        _formed(top, there),
+    )
 
 
-def changed(about: Mapping[str, Any], steps: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """Return the facts with one of them, or a part of it, changed."""
-    facts: Any = json.loads(json.dumps(about))
-    inner = facts
-    for step in steps[:-1]:
-        inner = inner[step]
-    if value is GONE:
-        del inner[steps[-1]]
-    else:
-        inner[steps[-1]] = value
-    return dict(facts)
+Top = Callable[[Path], object]
 
 
-def _facts(anew: Anew, each: Each, draw: random.Random) -> Iterator[Case]:
-    """Yield facts one at a time, and parts of the deep ones."""
-    store = anew()
-    about, scored = facts(store.rows), facts(store.scored)
-    paths: list[tuple[str, tuple[Any, ...]]] = [("rows", (key,)) for key in about]
-    paths += [("rows", ("spec", key)) for key in about["spec"]]
-    paths += [("rows", ("counts", "done")), ("rows", ("stats", "gpus"))]
-    paths += [("scored", (key,)) for key in scored]
-    paths += [("scored", ("judges", 0)), *(("scored", ("judges", 0, key)) for key in scored["judges"][0])]
-    paths += [("scored", ("judges", 0, "seconds", next(iter(scored["judges"][0]["seconds"]))))]
-    paths += [("scored", ("runs", store.run)), ("scored", ("panels", 0))]
-    paths += [("scored", ("panels", 0, key)) for key in scored["panels"][0]]
-    for which, steps in paths:
-        known: Any = about if which == "rows" else scored
-        value = known
-        for step in steps:
-            value = value[step]
-        for other in _others(value, draw, 2 if len(steps) == 1 else 1):
-            store = anew()
-            path: Path = getattr(store, which)
-            rewrite(path, pq.read_table(path), changed(known, steps, other))
-            what = f"{'.'.join(map(str, steps))} of {path.name} {'gone' if other is GONE else json.dumps(other)}"
-            vital = steps == ("spec",) or (which, steps) in {("rows", ("skipped",)), ("scored", ("judges",))}
-            bad = vital and other is not None
-            chosen = list(each(store, what, accept=not bad, kinds="r" if which == "rows" else "s"))
-            if bad and which == "scored":  # figures of a comparison are drawn from its table, and read no judges
-                chosen = [case for case in chosen if not case.name.endswith("/plot")]
-            yield draw.choice(chosen)
-            if draw.random() < 0.2:
-                yield draw.choice(list(each(store, what, kinds="a")))
-            if which == "rows" and draw.random() < 0.2:
-                yield Case(
-                    f"results/{what}/plot",
-                    ("plot", str(store.top / store.sweep), "--figure", "compare", "-o", str(store.top / "figure")),
-                )
-    for which in ("rows", "scored"):
-        store = anew()
-        path = getattr(store, which)
-        path_facts = {key: json.dumps(value) for key, value in facts(path).items()}
-        key = next(iter(path_facts))
-        for name, text in (("not JSON", "{"), ("NaN", "NaN"), ("deep", "[" * 50_000), ("not UTF-8", b"\xff\xfe")):
-            store = anew()
-            path = getattr(store, which)
-            table = pq.read_table(path).replace_schema_metadata({**path_facts, key: text})
-            pq.write_table(table, path)
-            yield from each(store, f"{key} of {path.name} {name}", kinds="r" if which == "rows" else "s")
+def _case(top: Top, table: Table, what: str, put: Top, *, accept: bool = False) -> st.SearchStrategy[Case]:
+    def anew(here: Path) -> None:
+        top(here)
+        put(here / table.path)
+
+    def case(of: tuple[int, tuple[str, tuple[str, ...]]]) -> Case:
+        others, (name, argv) = of
+        fine = accept or bool(others)
+        return Case(
+            f"results/{table.which} {what}/{name}",
+            argv,
+            "" if fine or table.which == "size" else Path(table.path).name,
+            fine,
+            anew,
+        )
+
+    read, others = ([(k, each) for each in some] for k, some in enumerate((table.read, table.others)))
+    return st.sampled_from([*read, *read, *others]).map(case)
 
 
-def _typed(table: pa.Table, name: str, kind: pa.DataType) -> pa.Table:
-    """Return the table with a column of another type, of nulls where its values do not become that."""
-    at = table.schema.get_field_index(name)
-    column = table[name]
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string())
-    try:
-        column = column.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        column = pa.nulls(len(table), kind)
-    return table.set_column(at, pa.field(name, kind), column)
+def _damaged(top: Top, table: Table, data: bytes) -> st.SearchStrategy[Case]:
+    """Draw a damage of a table's bytes, of what stands at its path, of its facts and of its columns."""
+    content = pq.read_table(pa.BufferReader(data))
+    known = {key.decode(): value for key, value in pq.read_metadata(pa.BufferReader(data)).metadata.items()}
+    about = {key: json.loads(value) for key, value in known.items() if not key.startswith(("ARROW", "pandas"))}
+    mark = data.rfind(SEAL)
+    sealed = range(mark, mark + len(SEAL)) if mark >= 0 else range(0)
+    whole = st.one_of(
+        odd.bits(data).filter(lambda damage: int(damage[0].split()[1].split(".")[0]) not in sealed),
+        odd.cuts(data),
+        st.sampled_from([("is text", b"hello\n"), ("has a magic", b"PAR1 torn PAR1"), ("is zeros", bytes(4096))]),
+    ).flatmap(lambda damage: _case(top, table, damage[0], lambda path: path.write_bytes(damage[1])))
+
+    def stands(what: str, above: int) -> st.SearchStrategy[Case]:
+        def put(path: Path) -> None:
+            place = [path, path.parent, path.parent.parent][above]
+            shutil.rmtree(place) if above else place.unlink()
+            WAYS[what](place)
+
+        lost = above == 2 and what == "a lost link"  # a command that writes makes the folder that it points to
+        return _case(top, table, f"{what} {above} above", put, accept=lost or above > 0)
+
+    def stated(part: tuple[tuple[Any, ...], Any, odd.Changed]) -> st.SearchStrategy[Case]:
+        place, other, (what, others) = part
+        vital = len(place) == 1 and (table.which, place[0]) in VITAL and other is not None
+        case = _case(top, table, what, lambda path: rewrite(path, content, others), accept=not vital)
+        # figures of a comparison are drawn from its table, and read no judges
+        return case.map(lambda case: case._replace(accept=case.accept or case.name.endswith("/plot"), culprit=""))
+
+    def written(pair: tuple[str, pa.Table | None]) -> st.SearchStrategy[Case]:
+        what, other = pair
+        vital = table.which == "rows" and what.split()[1] in KEYS and what.startswith("column")
+        refused = vital or (table.which == "size" and what.endswith("gone"))
+        case = _case(top, table, what, lambda path: rewrite(path, other, about), accept=not refused)
+        return case.map(lambda case: case._replace(culprit=""))
+
+    first = next(iter(about))
+    raw = {"not JSON": "{", "NaN": "NaN", "deep": "[" * 50_000, "not UTF-8": b"\xff\xfe"}
+    texts = [(f"{first} {what}", content.replace_schema_metadata({**known, first: text})) for what, text in raw.items()]
+    return st.one_of(
+        whole,
+        whole,
+        st.builds(lambda what, above: (what, above), st.sampled_from([*WAYS]), st.integers(0, 2)).flatmap(
+            lambda pair: stands(*pair)
+        ),
+        odd.parts(about, OTHERS).flatmap(stated),
+        st.sampled_from(texts).flatmap(
+            lambda pair: _case(top, table, pair[0], lambda path: pq.write_table(pair[1], path), accept=True)
+        ),
+        st.sampled_from([*_columns(content), *_rows(table.which, content)]).flatmap(written),
+    )
 
 
-def _columns(anew: Anew, each: Each) -> Iterator[Case]:
-    """Yield columns one at a time: gone, null, of another type, twice."""
-    store = anew()
-    for which, kinds in (("rows", "r"), ("scored", "s")):
-        path: Path = getattr(store, which)
-        table, about = pq.read_table(path), facts(path)
-        for i, name in enumerate(table.column_names):
-            field = table.schema.field(i)
-            null = table.set_column(i, pa.field(name, field.type), pa.nulls(len(table), field.type))
-            word = pa.types.is_dictionary(field.type)
-            kind = (pa.int64(), pa.float64(), pa.list_(pa.int64()))[i % 3] if word else (pa.string(), pa.bool_())[i % 2]
-            damaged = {
-                "gone": table.drop_columns([name]),
-                "null": null,
-                f"of type {kind}": _typed(table, name, kind),
-                "twice": table.append_column(pa.field(name, field.type), table[name]),
-                "renamed": table.rename_columns([*table.column_names[:i], "other", *table.column_names[i + 1 :]]),
-            }
-            for k, (what, other) in enumerate(damaged.items()):
-                store = anew()
-                rewrite(getattr(store, which), other, about)
-                cases = list(each(store, f"column {name} of {path.name} {what}", kinds=kinds))
-                vital = name in {"arrival_ns", "id", "model", "state"}
-                yield cases[(i + k) % len(cases)]._replace(accept=not vital)
-                if not (i + k) % 10:
-                    yield from each(store, f"column {name} of {path.name} {what}", kinds="a")
+def _columns(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield columns one at a time: gone, null, of another type, twice, renamed."""
+    for at, field in enumerate(table.schema):
+        name, what = field.name, f"column {field.name}"
+        word, others = pa.types.is_dictionary(field.type), [*table.column_names]
+        others[at] = "other"
+        yield f"{what} gone", table.drop_columns([name])
+        yield f"{what} null", table.set_column(at, pa.field(name, field.type), pa.nulls(len(table), field.type))
+        yield f"{what} twice", table.append_column(pa.field(name, field.type), table[name])
+        yield f"{what} renamed", table.rename_columns(others)
+        for kind in (pa.int64(), pa.float64(), pa.list_(pa.int64())) if word else (pa.string(), pa.bool_()):
+            column = table[name].cast(pa.string()) if word else table[name]
+            try:
+                column = column.cast(kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                column = pa.nulls(len(table), kind)
+            yield f"{what} of type {kind}", table.set_column(at, pa.field(name, kind), column)
 
 
-def _rows(anew: Anew, each: Each) -> Iterator[Case]:
+def _rows(which: str, table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield rows too few, too many, in another order, or with values that cannot be."""
-    store = anew()
-    table, about = pq.read_table(store.rows), facts(store.rows)
-    of = table.column_names
-
-    def put(name: str, value: Any) -> pa.Table:
-        column = [value, *table[name].to_pylist()[1:]]
-        kind = pa.string() if pa.types.is_dictionary(table.schema.field(name).type) else table.schema.field(name).type
-        return table.set_column(of.index(name), name, pa.array(column, kind))
-
-    for what, other in {
-        "none": table.slice(0, 0),
-        "half": table.slice(0, len(table) // 2),
-        "twice": pa.concat_tables([table, table]),
-        "turned": table.take(list(range(len(table)))[::-1]),
-        "state nope": put("state", "nope"),
-        "model nope": put("model", "nope"),
-        "a model without a name": put("model", ""),
-        "id -5": put("id", -5),
-        "id 2^60": put("id", 1 << 60),
-        "prompt_tokens -1": put("prompt_tokens", -1),
-        "output_tokens 0": put("output_tokens", 0),
-        "arrival_ns 2^62": put("arrival_ns", 1 << 62),
-        "queue_ns -1": put("queue_ns", -(10**15)),
-        "gpus nope": put("gpus", "nope"),
-    }.items():
-        store = anew()
-        rewrite(store.rows, other, about)
-        yield from each(store, f"rows {what}", kinds="r")
-    store = anew()
-    table, about = pq.read_table(store.scored), facts(store.scored)
-    of = table.column_names
-    for what, other in {
-        "none": table.slice(0, 0),
-        "one": table.slice(0, 1),
-        "half": table.slice(0, len(table) // 2),
-        "twice": pa.concat_tables([table, table]),
-        "turned": table.take(list(range(len(table)))[::-1]),
-        **{f"{name} {value}": put(name, value)
-           for name, value in (("rate_scale", -1.0), ("rate_scale", float("nan")), ("rate_scale", 1e300),
-                               ("rate_scale", 0.0), ("value", float("nan")), ("value", 1e300), ("value", -5.0),
-                               ("run", "nope"), ("run", "../.."), ("run", ""), ("label", ""), ("label", "x" * 5000),
-                               ("slo", "nope"), ("slo", None), ("label", None), ("gpu", "nope"), ("gpus", -1),
-                               ("definition", "nope"), ("over", "nope"), ("n", -1), ("seed", -1),
-                               ("condition", "nope"), ("x", float("nan")))},
-    }.items():  # fmt: skip
-        store = anew()
-        rewrite(store.scored, other, about)
-        yield from each(store, f"scored {what}", kinds="s")
+    yield "rows none", table.slice(0, 0)
+    yield "rows half", table.slice(0, len(table) // 2)
+    yield "rows twice", pa.concat_tables([table, table])
+    yield "rows turned", table.take(list(range(len(table)))[::-1])
+    for name, value in ((name, value) for name, some in CELLS[which].items() for value in some):
+        field = table.schema.field(name)
+        kind = pa.string() if pa.types.is_dictionary(field.type) else field.type
+        column = pa.array([value, *table[name].to_pylist()[1:]], kind)
+        yield f"row {name} {value!r:.20}", table.set_column(table.column_names.index(name), name, column)
 
 
-def _files(anew: Anew, each: Each) -> Iterator[Case]:
-    """Yield files swapped, and other things in their places."""
-    store = anew()
-    shutil.copy(store.scored, store.rows)
-    yield from each(store, "scored table as rows", ROWS, accept=False, kinds="r")
-    yield from each(store, "scored table as rows", kinds="a")
-    store = anew()
-    shutil.copy(store.rows, store.scored)
-    yield from each(store, "rows as scored table", SCORED, accept=False, kinds="s")
-    yield from each(store, "rows as scored table", kinds="a")
-    store = anew()
-    shutil.copy(next(store.top.glob("prism-*")) / ROWS, store.rows)
-    yield from each(store, "another run's rows", kinds="ra")
-    for which, kinds in (("rows", "r"), ("scored", "s")):
-        for what, put in _ways().items():
-            store = anew()
-            path: Path = getattr(store, which)
-            path.unlink()
-            put(path)
-            yield from each(store, f"{what} as {path.name}", accept=False, kinds=kinds)
-            other = anew()
-            path = getattr(other, which)
-            path.unlink()
-            put(path)
-            yield from each(other, f"{what} as {path.name}", kinds="a")
-            store = anew()
-            folder = getattr(store, which).parent
-            shutil.rmtree(folder)
-            put(folder)
-            yield from each(store, f"{what} as the folder of {path.name}", accept=False, kinds=kinds)
-            yield from each(store, f"{what} as the folder of {path.name}", kinds="a")
-    for what, put in _ways().items():
-        store = anew()
-        shutil.rmtree(store.top)
-        put(store.top)
-        # a command that writes makes what a lost link points to, and then it is a folder as any
-        yield from each(store, f"{what} as the results", accept=what == "a lost link")
-    for name, data in (
-        ("side.json", b"{"),
-        ("side.json", b"[]"),
-        ("side.json", b'{"cpu_s": "x", "requests": null}'),
-        ("side.json", b'{"cpu_s": 1e999, "requests": 0}'),
-        ("solo.parquet", b"PAR1"),
-        ("turns.parquet", b"PAR1"),
-        ("turns.parquet", b""),
-    ):
-        store = anew()
-        (store.top / store.run / name).write_bytes(data)
-        shutil.rmtree(next(store.top.glob("prism-*")))
-        yield from each(store, f"{name} {data!r}", kinds="ra")
-        yield Case(f"results/{name} {data!r}/plot", ("plot", str(store.top / store.run)))
-        run = str(store.top / store.run)
-        yield Case(f"results/{name} {data!r}/solo", ("explain", run, "--misses", "--slo", "solo"))
-    for name in ("solo.parquet", "turns.parquet", "sensitivity.parquet"):
-        for what, put in _ways().items():
-            store = anew()
-            folder = store.top / (store.sweep if name.startswith("sens") else store.run)
-            put(folder / name)
-            yield Case(f"results/{what} as {name}/plot", ("plot", str(folder), "-o", str(store.top / "figure")))
-            run = str(store.top / store.run)
-            yield Case(f"results/{what} as {name}/solo", ("explain", run, "--misses", "--slo", "solo"))
-        store = anew()
-        folder = store.top / (store.sweep if name.startswith("sens") else store.run)
-        shutil.copy(store.rows, folder / name)
-        yield Case(f"results/rows as {name}/plot", ("plot", str(folder), "-o", str(store.top / "figure")))
-        yield Case(f"results/rows as {name}/solo", ("explain", str(store.top / store.run), "--misses", "--slo", "solo"))
+def _beside(top: Top, there: Store) -> st.SearchStrategy[Case]:
+    """Draw a file beside the tables that is not what its name says, or a table in another's place."""
+    pairs = list(zip(*[iter(words(SIDES))] * 2, strict=True))
+    texts = [(name, f"{text!r}", written) for name, text in pairs for written in [partial(_text, text)]]
+    others = [(name, what, put) for name in ("solo.parquet", "turns.parquet") for what, put in WAYS.items()]
+    run = f"whole/{there.run}"
+
+    def beside(name: str, what: str, put: Top) -> st.SearchStrategy[Case]:
+        def anew(here: Path) -> None:
+            top(here)
+            put(here / run / name)
+
+        folder = str(there.top / there.run)
+        commands = [("plot", folder, "-o", "figure"), ("explain", folder, "--misses", "--slo", "solo")]
+        argvs = [*(argv for _, argv in there.of_run()), *(argv for _, argv in there.of_all()), *commands]
+        return st.sampled_from(argvs).map(
+            lambda argv: Case(f"results/{what} as {name}/{argv[0]} {argv[-1]}", argv, put=anew)
+        )
+
+    def swapped(of: str, into: str, commands: Commands) -> st.SearchStrategy[Case]:
+        def anew(here: Path) -> None:
+            top(here)
+            shutil.copy(next(here.glob(f"whole/{of}")), here / into)
+
+        return st.sampled_from([*commands, *there.of_all()]).map(
+            lambda pair: Case(
+                f"results/{of} as {into}/{pair[0]}", pair[1], accept="prism" in of or pair[0] == "compare", put=anew
+            )
+        )
+
+    return st.one_of(
+        st.sampled_from([*texts, *others]).flatmap(lambda of: beside(*of)),
+        swapped(f"{there.sweep}/{SCORED}", f"{run}/{ROWS}", [*there.of_run()]),
+        swapped(f"{there.run}/{ROWS}", f"whole/{there.sweep}/{SCORED}", [*there.of_sweep()]),
+        swapped(f"prism-*/{ROWS}", f"{run}/{ROWS}", [*there.of_run()]),
+    )
 
 
-def _ways() -> dict[str, Callable[[Path], object]]:
-    """Return other things that may stand at a path."""
-    return {
-        "a folder": lambda path: path.mkdir(),
-        "a file": lambda path: path.write_bytes(b"x"),
-        "a loop": lambda path: path.symlink_to(path.name),
-        "a lost link": lambda path: path.symlink_to(f"nowhere-{path.parent.name}-{path.name}"),
-        "a pipe": os.mkfifo,
-    }
+def _text(text: str, path: Path) -> None:
+    path.write_text(text)
+
+
+def _formed(top: Top, there: Store) -> st.SearchStrategy[Case]:
+    """Draw odd forms of a figure, and folders of which there is no page."""
+
+    def put(here: Path) -> None:
+        top(here)
+        (here / "bad.mplstyle").write_text("font.sizee: 3\n")
+        (here / "binary.mplstyle").write_bytes(bytes(range(256)))
+
+    sweep = str(there.top / there.sweep)
+    base = ("plot", sweep, "--figure", "compare", "-o", "figure")
+    every = [
+        Case(f"results/plot {name} {value[:40]!r}", (*base, name, value), accept=value in sane, put=put)
+        for name, _, wrong, sane in FORMED
+        for value in (*wrong, *sane)
+    ]
+    pages = [(name, "page.html") for name in (*words("!runs"), "fig77", str(there.top), str(there.top / there.run))]
+    pages += [(sweep, path) for path in ("/proc/x.html", "/", "{here}")]
+    every += [
+        Case(f"results/report {name[-40:]!r} {path}", ("report", name, "-o", path), accept=False, put=put)
+        for name, path in pages
+    ]
+    return st.sampled_from(every)

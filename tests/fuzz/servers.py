@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.case import Case
-from tests.fuzz.logs import odd
+from hypothesis import strategies as st
+
+from tests.fuzz.judge import Case
+from tests.fuzz.logs import ODD
+from tests.fuzz.odd import parts
 
 SPEC = """
 system = "dedicated"
@@ -23,13 +25,46 @@ drain_s = 2
 slo = "absolute:ttft=9,tpot=9"
 engine = "attach+urls={url}"
 """
-OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+HTTP = b"HTTP/1.1 "
+OK = HTTP + b"200 OK\r\nConnection: close\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
 LIST = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm"}]}
 CHUNK = {"choices": [{"index": 0, "text": "a"}], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
 
 
 def _event(chunk: object) -> bytes:
     return f"data: {json.dumps(chunk)}\n\n".encode()
+
+
+LISTS: Mapping[str, tuple[bytes, ...]] = {
+    "redirect": (HTTP + b"302 No\r\nLocation: http://127.0.0.1:9/\r\n\r\n",),
+    "redirect to itself": (HTTP + b"307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",),
+    "no HTTP": (b"SSH-2.0\x1b[31m\r\n",),
+    "nothing": (),
+    "no end": (OK, *[b" " * 100_000] * 500),
+    "deep": (OK + b"[" * 1_000_000,),
+    "not UTF-8": (OK + b"\xff\xfe{}",),
+    "NaN": (OK + b'{"data": NaN}',),
+    "a long line": (HTTP + b"200 OK\r\nX: " + b"x" * 200_000,),
+    "headers": (HTTP + b"200 OK\r\n" + b"X: 1\r\n" * 500,),
+    "short": (HTTP + b"200 OK\r\nContent-Length: 9999\r\n\r\n{}",),
+    "chunks": (HTTP + b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",),
+    "status": (HTTP + b"999 No\r\n\r\n",),
+    "a long name": (OK + json.dumps({"data": [{"id": "x" * 1_000_000}]}).encode(),),
+    "colours": (OK + json.dumps({"data": [{"id": "\x1b[31m\u202e"}]}).encode(),),
+}
+STREAMS: Mapping[str, tuple[bytes, ...]] = {
+    "no end": (OK, *[_event({"choices": [{"text": "a"}]}) * 1000] * 100),
+    "deep": (OK, b"data: " + b"[" * 500_000 + b"\n\n"),
+    "a long line": (OK, *[b"data: " + b"x" * 100_000] * 30),
+    "binary": (OK, bytes(range(256)) * 10, DONE),
+    "nothing": (),
+    "cut": (OK, _event(CHUNK)[:20]),
+    "only done": (OK, DONE),
+    "error": (OK, _event({"error": "\x1b[31m"})),
+    "count falls": (OK, _event({**CHUNK, "usage": {"completion_tokens": 9}}), _event(CHUNK), DONE),
+    "2^31": (OK, _event({**CHUNK, "usage": {"completion_tokens": 1 << 31}}), DONE),
+}
 
 
 def served(models: Sequence[bytes], stream: Sequence[bytes]) -> str:
@@ -51,45 +86,19 @@ def served(models: Sequence[bytes], stream: Sequence[bytes]) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def cases(here: Path, draw: random.Random) -> Iterator[Case]:
-    """Yield runs on such servers."""
-    sound = OK + json.dumps(LIST).encode()
-    lists: dict[str, tuple[bytes, ...]] = {
-        **{f"list {where}": (OK + json.dumps(value).encode(),) for where, value in odd(LIST)},
-        "redirect": (b"HTTP/1.1 302 No\r\nLocation: http://127.0.0.1:9/\r\n\r\n",),
-        "redirect to itself": (b"HTTP/1.1 307 No\r\nLocation: /\r\nContent-Length: 0\r\n\r\n",),
-        "no HTTP": (b"SSH-2.0\x1b[31m\r\n",),
-        "nothing": (),
-        "no end": (OK, *[b" " * 100_000] * 500),
-        "deep": (OK + b"[" * 1_000_000,),
-        "not UTF-8": (OK + b"\xff\xfe{}",),
-        "NaN": (OK + b'{"data": NaN}',),
-        "a long line": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,),
-        "headers": (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 500,),
-        "short": (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{}",),
-        "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",),
-        "status": (b"HTTP/1.1 999 No\r\n\r\n",),
-        "a long name": (OK + json.dumps({"data": [{"id": "x" * 1_000_000}]}).encode(),),
-        "colours": (OK + json.dumps({"data": [{"id": "\x1b[31m\u202e"}]}).encode(),),
-    }
-    done = b"data: [DONE]\n\n"
-    streams: dict[str, tuple[bytes, ...]] = {
-        **{f"chunk {where}": (OK, _event(value) * 2, done) for where, value in odd(CHUNK)},
-        "no end": (OK, *[_event({"choices": [{"text": "a"}]}) * 1000] * 100),
-        "deep": (OK, b"data: " + b"[" * 500_000 + b"\n\n"),
-        "a long line": (OK, *[b"data: " + b"x" * 100_000] * 30),
-        "binary": (OK, bytes(range(256)) * 10, done),
-        "nothing": (),
-        "cut": (OK, _event(CHUNK)[:20]),
-        "only done": (OK, done),
-        "error": (OK, _event({"error": "\x1b[31m"})),
-        "count falls": (OK, _event({**CHUNK, "usage": {"completion_tokens": 9}}), _event(CHUNK), done),
-        "2^31": (OK, _event({**CHUNK, "usage": {"completion_tokens": 1 << 31}}), done),
-    }
-    every: list[tuple[str, tuple[bytes, ...], tuple[bytes, ...]]] = [
-        (f"list/{name}", pieces, ()) for name, pieces in lists.items()
-    ]
-    every += [(f"stream/{name}", (sound,), pieces) for name, pieces in streams.items()]
-    for number, (name, models, stream) in enumerate(draw.sample(every, len(every))):
-        (path := here / f"s{number}.toml").write_text(SPEC.format(url=served(models, stream)))
-        yield Case(f"servers/{name}", ("run", str(path), "-o", "out", "-q"))
+def _case(what: str, models: Sequence[bytes], stream: Sequence[bytes]) -> Case:
+    def put(here: Path) -> None:
+        (here / "spec.toml").write_text(SPEC.format(url=served(models, stream)))
+
+    return Case(f"servers/{what}", ("run", "{here}/spec.toml", "-o", "out", "-q"), put=put)
+
+
+def cases(here: Path) -> st.SearchStrategy[Case]:
+    """Draw runs on such servers."""
+    sound = (OK + json.dumps(LIST).encode(),)
+    listed = parts(LIST, ODD).map(lambda part: (part[2][0], (OK + json.dumps(part[2][1]).encode(),)))
+    streamed = parts(CHUNK, ODD).map(lambda part: (part[2][0], (OK, _event(part[2][1]) * 2, DONE)))
+    return st.one_of(
+        st.one_of(listed, st.sampled_from([*LISTS.items()])).map(lambda of: _case(f"list {of[0]}", of[1], ())),
+        st.one_of(streamed, st.sampled_from([*STREAMS.items()])).map(lambda of: _case(f"chunk {of[0]}", sound, of[1])),
+    )

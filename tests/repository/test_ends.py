@@ -62,7 +62,9 @@ def run(folder: Path, *arguments: str, **files: str) -> tuple[int, str]:
 def test_a_test_that_ends_its_worker_ends_the_run_by_name(how: str, tmp_path: Path) -> None:
     code, output = run(tmp_path, "-n2", "--dist=loadfile", "--timeout=2", bad=ENDS[how], other="def test_x(): pass\n")
     assert (code, "FAILED test_bad.py::test_bad" in output) == (1, True), output
-    assert ("test_bad.py" in output.partition("node down")[0]) == ("hangs" in how), output  # where it was
+    assert ("test_bad.py" in output.partition("node down")[0]) == ("hangs" in how), (
+        output
+    )  # the traceback says where it hung
 
 
 def test_other_workers_are_not_waited_for(tmp_path: Path) -> None:

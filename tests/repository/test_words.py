@@ -26,9 +26,11 @@ FOLDERS = tuple(
 )
 VAGUE = {"found", "one", "own", "said"}  # names that any variable could have
 QUESTION = re.compile(r"(What|Who|Whom|Whose|Where|Whether|Which|How|When|Why)\b")
-PROSE = re.compile(r"\b(a|an|and|as|at|by|for|in|is|it|no|not|of|on|or|that|the|to|with)\b")  # in no list of names
-MOST_WORDS = 30  # of a sentence
-LEAST_WORDS = 3  # of a string that is read, and no key
+PROSE = re.compile(
+    r"\b(a|an|and|as|at|by|for|in|is|it|no|not|of|on|or|that|the|to|with)\b"
+)  # lists of names have none of these
+MOST_WORDS = 30  # a sentence has at most these
+LEAST_WORDS = 3  # shorter strings are keys, not sentences
 PRIVATE = {  # words of ours, each with those that users know
     "where time passes": "simulator, or real servers",
     "nobody": "no request, no model",

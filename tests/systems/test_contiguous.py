@@ -25,7 +25,7 @@ from tests.cases import cases
 from workloads.models import shape
 
 OPT = shape("opt-13b")
-SLOTS = 15_700  # of KV beside the weights of OPT-13B on 40 GB (table 1 of the paper)
+SLOTS = 15_700  # OPT-13B leaves this for KV on 40 GB (table 1 of the paper)
 
 
 def config(slots: int = SLOTS, models: int = 1) -> Config:

@@ -79,7 +79,7 @@ def test_kv_crosses_the_link_between_the_first_token_and_the_second(node_gpus: i
     engine = served(of, jobs(1, 1.0))
     (row,) = [row for part in engine.rows() for row in part.to_pylist()]
     profile, inst = engine.cluster.profile, Disaggregated(engine.cluster).decodes["a"][0].inst
-    blocks = -(-1001 // of.block_tokens)  # of the prompt and a token
+    blocks = -(-1001 // of.block_tokens)  # holds the prompt and a token
     move_s = blocks * of.block_tokens * engine.cluster.models["a"].kv_token_bytes / getattr(engine._machine.spec, link)
     step_s = profile.step_s(inst, 1, 1001)
     assert (row["token_ns"][1] - row["token_ns"][0]) / 1e9 == pytest.approx(move_s + step_s, abs=2e-9)

@@ -209,7 +209,7 @@ def test_throughput_by_hand() -> None:
     assert estimator.unserved([a]) == {"a": 0.0}
     # a: 7 / (0.042 + 0.018 + 0.68) = 9.46 -> with 0.5 forgiven 9.96: one more, 8 / (0.066 + 0.72) = 10.2
     assert estimator.unserved([a, b]) == {"a": 0.0, "b": 0.0}
-    # of 1,000,000 bytes ten sequences: a's 6 serve 6 / (0.036 + 0.018 + 0.64), b's 3 serve 3 / (0.054 + 0.52)
+    # 1,000,000 bytes hold ten sequences: a's 6 serve 6 / (0.036 + 0.018 + 0.64), b's 3 serve 3 / (0.054 + 0.52)
     tight = Estimator(cluster({"a": 10.0, "b": 5.0}, mem=1_000 * KB))
     served = 6 / (0.006 * 9 + 0.64)
     assert tight.unserved([a, b])["a"] == pytest.approx(10.0 - served)

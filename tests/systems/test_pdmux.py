@@ -266,7 +266,7 @@ def test_a_prompt_that_would_be_late_goes_before_a_long_one_that_is_not() -> Non
     policy, view = flying()
     whole_s = policy.tenants["m0"].predict.prefill_s(100_000, 128)  # type: ignore[union-attr]
     assert whole_s == pytest.approx(2e-5 * 100_000 * 132 / 128)
-    assert not come(policy, view, 0.5, ttft_slo_s=1.6)  # in time behind it
+    assert not come(policy, view, 0.5, ttft_slo_s=1.6)  # comes behind it in time
     policy, view = flying()
     assert come(policy, view, 0.5, ttft_slo_s=1.5) == [
         Run(MAIN, "prefill", steps=0),

@@ -194,7 +194,7 @@ def states(engine: Sim) -> list[str]:
 
 
 def test_a_model_without_room_waits_outside_and_takes_the_place_of_an_idle_one() -> None:
-    config = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # of three models two are in; one request of m2 comes at 60 s
+    config = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # two of three models are in; one request of m2 comes at 60 s
     log, engine = run(config, work(config, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]))
     at_s, evict = of(Evict, log)[0]
     assert evict == Evict(Inst("m0", (0,)))  # idle for a minute; m1 only for ten seconds
@@ -354,7 +354,7 @@ def test_evict_out_evicts_for_no_move_but_for_a_model_that_is_out() -> None:
     evicted = {evict: of(Evict, run(config, jobs, evict=evict, window_s=20.0)[0]) for evict in ("pressure", "out")}
     assert len(evicted["pressure"]) > 0
     assert evicted["out"] == []
-    small = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # of three models two are in
+    small = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # two of three models are in
     log, _ = run(small, work(small, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]), evict="out")
     assert [a for _, a in of(Evict, log)] == [Evict(Inst("m0", (0,)))]
 

@@ -25,7 +25,7 @@ from tests.cases import cases
 from workloads.models import model_set, shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
-WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # of an 8B, with its process and the pages that it keeps
+WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # an 8B takes this, with its process and the pages that it keeps
 
 
 def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:

@@ -35,7 +35,7 @@ def test_no_more_than_eleven_prompts_wait_in_an_engine() -> None:
     log, engine = run(config, work(config, [(0.0, k % 2) for k in range(60)], prompt=1000), PrismReleased)
     first_s = of(Admit, log)[0][0]
     at_once = [a.who for t, a in of(Admit, log) if isinstance(a, Admit) and t == first_s]
-    assert sorted(at_once) == list(range(22))  # of each model 10 and one more
+    assert sorted(at_once) == list(range(22))  # each model has 10 and one more
     assert states(engine) == ["done"] * 60
 
 

@@ -49,7 +49,7 @@ class Still:
     now_s = 0.0
 
     def __init__(self, hosts: Mapping[int, str] | None = None) -> None:
-        self.hosts = hosts or {}  # by node: models in its memory
+        self.hosts = hosts or {}  # each node holds these models in memory
 
     def weights(self, inst: Inst) -> str:
         assert isinstance(inst.place, Host)

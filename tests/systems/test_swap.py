@@ -23,7 +23,7 @@ from systems.swap import Swap, place_of
 from tests.cases import cases
 from workloads.models import shape
 
-WEIGHTS, LONGEST = 100, 10 + 1  # of a model of 10 tokens of one byte each, and a granule beside
+WEIGHTS, LONGEST = 100, 10 + 1  # a model holds 10 tokens, one byte each, and a granule beside
 
 
 class Clock:
@@ -249,14 +249,13 @@ def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
 
 @cases(
     ("text", "says"),
-    [
-        ("x=1", 'no model "x"'),
-        ("a", 'no model ""'),
-        ("a=soon", "not MODEL=NUMBER"),
-        ("a=-1", "not in"),
-        ("a=nan", "is not in"),
-        ("*=-1", "not in"),
-    ],
+    {
+        "x=1": 'no model "x"',
+        "a": 'no model ""',
+        "a=soon": "not MODEL=NUMBER",
+        "*=-1": "not in",
+        "a=nan": "is not in",
+    }.items(),
 )
 def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -298,7 +297,7 @@ def test_a_persistent_group_is_not_stopped_by_others() -> None:
     assert brief(x.first) == "+a +b"
     assert x.ask("a") == "0"
     assert x.ask("c") == "-b +c 1"  # while a serves
-    # of two models of one group the other stops all the same (SwapStopsPrevious), so that it would change nothing
+    # a group of two: the other stops all the same (SwapStopsPrevious), so that it would change nothing
     with pytest.raises(UserError, match=r"field persistent: a shares its GPUs with all that could stop it.*pinned=a=1"):
         Router("llama-swap-exclusive", "ab", gpus=1, persistent="a=1")
 
@@ -454,15 +453,8 @@ def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
         tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
         plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
     )
-    jobs = Jobs(
-        ("a", "b"),
-        np.array([10.0, 10.01]),
-        np.array([0, 1], np.int32),
-        np.array([100, 100], np.int32),
-        np.array([200, 5], np.int32),
-        np.full(2, 1.0),
-        np.full(2, 0.1),
-    )
+    numbers = (np.array(column, np.int32) for column in ([0, 1], [100, 100], [200, 5]))
+    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), *numbers, np.full(2, 1.0), np.full(2, 0.1))
     fields = Swap.presets[preset]
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
     replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]

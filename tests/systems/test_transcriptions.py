@@ -277,6 +277,6 @@ def test_the_grids_of_aegaeons_figures() -> None:
         sizes = [int(name.rpartition("=")[2]) for name in paper.sets(condition)]
         assert set(sizes) <= set(models)
         assert {models[0], models[-1]} <= set(sizes)
-    assert [x for x in paper.along_x(rates, full=True) if x <= 14] == list(range(1, 15))  # of 0.05 requests/s
+    assert [x for x in paper.along_x(rates, full=True) if x <= 14] == list(range(1, 15))  # means 0.05 requests/s
     assert set(strict.at) == {0.3, 0.5, 1.0}
     assert processes.at == slow.at  # ours: the first condition under another assumption

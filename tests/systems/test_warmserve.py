@@ -96,10 +96,9 @@ def test_scores_fall_with_each_copy_and_a_burst_counts_by_peak_over_mean() -> No
     assert policy.scores("a") == pytest.approx([load_s, load_s * math.exp(-1 / 3), load_s * math.exp(-2 / 3) * 70 / 40])
     arrive(policy, 0, "a")  # one instance
     assert policy.scores("a") == pytest.approx([load_s, load_s * math.exp(-1 / 2) * 70 / 40])
-    expect(policy, 32.0, 32.0)
-    assert policy.scores("a") == []
-    expect(policy, 0.0, 0.0)
-    assert policy.scores("a") == []
+    for load in (32.0, 0.0):
+        expect(policy, load, load)
+        assert policy.scores("a") == []
 
 
 # ------------------------------------------------------------------ forecasts: scheduler.py, update_loads
@@ -185,7 +184,7 @@ def test_a_request_without_an_instance_asks_again_each_second() -> None:
     arrive(policy, 0, "a")
     assert Wake(1.25, "again") in arrive(policy, 1, "b", 0.25)
     assert not of(arrive(policy, 2, "b", 0.5), Admit)
-    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(2.25, "again")]  # of both
+    assert told(policy, Woke("again"), Seen(1.25)) == [Wake(2.25, "again")]  # both take part
     end(policy, 0, at_s=2.0)
     tick(policy, 7.0)
     assert not policy.busy
@@ -221,10 +220,9 @@ def test_a_whole_copy_comes_before_one_that_loads_and_both_before_a_new_one() ->
     for g, whole in ((2, False), (1, True)):
         policy.copies.append(Copy(Inst("a", (g,)), (g,), whole))
     assert policy.idle("a") == (1,)
-    policy.copies.pop()
-    assert policy.idle("a") == (2,)
-    policy.copies.pop()
-    assert policy.idle("a") == (0,)
+    for place in ((2,), (0,)):
+        policy.copies.pop()
+        assert policy.idle("a") == place
 
 
 def test_a_new_instance_takes_the_gpus_with_fewest_copies_of_the_first_node_that_has_enough() -> None:
@@ -433,8 +431,7 @@ def test_copies_come_by_score_and_only_where_they_fit() -> None:
     policy = made(1, 1, 1, gpus=1, name="llama-3.1-8b")
     expect(policy, 1.0, 1.0, "b", "c")
     expect(policy, 1.0, 200.0, "a")  # seven copies, the last six with a burst of 200: one GPU takes one
-    size = policy.cluster.models["a"].weight_bytes
-    room = policy.cluster.gpus[0].mem_bytes // size
+    room = policy.cluster.gpus[0].mem_bytes // policy.cluster.models["a"].weight_bytes
     loads = [load.inst.model for load in of(told(policy, Woke("start")), Load)]
     assert loads == ["a", "b", "c"][:room]
 
@@ -485,15 +482,8 @@ def served(**fields: Any) -> tuple[list[str], float]:
     starts = np.sort(np.concatenate([rng.uniform(0, 3, 8) + 45 * k for k in range(6)]))
     model = np.repeat(np.arange(6, dtype=np.int32) % 3, 8)
     n = len(starts)
-    work = Jobs(
-        names,
-        starts,
-        model,
-        np.full(n, 500, np.int32),
-        np.full(n, 60, np.int32),
-        np.full(n, math.inf),
-        np.full(n, math.inf),
-    )
+    tokens = (np.full(n, 500, np.int32), np.full(n, 60, np.int32))
+    work = Jobs(names, starts, model, *tokens, np.full(n, math.inf), np.full(n, math.inf))
     plan = {m: Plan(0.1, 500, 60, "test") for m in names}
     engine = Sim(Config(tuple(Served(m, shape("llama-3.1-8b"), 1) for m in names), gpus=2, plan=plan))
     replay(WarmServe(engine.cluster, **fields), engine, work)
@@ -507,5 +497,4 @@ def test_prewarmed_models_start_sooner_than_on_demand() -> None:
     assert set(warm[0]) == set(cold[0]) == {"done"}
     assert warm[1] < 1.0
     assert cold[1] > 10.0
-    same_rung = served(prewarm="none")
-    assert warm[1] < same_rung[1] < cold[1]
+    assert warm[1] < served(prewarm="none")[1] < cold[1]  # weights load in the same way, none ahead of time

@@ -2,8 +2,6 @@
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
 its first chunk, less what the stub says that it took from reading the request to handing the first token to its socket.
-AIPERF and GUIDELLM, where set, are the paths of AIPerf's and GuideLLM's commands: they have rows on the same stub.
-Their lag is at the stub, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations
@@ -12,17 +10,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from harness.client.body import Server, Style
@@ -35,8 +30,7 @@ from harness.policy.types import Jobs
 TOKENS, PROMPT_TOKENS, SECONDS = 16, 100, 10.0
 BURST, BURSTS, BURST_S = 40, 40, 0.002  # bursts of 40 equal stamps, and within what a burst is to be out
 RATES = (200.0, 500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
-OTHER_RATES = (200.0, 1000.0)  # of other clients
-LIMIT_MS = 1e3 * FINE_LAG_P99_S  # of lag P99, beyond which the client is the limit
+LIMIT_MS = 1e3 * FINE_LAG_P99_S  # ms of lag P99; beyond it the client is the limit
 HEAD = (
     f"{'client':12} {'offered/s':>10} {'achieved/s':>10} {'lag ms P50':>11} {'P99':>7} {'max':>7} "
     f"{'TTFT+ ms P50':>13} {'P99':>7} {'cores':>6} {'peak MB':>8} {'other cores':>12}  note"
@@ -122,6 +116,13 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
     return log, other, (log.first_ns - log.write_ns - server_ns)[log.state == DONE] / 1e6
 
 
+def row(name: str, log: Log, other: float, overhead_ms: NDArray[np.float64], note: str) -> Row:
+    """Return the line of a run."""
+    judged, lag_ms = verdict(log, other), (log.write_ns - log.due_ns) / 1e6
+    cores, peak_mb = log.cpu_s / log.wall_s, log.peak_bytes / 1e6
+    return Row(name, judged.offered_per_s, judged.achieved_per_s, lag_ms, overhead_ms, cores, peak_mb, other, note)
+
+
 def ours(url: str, pid: int, rate: float) -> Row:
     """Measure a constant rate."""
     log, other, overhead_ms = run(url, pid, np.arange(int(rate * SECONDS)) / rate)
@@ -129,17 +130,8 @@ def ours(url: str, pid: int, rate: float) -> Row:
     lost = str(int(((log.state != DONE) | (log.tokens != TOKENS)).sum()))
     if why := Counter(filter(None, log.error)).most_common(1):
         lost = f"{lost} ({why[0][1]}: {why[0][0]})"
-    return Row(
-        "this client",
-        judged.offered_per_s,
-        judged.achieved_per_s,
-        (log.write_ns - log.due_ns) / 1e6,
-        overhead_ms,
-        log.cpu_s / log.wall_s,
-        log.peak_bytes / 1e6,
-        other,
-        f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}",
-    )
+    note = f"{lost} lost; {judged.chunks_per_read:.3f} chunks a read; {judged.text}"
+    return row("this client", log, other, overhead_ms, note)
 
 
 def limit(lag_ms: Mapping[float, float]) -> str:
@@ -163,124 +155,9 @@ def bursts(url: str, pid: int) -> Row:
     lag_ms = (log.write_ns - log.due_ns) / 1e6
     last_ms = lag_ms[np.argsort(order)[: BURST * BURSTS]].reshape(BURSTS, BURST).max(1)
     share = float((last_ms <= 1e3 * BURST_S).mean())
-    judged = verdict(log, other)
-    return Row(
-        "... bursts",
-        judged.offered_per_s,
-        judged.achieved_per_s,
-        lag_ms,
-        overhead_ms,
-        log.cpu_s / log.wall_s,
-        log.peak_bytes / 1e6,
-        other,
-        f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
-        f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms",
-    )
-
-
-def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Row:
-    """Measure another client at a constant rate, judged by what the stub saw."""
-    n = int(rate * SECONDS)
-    reset(url)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer(Path(folder))
-        load = OtherLoad([pid, os.getpid()])
-        tool = subprocess.Popen(
-            [command, *OTHERS[name](url, rate, n, Path(folder))],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        spent_s, peak = watched(tool, 12 * SECONDS)
-        other = load.cores()
-    rows = told(url)
-    read_ns = np.sort(np.array(rows["read_ns"], float))
-    if len(read_ns) < 2:
-        raise RuntimeError(f"{command}: the stub saw {len(read_ns)} requests")
-    span_s = (read_ns[-1] - read_ns[0]) / 1e9
-    late_ms = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
-    return Row(
-        name,
-        rate,
-        (len(read_ns) - 1) / span_s,
-        late_ms - late_ms.min(),
-        np.array([]),
-        spent_s / span_s,
-        peak / 1e6,
-        other,
-        f"{len(read_ns)} requests of {n} came; cores include its start and its report",
-    )
-
-
-def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
-    """Return AIPerf 0.13's arguments."""
-    return [
-        "profile", "-m", "m", "--url", url, "--endpoint-type", "completions", "--streaming",
-        "--request-rate", f"{rate:g}", "--arrival-pattern", "constant", "--request-count", f"{n}",
-        "--isl", f"{PROMPT_TOKENS}", "--isl-stddev", "0", "--osl", f"{TOKENS}", "--osl-stddev", "0",
-        "--extra-inputs", "ignore_eos:true", "--tokenizer", str(folder), "--no-server-metrics", "--no-gpu-telemetry",
-        "--ui", "none",
-    ]  # fmt: skip
-
-
-def guidellm(url: str, rate: float, n: int, folder: Path) -> list[str]:
-    """Return GuideLLM 0.8's arguments; its own prompts need a tokenizer that writes text."""
-    words = np.random.default_rng(0).integers(1, 1000, (n, PROMPT_TOKENS)).tolist()
-    rows = [{"prompt": " ".join(f"w{k}" for k in prompt), "output_tokens_count": TOKENS} for prompt in words]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return [
-        "run",
-        "--backend",
-        f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
-        "--profile",
-        f"kind=constant,rate={rate:g}",
-        "--constraint",
-        f"kind=max_requests,count={n}",
-        "--data",
-        f"kind=json_file,path={folder / 'prompts.jsonl'}",
-        "--tokenizer",
-        f"kind=huggingface_auto,model={folder}",
-        "--output",
-        f"kind=json,path={folder / 'report.json'}",
-        "--disable-console",
-    ]
-
-
-OTHERS: Mapping[str, Callable[[str, float, int, Path], list[str]]] = {"AIPerf": aiperf, "GuideLLM": guidellm}
-
-
-def watched(tool: subprocess.Popen[bytes], limit_s: float) -> tuple[float, int]:
-    """Return a tool's processor seconds, its children's too, and the most memory of all at once, until it ends."""
-    since_s, spent_s, peak = time.monotonic(), dict[int, float](), 0
-    while tool.poll() is None:
-        held = 0
-        with suppress(psutil.NoSuchProcess):
-            for process in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    held += process.memory_info().rss
-                    spent_s[process.pid] = sum(process.cpu_times()[:2])
-                    if time.monotonic() - since_s > limit_s:
-                        process.kill()
-        peak = max(peak, held)
-        time.sleep(0.2)
-    return sum(spent_s.values()), peak
-
-
-def tokenizer(folder: Path) -> None:
-    """Return a tokenizer of one word a token, which needs no download."""
-    vocab = {"<unk>": 0, **{f"w{i}": i for i in range(1, 1000)}}
-    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
-    none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "model": model,
-        **none,
-    }
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<unk>"}
-    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
+    note = f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
+    note += f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms"
+    return row("... bursts", log, other, overhead_ms, note)
 
 
 def main() -> None:
@@ -292,18 +169,11 @@ def main() -> None:
     with stub() as (url, pid):
         lag_ms = dict[float, float]()
         for rate in RATES:
-            row = ours(url, pid, rate)
-            lag_ms[rate] = float(np.quantile(row.lag_ms, 0.99))
-            print(row.text, flush=True)
+            measured = ours(url, pid, rate)
+            lag_ms[rate] = float(np.quantile(measured.lag_ms, 0.99))
+            print(measured.text, flush=True)
         print(limit(lag_ms), flush=True)
         print(bursts(url, pid).text, flush=True)
-        for name in OTHERS:
-            command = os.environ.get(name.upper(), "")
-            if not Path(command).is_file():
-                print(f"{name:12} skipped: the environment variable {name.upper()} does not name its command")
-                continue
-            for rate in OTHER_RATES:
-                print(other_client(name, command, url, pid, rate).text, flush=True)
 
 
 if __name__ == "__main__":

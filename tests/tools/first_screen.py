@@ -21,7 +21,7 @@ MINUTES = re.compile(r"(?<=draws the figure \()[0-9]+ minutes?")
 KEPT = re.compile(r"(PATH|SSL_CERT_(FILE|DIR)|\w+_PROXY|\w+_proxy)")  # variables of an empty environment
 ANSWER = re.compile(r".* (keeps|meets) .*\(\S+, [0-9]+ x \S+\)$")
 HEAD = re.compile(r" {8,}\S|system {2,}")  # the two lines above a table
-ROW = re.compile(r"\S+ {2,}\S|† ")  # of a system; and what the mark behind a name means
+ROW = re.compile(r"\S+ {2,}\S|† ")  # matches a system, and what the mark behind a name means
 FOLD = 110  # characters of the README's lines of output
 
 

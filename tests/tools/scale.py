@@ -41,8 +41,8 @@ SYSTEMS = (
     "muxserve",
     "muxserve:original",
 )
-KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # of ten models
-S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # of the tail; of a GPU; tokens
+KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # shares in ten models
+S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # exponent; requests/s a GPU; tokens
 LIMIT_S, PLACEMENT_S = 3600.0, 600.0  # CPU seconds of a case, and of its placement
 
 

@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 LONG = (100_000, 1_000_000)
 CASES = {
-    "80 % load": Case("dedicated", "llama-3.1-8b", 7.2, LONG, "a100-80g", 1),  # of what saturates one A100
+    "80 % load": Case("dedicated", "llama-3.1-8b", 7.2, LONG, "a100-80g", 1),  # one A100 is saturated at 9.0
     "80 % load, pdmux": Case("pdmux", "llama-3.1-8b", 7.2, gpu="a100-80g", gpus=1),
     "80 % load, disaggregated": Case("disaggregated", "llama-3.1-8b", 7.2, gpu="a100-80g"),  # one of two GPUs decodes
     "0.5 req/s": Case("dedicated", "llama-3.1-8b", 0.5, LONG, "a100-80g", 1),

@@ -26,7 +26,7 @@ OURS = {"CI", "TRACES_DIR", "PROFILES_DIR", "MEASURED_DIR", "PYTHONPATH", "VIRTU
 class Task(NamedTuple):
     """Sections of a document whose blocks do a task."""
 
-    minutes: int  # that it may take on idle cores
+    minutes: int  # minutes on idle cores
     path: str
     sections: tuple[str, ...]
     lines: int | None = None  # only so many of each block

@@ -18,7 +18,7 @@ INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
 ANY = 1 << 62  # more steps than a lane ever runs
 HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
-# states of a request; one that has not arrived is none of an engine's business
+# states of a request, which has none before it arrives
 FUTURE = -1
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
 # states of an instance's weights, which are there from IN on

@@ -55,7 +55,7 @@ def within_reach(S: int, b: int, r: int) -> bool:
 
 @jit
 def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
-    """Give a request its first n blocks in an account, of which others hold so many."""
+    """Allocate the first n blocks of a request in an account; `held` of them are cached already."""
     q = req_at(S, r)
     q.home = i
     q.blocks = n

@@ -7,9 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.engines.sim.kernel.replayed_pages import Pages as Replayed
+from tests.harness.engines.sim.kernel.replayed_pages import replayed, simulated
 from tests.harness.engines.sim.oracle import Pages
-from tests.tools.pinned import Pages as Replayed
-from tests.tools.pinned import replayed, simulated
 
 
 def test_a_page_stays_until_its_last_block_is_free_and_what_came_free_last_is_filled_first() -> None:

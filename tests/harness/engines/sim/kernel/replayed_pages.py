@@ -1,16 +1,13 @@
-"""Count the pages that elastic memory keeps for the KV of a run: `python -m tests.tools.pinned [RUN]` replays it.
+"""Replay the requests of a run and count the pages that elastic memory keeps for their KV.
 
 kvcached takes a block of KV from the page that last had a free one, and gives a page back once all its blocks are free
 (kvcached/kv_cache_manager.py at 020c6ea, `_alloc` and `free`). Blocks of requests that end at different times share
-pages, so some stay for few blocks. RUN is a folder with a run's rows; without it, `elastic` is simulated on light8 and
-one H100. The run's own count, of a simulated one, stands beside it.
+pages, so some stay for few blocks.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +23,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 BUFFER = 2 * MIB  # of a page, in each layer, for K and for V
-TOKENS = {"sim": 16, "torch": 64}  # of a block, by engine
+TOKENS = 16  # of a block
 
 
 class Pages:
@@ -68,14 +65,14 @@ class Request(NamedTuple):
     output: int
 
 
-def changes(each: list[Request], tokens: int) -> Iterator[tuple[float, int, int]]:
-    """Yield when each request takes a block of so many tokens (1) or gives all of its blocks back (0), in order."""
+def changes(each: list[Request]) -> Iterator[tuple[float, int, int]]:
+    """Yield when each request takes a block (1) or gives all of its blocks back (0), in order."""
     events = list[tuple[float, int, int]]()
     for i, r in enumerate(each):
-        held = -(-r.prompt // tokens)
+        held = -(-r.prompt // TOKENS)
         events += [(r.first_s, 1, i)] * held
         a_token_s = (r.done_s - r.first_s) / max(1, r.output)
-        behind = range(held * tokens, r.prompt + r.output, tokens)
+        behind = range(held * TOKENS, r.prompt + r.output, TOKENS)
         events += [(r.first_s + (k - r.prompt) * a_token_s, 1, i) for k in behind]
         events.append((r.done_s, 0, i))
     yield from sorted(events)
@@ -86,14 +83,14 @@ class Count(NamedTuple):
 
     replayed: float
     packed: float  # the fewest pages that hold as many blocks
-    counted: float  # by the run; 0: by none
+    counted: float  # by the run
 
 
 def replayed(folder: Path) -> Count:
     """Replay a run's requests."""
     meta = record.meta(folder)
     spec = specs.stored(meta["spec"])
-    tokens, models = TOKENS[spec.engine], {m.name: m.shape for m in Setup(spec).config.models}
+    models = {m.name: m.shape for m in Setup(spec).config.models}
     table = record.read(folder)
     rows = requests.rows(table)
     columns = (table.column(name).to_pylist() for name in ("prompt_tokens", "output_tokens"))
@@ -101,10 +98,10 @@ def replayed(folder: Path) -> Count:
     each = [Request(rows.models[model], *of) for (model, *of), done in zip(every, rows.done, strict=True) if done]
 
     page_bytes = {m: 2 * s.layers * BUFFER for m, s in models.items()}
-    pages = {m: Pages(page_bytes[m] // (tokens * shapes.kv_token_bytes(s))) for m, s in models.items()}
+    pages = {m: Pages(page_bytes[m] // (TOKENS * shapes.kv_token_bytes(s))) for m, s in models.items()}
     held, blocks, since_s = dict[int, list[int]](), Counter[str](), dict.fromkeys(models, 0.0)
     byte_s = [0.0, 0.0]
-    for at_s, takes, i in changes(each, tokens):
+    for at_s, takes, i in changes(each):
         name, at_s = each[i].model, min(max(at_s, 0.0), spec.window_s or math.inf)
         for k, count in enumerate((len(pages[name].used), -(-blocks[name] // pages[name].blocks))):
             byte_s[k] += (at_s - since_s[name]) * max(0, count - KEPT_PAGES) * page_bytes[name]
@@ -114,7 +111,7 @@ def replayed(folder: Path) -> Count:
         else:
             pages[name].give(held[i])
         blocks[name] += 1 if takes else -len(held.pop(i))
-    return Count(byte_s[0], byte_s[1], meta.get("stats", {}).get("kv_byte_s", 0.0))
+    return Count(byte_s[0], byte_s[1], meta["stats"]["kv_byte_s"])
 
 
 def simulated(rate_scale: float, folder: Path) -> Path:
@@ -123,20 +120,3 @@ def simulated(rate_scale: float, folder: Path) -> Path:
         "elastic", models="light8", gpus=1, trace="hyperbolic-like", rate_scale=rate_scale, pool_bytes=72_241_349_919
     )
     return execute(resolve(spec), folder, "")
-
-
-def main(runs: list[Path]) -> None:
-    """Print a line for each run, or for simulated ones."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for folder in runs or [simulated(rate, Path(scratch)) for rate in (1.0, 2.5, 4.0)]:
-            spec, n = specs.stored(record.meta(folder)["spec"]), replayed(folder)
-            counted = f", {n.counted / n.packed:.3f} by the run's own count" if n.counted else ""
-            print(
-                f"{spec.label}, {spec.models} at {spec.rate_scale:g} times the rate of {spec.trace}: pages take"
-                f" {n.replayed / n.packed:.3f} times what packed ones take{counted}",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main([*map(Path, sys.argv[1:])])
