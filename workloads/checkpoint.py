@@ -54,7 +54,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
 UNGATED = ("gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2")
 TIED = ("gemma", "cohere", "gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "opt", "starcoder2", "phi3small")
-# Of hybrids, sparse attention and encoders: what they would cost is not in our tables.
+# These are keys of hybrids, sparse attention and encoders: what they would cost is not in our tables.
 REFUSED: Mapping[str, str] = {
     "index_topk": "sparse attention",
     "compress_ratios": "sparse attention",

@@ -30,7 +30,7 @@ from harness.policy.types import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-# Where the seconds of a token more may change: a product with a vector, small matrices, large ones.
+# The seconds of a token more may change here: a product with a vector, small matrices, large ones.
 KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
 NOTHING = "not measured: nothing here reads it"
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"

@@ -42,7 +42,7 @@ EACH = 16  # requests of each model, whose KV the devices hold beside the weight
 WARMUP_S = 5.0  # graphs of shares of the SMs are captured at their first use
 DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
 COUNTS = ("model", "prompt_tokens", "output_tokens")
-# Of a whole card: the systems that need no second one, and prompts of chats, a tenth of them of 1,555 tokens and more.
+# A whole card runs the systems that need no second one, and prompts of chats, a tenth of them of 1,555 tokens and more.
 ONE_CARD = {"chats": ("static", "prism", "pdmux"), "more chats": ("muxserve:plusplus", "qlm")}
 LONG = 4096  # longest prompt + output
 CHATS = f"aegaeon-like+rate_rps=1+lengths=sharegpt+max_tokens={LONG}"

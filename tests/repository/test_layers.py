@@ -83,7 +83,9 @@ MOST_ARROWS = 93
 NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
 DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "card", "compute", "memory", "sharing")}
-DEVICE |= {f"harness.engines.torch.{name}" for name in ("cpu", "cuda", "device", "fused", "model", "worker")}
+DEVICE |= {
+    f"harness.engines.torch.{name}" for name in ("cpu", "cuda", "cuda_links", "device", "fused", "model", "worker")
+}
 
 
 def modules() -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Sequence
@@ -316,3 +317,33 @@ def test_a_broken_reader_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.
         assert "\n" not in told[name]
     with pytest.raises(UserError, match=r'no reader "burstgpt" \(there is: empty, import, syntax, whole\)'):
         readers.find("burstgpt")
+
+
+LOG = """\"\"\"A gateway's log.\"\"\"
+
+KEYS = ({"came", "in", "out"},)
+FIELDS = {"arrival_s": "came", "model": ("alias", "name"), "prompt_tokens": "in", "output_tokens": "usage.out"}
+OPTIONS = {"unit": 1e-3, "licence": "CC0"}
+
+
+def skip(record):
+    return "refused" if record.get("status") == 429 else None
+"""
+
+
+def test_a_new_reader_is_a_file_that_maps_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gateway.py").write_text(LOG)
+    monkeypatch.setattr(readers, "FOLDER", tmp_path)
+    monkeypatch.setattr(readers, "__path__", [str(tmp_path)])
+    rows = [
+        {"came": 2500, "name": "b", "alias": "", "in": 5, "usage": {"out": 2}, "out": None},
+        {"came": 1000, "name": "b", "alias": "a", "in": 7, "usage": {"out": 3}, "out": None},
+        {"came": 1500, "name": "b", "in": 7, "usage": {"out": 3}, "status": 429},
+    ]
+    log = tmp_path / "gateway.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table, report = readers.converted(log)
+    assert table["arrival_s"].to_pylist() == [1.0, 2.5]
+    assert table["model"].to_pylist() == ["a", "b"]
+    assert table["output_tokens"].to_pylist() == [3, 2]
+    assert report == "gateway.jsonl read as a log of gateway; left out: 1 refused"

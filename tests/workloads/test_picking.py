@@ -1,4 +1,4 @@
-"""Which stream goes to which model."""
+"""The assignment of streams to models."""
 
 from __future__ import annotations
 

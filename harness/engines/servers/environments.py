@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.policy.types import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-# Of our own variables a server is given these, and no others.
+# A server is given these of our own variables, and no others.
 NEEDED = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_LIBRARY_PATH|(CUDA|NVIDIA|OMP|OPENBLAS)_\w+")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 # Nothing is fetched from a hub, and nothing is reported to one.

@@ -110,12 +110,12 @@ class Core(WallClock):
         place = request.batch.inst.place
         account = self.account(request.model, place)
         of = account.arena.size if account.limit_bytes is None else account.limit_bytes
-        beside = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
+        claimed_bytes = self.residents.claims.get(place[0], 0) if not isinstance(place, Host) else 0
         alone = not account.used_bytes
         blocks = account.blocks_for(tokens)
         if not account.fits(blocks, 0 if alone else int(self.config.watermark * of)):
             return False
-        if beside and account.need_bytes(blocks) + beside > account.arena.free_bytes:
+        if claimed_bytes and account.need_bytes(blocks) + claimed_bytes > account.arena.free_bytes:
             return False
         self.kv[request.rid] = Kv(account, place)
         return self.hold(request, tokens)

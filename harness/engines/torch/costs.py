@@ -93,14 +93,14 @@ def row(net: Net, fitted: Numbers) -> Row:
         return float(np.dot(features(net, work), rates))
 
     base, more = seconds(Work(1)), seconds(Work(0, 0.0, 1, 2)) - seconds(Work(0, 0.0, 1, 1))
-    beside = seconds(Work(2)) - base - more  # what a sequence adds, with its part of the LM head
+    per_seq_s = seconds(Work(2)) - base - more  # what a sequence adds, with its part of the LM head
     cost = dict.fromkeys(COST.names or (), 0.0) | {
-        "host1": beside,
+        "host1": per_seq_s,
         "serial": 1.0,
         "dec2": net.kv_token_bytes * fitted.kv_s,
         "pre2": seconds(Work(0, 0.0, 1, 1, 1.0)) - seconds(Work(0, 0.0, 1, 1)),
     }
-    gemm = [base - beside, base - beside + more]
+    gemm = [base - per_seq_s, base - per_seq_s + more]
     rate = SHARES.copy()
     return Row(cost, [1, 2], gemm, [0.0, 0.0], SHARES, np.ones(1), rate[:, None], rate)
 

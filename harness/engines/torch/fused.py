@@ -371,16 +371,16 @@ class Prefills(Graphs):
         """Stage the step on the current stream."""
         a, alone, row, at, ends = self.arrays, 0, DECODES, 0, [0]
         for k, p in enumerate(order.parts):
-            theirs, at = ids[at : at + p.tokens], at + p.tokens
+            part_ids, at = ids[at : at + p.tokens], at + p.tokens
             if p.tokens == 1:
                 self._decode(alone, p)
-                a["ids"][alone], a["last"][k] = theirs[0], alone
+                a["ids"][alone], a["last"][k] = part_ids[0], alone
                 alone += 1
                 continue
             here, places = slice(row, row + p.tokens), np.arange(p.tokens)
             of = slice(row - DECODES, row - DECODES + p.tokens)
             block, within = np.array(p.blocks)[places // self.block], places % self.block
-            a["ids"][here], a["position"][here], a["slot"][here] = theirs, places, self._slot(block, within)
+            a["ids"][here], a["position"][here], a["slot"][here] = part_ids, places, self._slot(block, within)
             a["block"][of], a["within"][of] = block, within
             row += p.tokens
             a["last"][k] = row - 1

@@ -134,17 +134,17 @@ def _tokens(engine: Core, request: Live, done: int) -> int:
     return done if engine.config.admission == "chunk" and done < request.ctx_tokens else request.ctx_tokens + 1
 
 
-def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, whole: bool) -> None:
+def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *, whole: bool) -> None:
     """Hold blocks for the next pieces of prompts that are in; who finds none takes those of the latest member."""
     prompts = [request for request in members if not request.kv_tokens and request.rid in engine.kv]
     for request in prompts:
         kv = engine.kv.get(request.rid)
-        if kv is None or left <= 0:
+        if kv is None or budget <= 0:
             return
         rest = request.ctx_tokens - kv.tokens
-        if whole and request is not prompts[0] and rest > left:
+        if whole and request is not prompts[0] and rest > budget:
             return
-        count = rest if whole else min(rest, left)
+        count = rest if whole else min(rest, budget)
         while not engine.hold(request, _tokens(engine, request, kv.tokens + count)):
             if engine.moves.in_transit(kv.account):
                 return  # a swap is in flight; evict nobody until it completes
@@ -152,36 +152,36 @@ def _grow(engine: Core, members: list[Live], left: int, events: list[Event], *, 
             events.append(engine.preempt(victim))
             if victim is request:
                 return
-        left -= count
+        budget -= count
 
 
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[MemberPart]:
     """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
-    parts, left = list[MemberPart](), budget
+    parts, remaining = list[MemberPart](), budget
     for request in members:
         if request.kv_tokens or request.rid not in engine.live:
             continue
-        if len(parts) >= cap or left <= 0:
+        if len(parts) >= cap or remaining <= 0:
             break
         if request.rid not in engine.kv:
             if not engine.could_hold(request):
                 events.append(engine.end(request, "failed"))
                 continue
-            done = request.ctx_tokens if whole else min(left, request.ctx_tokens)
-            if (whole and request.ctx_tokens > left < budget) or not engine.enter(
+            done = request.ctx_tokens if whole else min(remaining, request.ctx_tokens)
+            if (whole and request.ctx_tokens > remaining < budget) or not engine.enter(
                 request, _tokens(engine, request, done)
             ):
                 break
         kv = engine.kv[request.rid]
         start, most = kv.tokens, len(kv.blocks) * kv.account.pages.block_tokens - kv.tokens
-        count = request.ctx_tokens - start if whole else min(left, request.ctx_tokens - start)
+        count = request.ctx_tokens - start if whole else min(remaining, request.ctx_tokens - start)
         if most < count and (whole or most == 0):
             break
         count = min(count, most)
         parts.append(MemberPart(request, start, count))
-        left -= count
+        remaining -= count
     return parts
 
 
@@ -196,20 +196,20 @@ def turn_end_reason(engine: Core, lane: Lane) -> Literal["time", "steps", "empty
     if lane.step is not None:
         return None
     members = engine.members(lane.batch)
-    mine = [
+    phase_members = [
         request for request in members if lane.phase == "mixed" or bool(request.kv_tokens) == (lane.phase == "decode")
     ]
-    if not mine:
+    if not phase_members:
         return "empty"
     resident = engine.residents.by_inst.get(inst)
     if resident is None or (resident.evict is not None and not resident.evict.drain):
         return "stuck"
     if resident.state == "loading" or any(
-        request.rid in engine.moves.moving or request.rid in engine.stepping for request in mine
+        request.rid in engine.moves.moving or request.rid in engine.stepping for request in phase_members
     ):
         return None
     assert not isinstance(inst.place, Host)
-    if all(request.kv_tokens and not engine.attendable(request, inst.place) for request in mine):
+    if all(request.kv_tokens and not engine.attendable(request, inst.place) for request in phase_members):
         return "stuck"
     device = inst.place[0]
     busy = any(

@@ -28,16 +28,16 @@ class Job:
 
     def cut(self) -> Iterator[Bytes]:
         """Yield the parts of the next chunk; neighbours at both ends are one."""
-        left = self.chunk
-        while left and self.parts:
+        room = self.chunk
+        while room and self.parts:
             source, a, target, b, size = self.parts.pop()
-            while size < left and self.parts and self.parts[-1][:4] == (source, a + size, target, b + size):
+            while size < room and self.parts and self.parts[-1][:4] == (source, a + size, target, b + size):
                 size += self.parts.pop()[4]
-            if size > left:
-                self.parts.append((source, a + left, target, b + left, size - left))
-                size = left
+            if size > room:
+                self.parts.append((source, a + room, target, b + room, size - room))
+                size = room
             yield source, a, target, b, size
-            left -= size
+            room -= size
 
     def move(self, stores: dict[int, int]) -> int:
         """Copy a chunk between files; return its bytes."""

@@ -249,8 +249,8 @@ def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
     block = kv.shape[3]
     count = [-(-p.context // block) for p in parts]
     rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(parts, count, strict=True)]
-    there = torch.arange(max(count) * block) < torch.tensor([p.context for p in parts])[:, None]
-    return torch.tensor(rows).to(kv.device), there[:, None, None].to(kv.device)
+    mask = torch.arange(max(count) * block) < torch.tensor([p.context for p in parts])[:, None]
+    return torch.tensor(rows).to(kv.device), mask[:, None, None].to(kv.device)
 
 
 def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None:
@@ -260,14 +260,14 @@ def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None
 
 def decode_attention(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
     """Attend one query of each context: (contexts, heads, dimension)."""
-    blocks, there = contexts
+    blocks, mask = contexts
     seqs, (heads, dim) = len(blocks), kv.shape[4:]
     key, value = (
         kv[:, layer, part].index_select(0, blocks.flatten()).view(seqs, -1, heads, dim).transpose(1, 2)
         for part in (0, 1)
     )  # context, head, token, dimension; queries of a KV head attend together
     groups = q.view(seqs, heads, -1, dim)
-    return functional.scaled_dot_product_attention(groups, key, value, attn_mask=there).flatten(1, 2)
+    return functional.scaled_dot_product_attention(groups, key, value, attn_mask=mask).flatten(1, 2)
 
 
 def block_ids(part: Part, kv: Tensor) -> Tensor:

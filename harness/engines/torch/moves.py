@@ -36,7 +36,7 @@ class Moving:
     """A Move that has not ended: whose KV is still to arrive."""
 
     action: Move
-    left: set[int]
+    pending: set[int]
 
 
 class Moves:
@@ -79,7 +79,7 @@ class Moves:
         for request in requests:
             if (before := self.moving.get(request.rid)) is not None:
                 if before.kv is not None:  # on its way: it lies where it arrives
-                    move.left.discard(request.rid)
+                    move.pending.discard(request.rid)
                     continue
                 self.leave(self.moving.pop(request.rid))
             transfer = Transfer(request, to if to is not None else NOWHERE, action.attend, move)
@@ -136,15 +136,15 @@ class Moves:
         """Yield the copies of a request's blocks, run by run."""
         ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
         for a, b in zip(kv.blocks, new.blocks, strict=True):
-            left, right = list(kv.account.place(a)), list(new.account.place(b))
-            while left:
-                (x, n), (y, m) = left.pop(0), right.pop(0)
+            sources, targets = list(kv.account.place(a)), list(new.account.place(b))
+            while sources:
+                (x, n), (y, m) = sources.pop(0), targets.pop(0)
                 size = min(n, m)
                 yield ends[0], x, ends[1], y, size
                 if n > size:
-                    left.insert(0, (x + size, n - size))
+                    sources.insert(0, (x + size, n - size))
                 if m > size:
-                    right.insert(0, (y + size, m - size))
+                    targets.insert(0, (y + size, m - size))
 
     def copied(self, number: int) -> None:
         """Let KV be where it was copied to."""
@@ -164,12 +164,12 @@ class Moves:
 
     def _landed_kv(self, transfer: Transfer) -> None:
         if (move := transfer.under) is not None:
-            move.left.discard(transfer.request.rid)
+            move.pending.discard(transfer.request.rid)
             self._arrived(move)
 
     def _arrived(self, move: Moving) -> None:
         """End a Move once all its KV is there."""
-        if not move.left and move in self.moves:
+        if not move.pending and move in self.moves:
             self.moves.remove(move)
             self.engine.tell([Done(move.action)])
 
@@ -177,7 +177,7 @@ class Moves:
         """Forget a request that left while its KV was on its way."""
         transfer.dead = True
         if (move := transfer.under) is not None:
-            move.left.discard(transfer.request.rid)
+            move.pending.discard(transfer.request.rid)
             self._arrived(move)
 
     def stalled(self) -> bool:
@@ -185,7 +185,7 @@ class Moves:
         for transfer in self.moving.values():
             if transfer.kv is None and transfer.under is not None:
                 self.moves.remove(transfer.under)
-                for rid in transfer.under.left:
+                for rid in transfer.under.pending:
                     self.moving.pop(rid, None)
                 self.engine.refuse(Done(transfer.under.action, "never", "nothing is left that could free memory"))
                 return True

@@ -1,4 +1,4 @@
-"""What captions say of tables that no measured run has checked."""
+"""Captions of tables that no measured run has checked."""
 
 from __future__ import annotations
 
