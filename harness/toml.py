@@ -121,8 +121,8 @@ def checked(value: Any) -> dict[str, Any]:
     Where objects are also made in code. UserError names the field.
     """
     kind: Any = type(value)
-    held = _validated(_unchecked(kind), _plain(value))
-    return {name: getattr(held, name) for name in _hints(kind)}
+    converted = _validated(_unchecked(kind), _plain(value))
+    return {name: getattr(converted, name) for name in _hints(kind)}
 
 
 def shown(value: Any) -> str:

@@ -285,8 +285,8 @@ def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1
     ends = np.array([low / wider, high * wider])
     axis.fill_between(ends, ends / band, ends * band, color="#000000", alpha=0.1, linewidth=0)
     axis.plot(ends, ends, color="#000000", linewidth=0.6)
-    for each in (axis.xaxis, axis.yaxis):
-        ruler(each, float(ends[0]), float(ends[1]), log=True, share=0.0)
+    for axis_ in (axis.xaxis, axis.yaxis):
+        ruler(axis_, float(ends[0]), float(ends[1]), log=True, share=0.0)
     axis.set_yticks(axis.get_xticks())
 
 

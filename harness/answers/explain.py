@@ -210,9 +210,9 @@ def made_of(ns: Mapping[str, int]) -> str:
 
 def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
     """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
-    told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
-    told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
-    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda entry: entry[:2]))
+    lines = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
+    lines += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
+    yield from (f"  {line}" for _, _, line in sorted(lines, key=lambda entry: entry[:2]))
 
 
 def _line(part: Part, arrival_ns: int) -> str:

@@ -294,17 +294,17 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
         ctx.meta[SPREAD] = spread(text)
 
 
-def _kept(ctx: click.Context, param: click.Parameter, given: Any) -> None:
+def _noted(ctx: click.Context, param: click.Parameter, given: Any) -> None:
     """Keep the streams of a log that are renamed or dropped, for `_as_trace`."""
     ctx.meta[f"bench.{param.name}"] = given
 
 
 def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
-    _kept(ctx, param, read_joined(ctx, param, pairs))
+    _noted(ctx, param, read_joined(ctx, param, pairs))
 
 
 def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    _kept(ctx, param, listed("--drop-streams", text) or [])
+    _noted(ctx, param, listed("--drop-streams", text) or [])
 
 
 def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
@@ -318,7 +318,7 @@ def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...])
             given[name] = math.nan
         if not math.isfinite(given[name]):
             raise UserError(f'--shift {name}: "{text}" is no number of seconds')
-    _kept(ctx, param, given)
+    _noted(ctx, param, given)
 
 
 def chosen_streams(ctx: click.Context) -> Any:

@@ -191,8 +191,8 @@ def _capacity(prices: Prices, sharing: Sharing) -> F8:
     floor = lag * slow * max(0.0, least_factor(config.noise))
     gpus = config.gpus / floor if floor > 0.0 else math.inf
     kinds = [machine.of(kind).spec for kind in config.kinds]
-    held = sum(spec.mem_bytes if config.pool_bytes is None else config.pool_bytes for spec in kinds)
-    return np.array([gpus] * (2 if sharing.parted else len(CUTS)) + [float(held)])
+    memory = sum(spec.mem_bytes if config.pool_bytes is None else config.pool_bytes for spec in kinds)
+    return np.array([gpus] * (2 if sharing.parted else len(CUTS)) + [float(memory)])
 
 
 def least_factor(sigma: float) -> float:

@@ -99,7 +99,7 @@ _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def shared() -> Iterator[None]:
     """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
     if _KEPT.get():
         yield

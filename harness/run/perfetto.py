@@ -191,13 +191,13 @@ def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     parted = {gpu for step in trace.steps if step.sms >= 0 for gpu in _gpus(step.batch)}
     for gpu in sorted(parted):
         now: dict[str, float] = dict.fromkeys(sorted({name for _, _, name, _ in changes[gpu]}), 0.0)
-        told: dict[str, float] = {}
+        counts: dict[str, float] = {}
         rows = sorted(changes[gpu])
         for i, (at_s, _, name, sms) in enumerate(rows):
             now[name] = float(sms)
-            if (i + 1 == len(rows) or rows[i + 1][0] > at_s) and now != told:
-                told = dict(now)
-                yield _counter(tracks, gpu, "SMs", at_s, told)
+            if (i + 1 == len(rows) or rows[i + 1][0] > at_s) and now != counts:
+                counts = dict(now)
+                yield _counter(tracks, gpu, "SMs", at_s, counts)
 
 
 def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]:

@@ -237,10 +237,7 @@ def as_dict(spec: Spec) -> dict[str, Any]:
         del plain["scaled"]
     return (
         plain
-        | {
-            "fields": dict(spec.fields),
-            "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},
-        }
+        | {"fields": dict(spec.fields), "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s}}
         | ({"homes": {model: list(gpus) for model, gpus in spec.homes}} if spec.homes else {})
     )
 

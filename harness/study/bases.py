@@ -68,11 +68,11 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
     for folder in folders:
         rows = requests.rows(record.read(folder, columns))
         rows = requests.take(rows, rows.arrival_s >= 0)
-        each = attainment.tpot_s(rows)
+        tpot_s = attainment.tpot_s(rows)
         for i, model in enumerate(rows.models):
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
-            tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
+            tpot.setdefault(model, []).append(tpot_s[mine][rows.output_tokens[mine] > 1])
     return {
         model: (
             attainment.quantile(np.concatenate(parts), 0.95),

@@ -95,9 +95,9 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:
-        each = [share(x, seed) for seed in some]
-        offered = sum(s.offered for s in each)
-        return sum(s.met * s.offered for s in each) >= level * offered
+        shares = [share(x, seed) for seed in some]
+        offered = sum(s.offered for s in shares)
+        return sum(s.met * s.offered for s in shares) >= level * offered
 
     single, high = seeds[:1], 1.0
     while holds(high, single):

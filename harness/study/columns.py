@@ -132,8 +132,8 @@ def _throughput_rps(ran: Ran) -> dict[str, float]:
 
 def _latency(ran: Ran, of: Callable[[F8], float], seconds: Callable[[requests.Rows], F8]) -> dict[str, float]:
     whole = ran.early & ran.rows.done & (ran.rows.output_tokens > 1)
-    each = seconds(ran.rows)
-    return ran.by_model(lambda mine: of(each[whole & mine]) if (whole & mine).any() else math.nan)
+    values = seconds(ran.rows)
+    return ran.by_model(lambda mine: of(values[whole & mine]) if (whole & mine).any() else math.nan)
 
 
 def _tpot_ms(rows: requests.Rows) -> F8:
@@ -150,8 +150,8 @@ def _p99(x: F8) -> float:
 
 def _ended(ran: Ran) -> dict[str, float]:
     def share(mine: NDArray[np.bool_]) -> float:
-        asked = ran.early & mine
-        return float(ran.rows.done[asked].mean()) if asked.any() else math.nan
+        offered = ran.early & mine
+        return float(ran.rows.done[offered].mean()) if offered.any() else math.nan
 
     return ran.by_model(share)
 
@@ -184,12 +184,12 @@ def _kv_used(ran: Ran) -> dict[str, float]:
     here_s = rows.e2e_s - rows.ttft_s - ran.after_s("transfer") - ran.after_s("kv")
     token_s = np.where(ran.ended, here_s * (rows.prompt_tokens + rows.output_tokens / 2), 0.0)
     share = np.array([_token_share(ran.setup, name) for name in rows.models])[rows.model]
-    held, at = token_s * share, np.array([names.index(name) for name in rows.models], np.int32)[rows.model]
+    token_seconds, at = token_s * share, np.array([names.index(name) for name in rows.models], np.int32)[rows.model]
     if ran.spec.system == "weaver":
         ratio = float(ran.setup.keywords.get("ratio", 0.45))
         far = np.array([draw(0, int(rid)) < ratio for rid in ran.ids]) & ran.of("hot")
         at[far] = names.index("cold")
-    return {name: float(held[at == k].sum() / ran.window_s) for k, name in enumerate(names)}
+    return {name: float(token_seconds[at == k].sum() / ran.window_s) for k, name in enumerate(names)}
 
 
 def _token_share(setup: Setup, name: str) -> float:

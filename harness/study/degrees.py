@@ -93,5 +93,5 @@ def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]
         models, chosen = fitting(given, kind, int(given["gpus"]), out)
     except NoRoom:
         return dict(setting), ""
-    told = ", ".join(f"{name} on {tp} GPUs" for name, tp in chosen.items())
-    return {**setting, "models": models}, f"{kind}: {told}, the fewest on which it fits"
+    text = ", ".join(f"{name} on {tp} GPUs" for name, tp in chosen.items())
+    return {**setting, "models": models}, f"{kind}: {text}, the fewest on which it fits"

@@ -49,12 +49,12 @@ def unsettled(
 
     The value is True for systems that only differences at the given rates can tell apart, where ratios cannot.
     """
-    told = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
-    left: dict[str, bool] = {}
-    for pair, standing in told.items():
-        if not settled(standing, precision, len(told)):
-            left |= {name: left.get(name, False) or standing.decisive is None for name in pair}
-    return left
+    standings = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
+    undecided: dict[str, bool] = {}
+    for pair, standing in standings.items():
+        if not settled(standing, precision, len(standings)):
+            undecided |= {name: undecided.get(name, False) or standing.decisive is None for name in pair}
+    return undecided
 
 
 def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str], level: float) -> Standing | None:

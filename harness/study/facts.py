@@ -102,7 +102,7 @@ def _seen(panel: Panel) -> list[list[int]]:
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
-    return [sorted(each, reverse=True) for each in counts.values()]
+    return [sorted(seen, reverse=True) for seen in counts.values()]
 
 
 def notes(grid: Grid) -> list[str]:

@@ -111,15 +111,15 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
     Where a trace is not here, and the one that stands in for it has a panel of the same condition, there is that alone.
     """
     for row, condition in enumerate(study.steps()):
-        kept = list[Panel]()
+        distinct = list[Panel]()
         for place in places(study, condition, full):
             for panel in _halves(study, full, row, condition, place):
-                same = next((k for k, other in enumerate(kept) if _runs(other) == _runs(panel)), None)
+                same = next((k for k, other in enumerate(distinct) if _runs(other) == _runs(panel)), None)
                 if same is None:
-                    kept.append(panel)
+                    distinct.append(panel)
                 else:
-                    kept[same] = replace(kept[same], traces=kept[same].traces + panel.traces)
-        yield from kept
+                    distinct[same] = replace(distinct[same], traces=distinct[same].traces + panel.traces)
+        yield from distinct
 
 
 def _runs(panel: Panel) -> tuple[Any, ...]:
@@ -235,8 +235,8 @@ def unit_rps(spec: Spec) -> float:
     """Compute the requests per second at rate scale 1, in the mean over the seeds' windows."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
-    each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
-    return sum(each) / len(each)
+    rates = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
+    return sum(rates) / len(rates)
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
@@ -375,8 +375,8 @@ class Grid:
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
         same = next((p.key for p in rated if (p.first.trace, p.first.models) == of), "")
-        held = self.held.get(panel.key if panel.key in self.held else same)
-        return held or self.lowest(panel)
+        rate = self.held.get(panel.key if panel.key in self.held else same)
+        return rate or self.lowest(panel)
 
     def lowest(self, panel: Panel) -> float:
         """Return the lowest rate scale of a panel: the lowest given, or the lowest power of 2 with enough requests."""

@@ -260,10 +260,10 @@ def _one_more_each(study: Study) -> None:
             raise UserError(f'condition "{step.name}": {again[1]} is changed by "{changed[again]}" already')
         changed.update(dict.fromkeys(keys, step.name))
         names = study.contestants(step)
-        beside = [
+        others = [
             (*map(each.get, BESIDE), each.get("rate_scale") == HELD) for each in map(study.settings, (base, step))
         ]
-        if beside[0] == beside[1] and all(study.spec_of(step, name) == study.spec_of(base, name) for name in names):
+        if others[0] == others[1] and all(study.spec_of(step, name) == study.spec_of(base, name) for name in names):
             raise UserError(f'condition "{step.name}": it changes nothing of the {START}')
         if not step.source:
             raise UserError(f'condition "{step.name}": the key "source" is missing')

@@ -63,8 +63,8 @@ def apart(shares: Shares) -> list[str]:
 def together(shares: Shares) -> dict[tuple[str, ...], list[str]]:
     """Return groups of models with a home on the same GPU, each with the GPUs on which they have it."""
     every, groups = homes(shares), dict[tuple[str, ...], list[str]]()
-    for gpu, each in shares.items():
-        here = tuple(sorted(model for model in each if every[model] == gpu))
+    for gpu, models in shares.items():
+        here = tuple(sorted(model for model in models if every[model] == gpu))
         if len(here) > 1:
             groups.setdefault(here, []).append(gpu)
     return groups

@@ -119,7 +119,7 @@ class Met(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
@@ -146,8 +146,8 @@ class Verdict:
     @property
     def worst(self) -> tuple[str, float]:
         """The model with the least attainment in any view."""
-        each = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
-        share, name = min(each, default=(0.0, "-"))
+        worst = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
+        share, name = min(worst, default=(0.0, "-"))
         return name, share
 
 
@@ -174,25 +174,25 @@ class Curve:
 
     kind: str
     system: str
-    tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
+    tried: dict[int, Outcome] = field(default_factory=dict)  # by GPUs
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
         """Return the least count from which on all that were tried hold the target."""
-        held = None
+        fewest = None
         for gpus in sorted(self.tried, reverse=True):
             if not self.tried[gpus].holds(target, by):
                 break
-            held = gpus
-        return held
+            fewest = gpus
+        return fewest
 
-    def below(self, gpus: int) -> Verdict | None:
+    def below(self, gpus: int) -> Outcome | None:
         """Return the verdict on the largest count below this one."""
         lower = [n for n in self.tried if n < gpus]
         return self.tried[max(lower)] if lower else None
 
     @property
-    def flat(self) -> tuple[Verdict, Verdict] | None:
+    def flat(self) -> tuple[Outcome, Outcome] | None:
         """The verdicts on the two largest counts, where the worst model meets no more on the larger; else None."""
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:

@@ -216,14 +216,14 @@ class Study:
 
     def without(self, gone: Collection[str]) -> Study | None:
         """Return the study without some systems; None where none is left that is in every condition, to stand first."""
-        left = {name: text for name, text in self.systems.items() if name not in gone}
-        first = next((name for name in left if all(name in (c.among or left) for c in self.condition)), None)
+        systems = {name: text for name, text in self.systems.items() if name not in gone}
+        first = next((name for name in systems if all(name in (c.among or systems) for c in self.condition)), None)
         if first is None:
             return None
         conditions = tuple(replace(c, among=tuple(n for n in c.among if n not in gone)) for c in self.condition)
         return replace(
             self,
-            systems={first: left[first], **left},
+            systems={first: systems[first], **systems},
             condition=conditions,
             bounds=tuple(n for n in self.bounds if n not in gone),
         )
@@ -285,8 +285,8 @@ class Study:
         if unknown := next((name for name in models if name not in sets), None):
             raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sets)})')
         parts = ((c, tuple(name for name in self.sets(c) if name in models)) for c in self.condition)
-        left = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
-        return replace(left, vary={key: value for key, value in self.vary.items() if key != "models"})
+        part = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
+        return replace(part, vary={key: value for key, value in self.vary.items() if key != "models"})
 
     def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
         """Return a condition with a part of its model sets."""
@@ -307,10 +307,10 @@ class Study:
 
     def restricted(self, conditions: Iterable[Condition]) -> Study:
         """Return the study with these conditions, and the claims that are about some of them."""
-        left = tuple(conditions)
-        names = {condition.name for condition in left}
+        conditions_ = tuple(conditions)
+        names = {condition.name for condition in conditions_}
         claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
-        return replace(self, condition=left, claim=claims)
+        return replace(self, condition=conditions_, claim=claims)
 
     # -------------------------------------------------------------- a condition of it
 
@@ -386,7 +386,7 @@ class Study:
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
 
 
-def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
+def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return the claim of further evidence: with another system, over or definition, and other facts."""
     changes = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}

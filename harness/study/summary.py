@@ -149,8 +149,8 @@ class Summary:
     @property
     def marked(self) -> list[str]:
         """Explain the mark, in a line; empty where no system has it."""
-        each = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
-        return [f"{MARK} {', '.join(each)} even where load is least"] if each else []
+        unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
+        return [f"{MARK} {', '.join(unserved)} even where load is least"] if unserved else []
 
     def best(self, column: Column) -> set[str]:
         """Return the labels with the best value of a column among contestants, where one is better than another."""
@@ -203,9 +203,9 @@ def summarize(
     sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
-    each = [points.gpus[label] for label in contend]
-    gpus = max(sorted(set(each)), key=each.count) if each else 0  # of as many, the fewest
-    apart = {label for label in contend if points.gpus[label] != gpus} if each.count(gpus) >= CONTEST else set()
+    counts = [points.gpus[label] for label in contend]
+    gpus = max(sorted(set(counts)), key=counts.count) if counts else 0  # of as many, the fewest
+    apart = {label for label in contend if points.gpus[label] != gpus} if counts.count(gpus) >= CONTEST else set()
     contend = [label for label in contend if label not in apart]
     shown = points.telling_rate(contend, definition, level)
     invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
@@ -224,7 +224,7 @@ def summarize(
         )
         for label in labels
     )
-    systems = tuple(_beside(systems, bound, panel, rate_key(level)))
+    systems = tuple(_shares_of_bound(systems, bound, panel, rate_key(level)))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     return Summary(
@@ -240,7 +240,7 @@ def summarize(
     )
 
 
-def _beside(
+def _shares_of_bound(
     systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
 ) -> Iterator[SystemSummary]:
     """Add to each system its rate (`key`) in % of the bound's; None of controls and of other numbers of GPUs."""

@@ -182,8 +182,8 @@ def _tuned(
     units, scores = [], []
     for _ in tried:
         got = {cell: score.attained(next(folders), under[cell[0][0]], [DEFINITION])[DEFINITION] for cell in cells}
-        held = {cell: float(share >= LEVEL) for cell, share in got.items()}
-        units.append([fmean(held[world, seed, rate] for rate in RATE_SCALES) for world in WORLDS for seed in SEEDS])
+        reached = {cell: float(share >= LEVEL) for cell, share in got.items()}
+        units.append([fmean(reached[world, seed, rate] for rate in RATE_SCALES) for world in WORLDS for seed in SEEDS])
         scores.append(round(fmean(got.values()), PLACES))
     chosen_from = [
         Draw(fields, round(fmean(mine), PLACES), mean, rounded([a - b for a, b in zip(mine, units[0], strict=True)]))

@@ -131,10 +131,7 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     ):
         at[0] = at_s
         teller.progress(what, done, total)
-    assert capsys.readouterr().err.splitlines() == [
-        "fig7: 1 of 4, about 15 s left",
-        "scores: 3 of 9, about 12 s left",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["fig7: 1 of 4, about 15 s left", "scores: 3 of 9, about 12 s left"]
 
 
 @pytest.mark.parametrize("ci", ["", "1"])
