@@ -257,7 +257,7 @@ def _items(kind: Any) -> tuple[Any, ...]:
 
 
 def _inside(kind: Any, step: int | str) -> Any:
-    """Return the type of what a key or an index leads to."""
+    """Return the annotated type of a field or item."""
     bare = _bare(kind)
     if _is_class(bare):
         return {_written(name): hint for name, hint in _hints(bare).items()}.get(str(step), Any)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.rows.about import About, Panel
     from harness.rows.crossings import Standing
 
-WORDS = 64  # of the caption of a picture
+WORDS = 64  # words in a picture's caption
 CORRECTED = "Verdicts are corrected together (Holm)."
 
 
@@ -86,7 +86,7 @@ def flat(standings: Iterable[Standing]) -> str:
 
 
 def within(words: int, *parts: str) -> str:
-    """Join the parts that fit in so many words, in order; what is too long is left out."""
+    """Join parts in order, up to `words` words; longer parts are left out."""
     listed: list[str] = []
     for part in parts:
         if part and len(" ".join([*listed, part]).split()) <= words:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LOADS, LOADS_ACROSS = 6, 3  # panels, and panels in a line
 LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row; type of the counts beside it
-MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
-Answers = Mapping[tuple[str, str], Estimate]  # by condition and system: the fewest GPUs that hold the level
+MARKS = ("o", "s", "^", "D", "v", "P")  # a marker an SLO
+Answers = Mapping[tuple[str, str], Estimate]  # keyed by condition and system: the fewest GPUs that hold the level
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:

@@ -30,7 +30,7 @@ CHOOSES = frozenset({"--only", "--rename", "--panel"})
 PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
 LETTERS = "abcde"
 BAR_IN, FEWEST = 0.13, 3  # a bar; seeds of which there is an interval
-EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points that a line is wider than one on it, for so many; how far these differ
+EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points by which a line is wider than one on it, most lines, their distance
 HALVES = ("first", "second")
 ALONG = 0.75  # share of the rates of either that they have in common
 THIN = 0.5  # width of the line of a half of a real trace
@@ -146,7 +146,7 @@ def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
         yield from x[y >= least]
-        for k in np.flatnonzero(np.diff(y >= least)):  # where the line leaves the panel
+        for k in np.flatnonzero(np.diff(y >= least)):  # the line leaves the panel there
             yield x[k] + (x[k + 1] - x[k]) * (least - y[k]) / (y[k + 1] - y[k])
 
 

@@ -13,8 +13,8 @@ from harness.rows.about import About
 from harness.rows.record import SWEEP
 from plots import form, lines, matrix, parts, style, tradeoff
 
-# A drawer has points(table, facts), draw(table, facts, note) and full_caption(table, facts, note); where it draws several
-# pages, it has pages(table, facts, note) too.
+# A drawer has points(table, facts), draw(table, facts, note) and full_caption(table, facts, note); one that draws many
+# pages has pages(table, facts, note) too.
 DRAWERS: Mapping[str, ModuleType] = {
     "lines": lines,
     "fleet": lines,

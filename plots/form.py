@@ -24,7 +24,7 @@ from harness.policy.types import UserError
 
 FORMATS = ("pdf", "png", "svg", "pgf")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
-LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
+LEAST, MOST_IN = 0.65, 40.0  # share of the width that a figure is made for; inches
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 MOST_STYLE_BYTES = 1 << 20
 

@@ -40,7 +40,7 @@ CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
 RATE = "requests per second"
 XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-WORDS = {  # of what a condition says of its setting
+WORDS = {  # words for what a condition says about its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
     "assign": {
@@ -50,7 +50,7 @@ WORDS = {  # of what a condition says of its setting
     },
     "plan": setting.PLANS,
 }
-USUAL = {  # of what another condition says, and this one does not
+USUAL = {  # words for what another condition says and this one does not
     "process": "own processes",
     "sharing": "own sharing",
     "assign": "streams as released",
@@ -60,7 +60,7 @@ USUAL = {  # of what another condition says, and this one does not
     "scaled": "constants as measured",
 }
 NARROW = 4  # columns of panels that fit one column of a page
-Line = Mapping[int, Panel]  # by column: the panels that stand side by side
+Line = Mapping[int, Panel]  # keyed by column: the panels that stand side by side
 
 
 class Drawn(NamedTuple):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]  # of `ratios`
+Row = Mapping[str, Any]  # a row of `ratios`
 ROW_IN, HEAD_IN = 0.3, 0.11  # heights of a row, and of a line of the pairs' names
 NAMED = 28  # letters of a line of a row's name
 CASES = "single windows: least to most, no interval"
@@ -70,7 +70,7 @@ def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
     return rows
 
 
-Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # by column (a ratio, alone or not) and name of a condition
+Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # keyed by column (a ratio, alone or not) and a condition's name
 
 
 def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line
-WHOLE = 0.9995  # of attainment: what prints as 100.0 %
+WHOLE = 0.9995  # attainment that prints as 100.0 %
 ROW_IN = 0.135  # height of a system's row
-HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
+HALVES = {"first": 0.26, "second": -0.26}  # share of a row above its middle
 PAPER = "#202020"
 PAPER_MARK: Mapping[str, Any] = {
     "marker": "x",

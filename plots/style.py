@@ -139,7 +139,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     known = {**PRESETS, **SYSTEMS}
     by_label: dict[str, Look] = {}
-    kin: dict[str, list[Look]] = {}  # by system
+    kin: dict[str, list[Look]] = {}  # keyed by system
 
     def order(label: str) -> tuple[bool, bool, bool, str]:
         return label not in known, system_of(label) not in SYSTEMS, label.endswith(" (A/A)"), label
@@ -294,7 +294,7 @@ def signed(says: str, first: str) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> float:
-    """Put the legend on top of a figure, in at most so many columns as fit; returns its height in inches."""
+    """Put the legend on top of a figure, in as many columns as fit; returns its height in inches."""
     for handle in handles:  # a letter takes about 0.05 inches
         handle.set_label(textwrap.fill(str(handle.get_label()), int(figure.get_figwidth() / 0.054) - 6))
     for count in range(min(columns, len(handles)), 0, -1):

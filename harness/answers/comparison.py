@@ -30,7 +30,7 @@ from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
-MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
+MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:

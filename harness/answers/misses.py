@@ -11,7 +11,7 @@ from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 from harness.study.misses import Misses
 
-LEAST = 0.01  # of a row's seconds, where not all is asked for
+LEAST = 0.01  # causes that a row lists unless all are asked for
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:

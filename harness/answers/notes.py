@@ -31,7 +31,7 @@ from harness.study.summary import Summary, scores
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROOFLINE = 0.01  # of a step: what is less is not told
+ROOFLINE = 0.01  # share of a step; a smaller one is left out
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:

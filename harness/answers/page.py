@@ -84,7 +84,7 @@ class Page:
     conditions: Sequence[tuple[str, str]]
     fidelity: str  # simulated or real, and how far that was checked
     made: Sequence[tuple[str, str]]  # a number, and how it was made
-    command: str  # that repeats it; "": none is known
+    command: str  # repeats the answer; "" if none is known
     source: str  # the folder's name, and the version of the bench
 
 
@@ -396,7 +396,7 @@ def _command(command: str) -> str:
     return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
 
 
-WIDE_PT = 300.0  # of a figure: beyond, a phone scrolls it
+WIDE_PT = 300.0  # pt; a phone scrolls a wider figure
 HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>

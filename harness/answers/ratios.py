@@ -14,7 +14,7 @@ from harness.rows.estimate import NONE, RATIO
 from harness.study import claims
 from harness.study.study import START
 
-Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
+Standings = Mapping[tuple[str, str, str], Standing]  # keyed by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 

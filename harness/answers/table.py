@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from harness.rows.estimate import NONE
 
 WIDTH, MOST = 100, 30  # characters of a line, and lines, where not all is asked for
-NARROWEST = 20  # of a last column that is folded
+NARROWEST = 20  # characters of a last column that is folded
 LONG = 24  # characters of a cell that is read as text
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -33,7 +33,7 @@ LATEX = (
     ("~", r"$\sim$"),
 )
 
-Rows: TypeAlias = Sequence[Sequence[str]]  # of cells, the head first
+Rows: TypeAlias = Sequence[Sequence[str]]  # rows hold cells; the first row is the head
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from harness.study.study import AA
 from harness.study.table import labels, marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
-_row = itemgetter("row")  # of a panel
+_row = itemgetter("row")  # a panel's row
 SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
@@ -131,7 +131,7 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     if place:
         yield title
         title = ""
-    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
+    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # keyed by system: the first panel's reason, and all panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = (

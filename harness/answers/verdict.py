@@ -33,7 +33,7 @@ ALIKE = 1.01  # a worst model's rate so near to the pooled one is the same
 EQUAL = "equal within 25 %"
 FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 FEW = "too few windows for an interval"
-FLAT = {  # of differences at three rates
+FLAT = {  # words for differences at three rates
     **{word: word for word in STANDINGS},
     EQUAL: f"equal within {100 * NEAR:g} points",
     "turns": "ahead at one rate and behind at another",
@@ -168,7 +168,7 @@ def _turns(
             here, ratio = standings[system.label].decisive, there[system.label].ratio
             if here is not None and ratio is not None and ratio.sign == "=":
                 lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
-                if lead < math.log(pooled.NEAR):  # by the ratio, also where a curve is flat
+                if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
                     turned_by.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
         if turned_by:
             lead, system, standing = min(turned_by, key=lambda entry: entry[0])

@@ -26,7 +26,7 @@ class Ablation(NamedTuple):
 
 
 def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterator[str | Table]:
-    """Yield the table: a row a place and a column a part, whose change is doubtful where its interval covers 0."""
+    """Yield one row per panel, one column per ablated part; '?' marks intervals that cover 0."""
     definition, first = about.definitions[0], about.systems[0]
     yield (
         f"{definition.upper()} attainment (SLO {about.slo}, {about.panels[0]['models']}) with all parts, and the "

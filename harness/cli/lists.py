@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SIM, PART = "sim", "in part"
 GIB = 2**30
-Rows = Sequence[tuple[str, ...]]  # of a table, its head first
+Rows = Sequence[tuple[str, ...]]  # rows of a table; the first is the head
 
 
 @click.group(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 WIDTH = 80  # characters of a line of help
-INDENT = 4  # of an example
+INDENT = 4  # spaces before an example
 
 
 def examples(*lines: str) -> str:
@@ -357,7 +357,7 @@ SCALING = click.option(
     show_default=True,
     help="How the rate is scaled.",
 )
-ONCE = 2  # of --scaling none: a run of either half
+ONCE = 2  # seeds with --scaling none: each half runs once
 FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
 SEEDS = click.option(
     "--seeds",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.run.teller import Teller
     from harness.study.study import Study
 
-MOST_LINES = 20  # of searches that are not done
+MOST_LINES = 20  # searches that are listed
 # Options that change where and how an answer is made or shown, not the answer.
 WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
 ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",

@@ -27,7 +27,7 @@ from harness.cli import lists
 
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
-BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
+BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, keyed by the annotation's attribute
     "ge": {0: "0 or more", None: "at least {:g}"},
     "gt": {None: "above {:g}"},
     "le": {None: "at most {:g}"},

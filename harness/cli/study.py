@@ -276,8 +276,8 @@ class _Cost(NamedTuple):
     xs: str
     points: int
     searched: bool  # `points` is the most
-    seconds: float  # of a processor
-    spans: list[Span]  # of its runs, in real time
+    seconds: float  # processor seconds
+    spans: list[Span]  # spans of its runs in real time
     never: str  # why they are none there
 
 

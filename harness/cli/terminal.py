@@ -28,9 +28,9 @@ LINE_S, OFTEN_S = 30.0, 1.0  # between two lines of a stage where no bar is; wit
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "scores"})  # phases of which nothing is kept when the user interrupts
-BUSY = 0.7  # of a core: runs that get less are on a busy machine
+BUSY = 0.7  # share of a core; with less, the machine counts as busy
 LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
+UP = "\x1b[{}A\x1b[J"  # moves up by this number of lines, and clears what is below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.validate.staggered import Read
 
 TORCH = "torch"
-STAGES = "stages.jsonl"  # of the stages of `make gpu`
+STAGES = "stages.jsonl"  # `make gpu` writes its stages there
 KINDS = {  # what the simulator is compared with
     "servers": "--engine NAME, which runs servers",
     "files": "files of measured runs",

@@ -207,4 +207,4 @@ POSITIVE = Number(0, min_open=True)
 SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies, then those of tuning
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
-SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
+SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # s, the limits that a timer can keep

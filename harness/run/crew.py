@@ -173,7 +173,7 @@ def _serve(pipe: Connection, limit_s: float) -> None:
                 pipe.send(tried(Task(*task), out))
             except UserError as error:
                 pipe.send(error)
-            except Terminated:  # by the parent
+            except Terminated:  # the parent closes it
                 return
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))

@@ -20,9 +20,9 @@ from harness.run.sources import Task
 from harness.run.spec import Spec, stored
 from harness.run.teller import Left
 
-REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # requests/s assumed for an unknown run; its start and write are measured
 READ = 200  # stored runs from which the costs of a folder are learnt
-EVERY_S, PART = 0.25, 20.0  # between two sums of what is left: so long, and so many times what a sum takes
+EVERY_S, PART = 0.25, 20.0  # between two sums of the remaining time: s, and times what a sum takes
 
 
 class CostKind(NamedTuple):
@@ -72,7 +72,7 @@ class Costs:
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
-        """Learn from a stored run of so many requests, or as many as it says itself.
+        """Update the cost model from one stored run; `requests` count where its own facts do not say.
 
         Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
         """
@@ -136,7 +136,7 @@ def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
 
 
 def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
-    """Return at most so many paths, evenly spread."""
+    """Return at most `most` paths, evenly spread."""
     return paths[:: max(1, math.ceil(len(paths) / most))]
 
 
@@ -156,7 +156,7 @@ class Ahead:
         self._labels = dict.fromkeys(task.spec.label for task in todo)
         self._groups = Counter(map(_group, todo))
         self._specs = {_group(task): task.spec for task in todo}
-        self._cpu_s, self._wall_s = 0.0, 0.0  # of the runs that ended
+        self._cpu_s, self._wall_s = 0.0, 0.0  # seconds of the runs that ended
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:

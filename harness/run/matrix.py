@@ -56,7 +56,7 @@ class Coverage(NamedTuple):
 
     system: str
     preset: str | None
-    lacks: Mapping[str, Lack]  # by engine
+    lacks: Mapping[str, Lack]  # keyed by engine
 
 
 @cache

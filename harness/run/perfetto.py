@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 REQUESTS = 1  # process of all requests; GPUs and hosts follow
 FIRST_GPU = 2
-STAGES = ("waits for memory", "on its links", "its last seconds")  # of a transfer, by the stamps that end them
+STAGES = ("waits for memory", "on its links", "its last seconds")  # phases of a transfer; a stamp ends each
 
 
 class Tracks:
@@ -182,7 +182,7 @@ def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[s
 
 def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     """Yield the SMs of each running lane over time, on GPUs where some lane has a partition."""
-    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: time, ends before begins, lane, SMs
+    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # keyed by GPU: time, ends before begins, lane, SMs
     for step in trace.steps:
         name = lane(step.batch, "decode" if step.decode_lane else "prompts")
         for gpu in _gpus(step.batch):

@@ -17,9 +17,9 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
-FRACTIONS = tuple(k / 100 for k in range(91, 98))  # of a card, for the engine; the driver needs part of the rest
-PROCESS_BYTES = (GIB, GIB // 2)  # of a process beside weights: a CUDA context with little else
-MOST_TIMES = 4  # so many times the GPUs are tried
+FRACTIONS = tuple(k / 100 for k in range(91, 98))  # share of a card for the engine; the driver needs part of the rest
+PROCESS_BYTES = (GIB, GIB // 2)  # bytes of a process beside weights: a CUDA context with little else
+MOST_TIMES = 4  # times the GPUs that are tried at most
 STEP_BYTES = GIB // 10
 
 

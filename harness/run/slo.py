@@ -30,7 +30,7 @@ class SloTarget(NamedTuple):
     """An SLO rule with the seconds and the drain that apply it to every run of a sweep."""
 
     rule: str
-    seconds: Mapping[str, Pair] | None  # by model; None: by each request's own latency
+    seconds: Mapping[str, Pair] | None  # keyed by model; None if each request's own latency sets them
     drain_s: float = math.nan  # seconds for which runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:

@@ -17,10 +17,10 @@ class Part(NamedTuple):
     doing: str  # host, admission, load, transfer, queue, prefill or decode
     start_ns: int
     end_ns: int
-    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
-    gaps: int = 0  # of prefill and decode: waits between their steps
+    ns: Mapping[str, int]  # keyed by cause (record.WAITS), and "closed": the part of "queue" with no lane open
+    gaps: int = 0  # prefill and decode have waits between their steps
     inst: Inst | None = None
-    facts: Mapping[str, float] = {}  # of its wait: bytes, prompts ahead, seconds of transfers
+    facts: Mapping[str, float] = {}  # facts about its wait: bytes, prompts ahead, seconds of transfers
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:

@@ -30,7 +30,7 @@ from workloads import slo
 from workloads.picking import in_pieces
 
 FOLDER = "bounds"
-NEAR = 1.02  # of a crossing: the rate above it that is kept
+NEAR = 1.02  # times a crossing: the rate above it that is kept
 MOST = 400_000  # requests of a window, beyond which no crossing is searched
 LEAST = 2.0**-8  # rate scale
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CASE = "a case study, which decides nothing"
-LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # misses a side needs: the least evidence of a class
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
     panel: Panel | None
     here: Estimate | None
     text: str  # the result
-    says: str  # of SAYS; of STANDINGS where the paper states nothing
+    says: str  # a word of SAYS; a word of STANDINGS where the paper states nothing
     rule: str  # when a claim of its kind holds
     note: str = ""  # missing data, or limits
     support: Support | None = None
@@ -68,7 +68,7 @@ class SectionVerdict(NamedTuple):
 
     section: str
     verdict: Verdict
-    law: str = ""  # of lengths, where the paper gives their means alone
+    law: str = ""  # laws of lengths, where the paper gives means alone
 
 
 # ------------------------------------------------------------------ evidence

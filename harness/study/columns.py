@@ -167,7 +167,7 @@ def _within(ran: Ran) -> dict[str, float]:
     return {"": float(within.mean())}
 
 
-_ALONE: dict[tuple[object, ...], F8] = {}  # by load, the seconds of each request: the same for all systems
+_ALONE: dict[tuple[object, ...], F8] = {}  # keyed by load: each request's seconds are the same for all systems
 
 
 # ------------------------------------------------------------------ batches and KV memory
@@ -215,7 +215,7 @@ def _shares(ran: Ran) -> dict[str, float]:
     first, last, waited = first[in_], last[in_], ran.after_s("kv")[in_]
     prompt, output, made = (x[in_].astype(np.int64) for x in (rows.prompt_tokens, rows.output_tokens, rows.made_tokens))
     begin, span = np.maximum(first, 0.0), last - first
-    part = (last - begin) * (1 - waited / span) / window_s  # of the window, with KV
+    part = (last - begin) * (1 - waited / span) / window_s  # seconds of the window, with KV
     mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # tokens in that time
     longest = np.full_like(prompt, ran.spec.served or 0)
     chunks = {

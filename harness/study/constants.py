@@ -21,10 +21,10 @@ from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
 # Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
-# In steps with prompts kernels take 1.15 (vLLM) or 1.16 times what they take by themselves, as prompts of 1,024 tokens
+# Kernels take 1.15 (vLLM) or 1.16 times their own seconds in steps with prompts, as prompts of 1,024 tokens
 # and more showed; of fewer tokens nobody measured it: as by themselves, and as much above.
 TRIED = {"passes": (0.5, 1.5), "decode_fill": (0.875, 1.125, 1.25), "prompts": (0.87, 1.15)}
-TURNS = ("passes", "decode_fill", "prompt_tokens")  # of kernels
+TURNS = ("passes", "decode_fill", "prompt_tokens")  # constants of kernels
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 

@@ -17,7 +17,7 @@ from harness.run.spec import Spec, from_dict
 from traces.load import sized
 from workloads.models import as_asked
 
-FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
+FULL = 0.92  # share a GPU has for weights and one request, where a degree is chosen
 
 
 class NoRoom(UserError):

@@ -37,7 +37,7 @@ from workloads.models import as_asked, parsed, repo
 
 Way = Literal["vllm", "llama-swap", "helm"]
 WAYS = get_args(Way)
-PORT = 8001  # of the first server
+PORT = 8001  # port the first server has
 START_S = 900  # within which a server must answer
 POD_CPUS, POD_BYTES = 4, 8 * GIB  # a GPU; beside weights, of which a pod has a copy while it loads
 # What servers do by themselves, or a router before them, of what a strategy asks for.
@@ -50,8 +50,8 @@ class Seat:
     """A server of the placement."""
 
     serve: commands.Serve
-    gpus: Gpus  # of the whole cluster
-    on: commands.Gpu  # of its node
+    gpus: Gpus  # numbered over the whole cluster
+    on: commands.Gpu  # numbered on its node
     node: int
     turns: bool = False  # the servers of its GPUs run one at a time
     beside: bool = False  # others are on its GPUs
@@ -76,7 +76,7 @@ class Plan:
     """Servers, and lines that say what they are."""
 
     seats: tuple[Seat, ...]
-    release: str  # of vLLM; empty where none is named
+    release: str  # a release of vLLM; empty if none is named
     notes: tuple[str, ...]
 
 

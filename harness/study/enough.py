@@ -25,11 +25,11 @@ class More(NamedTuple):
     system: str
     seed: int
     x: float
-    requests: float  # that it takes, as the system's first seed was offered at the nearest x
+    requests: float  # as many as the system's first seed was offered at the nearest x
 
 
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
-    """Tell whether a standing is decided, also among so many verdicts, or its interval is narrow enough."""
+    """Tell whether a standing is decided, also among all these verdicts, or its interval is narrow enough."""
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
     if (e := standing.decisive) is None:

@@ -31,20 +31,20 @@ class Panel:
 
     key: str  # how the table names it
     condition: Condition
-    row: int  # of its condition
-    column: int  # of its trace
+    row: int  # its condition's
+    column: int  # its trace's
     axis: str
-    xs: tuple[float, ...]  # that are given
-    setting: Mapping[str, Any]  # of all its runs: fields of a spec, rate_rps and slo_scale
-    specs: Mapping[str, Spec]  # by system, whose x and seed are still to be set
+    xs: tuple[float, ...]  # given x; a search adds others
+    setting: Mapping[str, Any]  # all its runs share it: fields of a spec, rate_rps and slo_scale
+    specs: Mapping[str, Spec]  # keyed by system; x and seed are still to be set
     shown_models: str  # how tables name its model set
     unit_rps: float  # requests per second at rate scale 1, in the mean over the seeds' windows
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
-    seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
-    half: int | None  # of a real trace, which every seed of this panel replays: 0 the first; None: no halves
+    seeds: tuple[int, ...]  # every curve begins with these, added to the seed of its spec
+    half: int | None  # half of a real trace that every seed replays: 0 is the first; None: no halves
     traces: tuple[str, ...]  # as asked for: its own, and those for which it stands in where the condition varies them
-    targets: Mapping[float, SloTarget] = field(default_factory=dict)  # by SLO scale
+    targets: Mapping[float, SloTarget] = field(default_factory=dict)  # keyed by SLO scale
 
     @property
     def first(self) -> Spec:

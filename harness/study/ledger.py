@@ -31,11 +31,11 @@ class Evidence(NamedTuple):
     what: str
     where: str  # trace, models, GPUs, SLO
     here: str  # the result
-    says: str  # of SAYS
+    says: str  # a word of SAYS
     note: str = ""  # missing data, or limits
     weak: str = ""  # why it rests on too little
     evidence: bool = False  # stands beside it
-    reading: Reading = frozenset()  # of an open choice of the paper: systems, and place
+    reading: Reading = frozenset()  # an open choice of the paper: systems, and place
 
 
 class Statement(NamedTuple):
@@ -43,11 +43,11 @@ class Statement(NamedTuple):
 
     paper: str
     section: str
-    says: str  # in words
+    says: str  # the class in words
     number: str  # the paper's
     lines: tuple[Evidence, ...]
     why: str = ""  # a sufficient cause of the paper's number, the constant that it is, or the missing datum
-    name: str = ""  # that claims of several studies share
+    name: str = ""  # name that claims of several studies share
 
     @property
     def verdict(self) -> str:

@@ -146,7 +146,7 @@ def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Meas
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
-Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
+Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # keyed by panel and system: seed -> x -> attainment
 
 
 class _Group(NamedTuple):
@@ -181,11 +181,11 @@ class Work:
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
     shard: str = "1-1"  # whose runs these are, in parts
-    _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # that were run, or were current
-    _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # of their rows, by path below `out`
+    _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # specs that were run, or were current
+    _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # their rows' stamps by path below `out`
     _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
     _scored: dict[Key, pa.Table] = field(init=False, default_factory=dict)
-    _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # by panel
+    _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # keyed by panel
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""

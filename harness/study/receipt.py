@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
     study: Study
     full: bool
-    stem: str  # of the study's folder
+    stem: str  # start of the study's folder
     target: SloTarget | None
 
     @property
@@ -58,7 +58,7 @@ def lookup(call: Call, out: Path) -> Receipt | None:
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     call_digest = call.digest if paths else ""
     for path in paths:
-        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # of another release
+        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # another release wrote it
             if (facts := NOTES.current(path, {"call": call_digest})) and _holds(facts, out):
                 rule, seconds, drain_s = facts["target"]
                 target = SloTarget(rule, seconds and {model: (a, b) for model, (a, b) in seconds.items()}, drain_s)

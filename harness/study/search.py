@@ -20,7 +20,7 @@ PAST = 0.05  # below a target: past the knee at least by so much
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVE = 2.0
-QUARTER = 2.0**0.25 * (1 + 1e-9)  # of an octave: rates so near to a crossing give its place
+QUARTER = 2.0**0.25 * (1 + 1e-9)  # octaves: rates this near to a crossing give its place
 HALF_OCTAVE = 2.0**0.5
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 
@@ -32,8 +32,8 @@ Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 class Ask(NamedTuple):
     """The x to run next, of curves that are sampled together."""
 
-    xs: Mapping[str, tuple[float, ...]]  # by system
-    first_seed: bool = False  # of the first seed alone: a coarse search
+    xs: Mapping[str, tuple[float, ...]]  # keyed by system
+    first_seed: bool = False  # only the first seed runs: a coarse search
     last: bool = False  # nothing follows
 
 
@@ -45,7 +45,7 @@ class Range:
     given: tuple[float, ...]
     least: float
     most: float = math.inf
-    seeds: int = 1  # that a point takes
+    seeds: int = 1  # runs a point takes
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:

@@ -13,7 +13,7 @@ from harness.study.grid import Grid, Panel, Point
 from harness.study.search import contends
 from harness.study.study import BEST, Study, named, systems_of
 
-Windows = dict[str, tidy.Windows]  # by system: the misses of its runs by seed and x
+Windows = dict[str, tidy.Windows]  # keyed by system: misses of its runs by seed and x
 
 
 def refined(

@@ -62,7 +62,7 @@ class Outlook(NamedTuple):
     least: int  # GPUs that are tried first
     most: int
     runs: int  # at most
-    seconds: float  # of a processor, at most
+    seconds: float  # processor seconds, at most
 
 
 class SizeSearch:
@@ -331,7 +331,7 @@ class SizeSearch:
         return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
-        """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
+        """Return `gpus` GPUs of a kind (0: one, or one copy of a mix), with all models, each at its degree."""
         spec = replace(self.spec(kind, gpus=gpus), system=UNSHARED, preset=None, fields=(), slo="")
         return Setup(resolve(spec)).cluster
 

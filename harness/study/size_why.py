@@ -53,9 +53,9 @@ class Why:
     tried: Tried
     models: Hours  # none where it has no room
     weights_bytes: int
-    memory_bytes: int  # of all GPUs
+    memory_bytes: int  # bytes all GPUs have
     changes: tuple[Change, ...]
-    met: Mapping[str, float] = field(default_factory=dict)  # by model: its least attainment in a view, as in the table
+    met: Mapping[str, float] = field(default_factory=dict)  # a model's least attainment in a view, as in the table
 
     @property
     def total(self) -> Hour:
@@ -149,7 +149,7 @@ def _wider(work: SizeSearch, tried: Tried, name: str) -> int | None:
 
 
 def scaled(rule: str, times: float) -> str:
-    """Return a rule whose seconds are so many times as long; not of classes, whose file has them."""
+    """Multiply the seconds of a rule; no rule of classes is taken, whose file has the seconds."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
     second = f"/{float(match[2]) * times:g}" if match[2] else ""

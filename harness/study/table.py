@@ -23,7 +23,7 @@ from harness.run.spec import canonical, digest
 from harness.run.teller import Silent, Teller
 from harness.study import columns
 
-Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
+Key = tuple[str, str, str]  # a scored run's folder, system and SLO rule
 
 
 class Place(NamedTuple):
