@@ -23,18 +23,7 @@ if TYPE_CHECKING:
     from traces.load import Trace
 
 # fields of a condition that captions name
-SETTING = (
-    "process",
-    "sharing",
-    "sampling",
-    "scaling",
-    "assign",
-    "plan",
-    "placement",
-    "pool_bytes",
-    "host_bytes",
-    "scaled",
-)
+SETTING = tuple("process sharing sampling scaling assign plan placement pool_bytes host_bytes scaled".split())
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:

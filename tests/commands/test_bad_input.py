@@ -16,19 +16,8 @@ from tests.cases import cases
 from tests.harness.run.test_sweep import SYSTEM, files
 from traces import schema
 
-COMPARE = (
-    "compare",
-    "--systems",
-    "static",
-    "--trace",
-    "sample",
-    "--models",
-    "llama-3.2-1b*2",
-    "--seeds",
-    "1",
-    "--rate-scale",
-    "1",
-    "--no-plot",
+COMPARE = tuple(
+    ("compare --systems static --trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1 --no-plot").split()
 )
 
 
@@ -44,15 +33,8 @@ def test_several_counts_of_gpus_are_a_question_of_size() -> None:
 # ------------------------------------------------------------------ traces
 
 HEADER = "time,who,n_in,n_out\n"
-COLUMNS = (
-    "--column",
-    "arrival_s=time",
-    "--column",
-    "model=who",
-    "--column",
-    "prompt_tokens=n_in",
-    "--column",
-    "output_tokens=n_out",
+COLUMNS = tuple(
+    ("--column arrival_s=time --column model=who --column prompt_tokens=n_in --column output_tokens=n_out").split()
 )
 ROWS = [
     ("12:04:99,a,3,4", ":3", '"12:04:99"'),

@@ -23,19 +23,8 @@ from harness.loop.system import ROOT
 from harness.run.teller import Left
 from tests.cases import cases
 
-COMPARE = (
-    "compare",
-    "--systems",
-    "static,chunked",
-    "--trace",
-    "sample",
-    "--models",
-    "llama-3.2-1b*2",
-    "--seeds",
-    "2",
-    "--workers",
-    "1",
-    "--no-plot",
+COMPARE = tuple(
+    ("compare --systems static,chunked --trace sample --models llama-3.2-1b*2 --seeds 2 --workers 1 --no-plot").split()
 )
 WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
