@@ -34,7 +34,7 @@ from harness.study.study import (
     Claim,
     Condition,
     Study,
-    beside,
+    evidence_of,
     named,
     systems_of,
 )
@@ -307,7 +307,7 @@ def _claim(study: Study, claim: Claim) -> None:
         known = (*ON, *OTHER)
         if unknown := next((key for key in other if key not in known), None):
             raise UserError(f'also: unknown key "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
-        _claim(study, beside(claim, other))
+        _claim(study, evidence_of(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
 
