@@ -52,8 +52,8 @@ def like(length: int, dtype: DTypeLike) -> NDArray[Any]:
 def release(*arrays: NDArray[Any] | None) -> None:
     """Give back the memory of arrays in files; nothing is lost, and other arrays stay as they are."""
     for array in arrays:
-        if (held := _file(array)) is not None:
-            held.madvise(mmap.MADV_DONTNEED)
+        if (file := _file(array)) is not None:
+            file.madvise(mmap.MADV_DONTNEED)
 
 
 def pieces(length: int, *arrays: NDArray[Any] | None) -> Iterator[slice]:

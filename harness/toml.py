@@ -121,8 +121,8 @@ def checked(value: Any) -> dict[str, Any]:
     Where objects are also made in code. UserError names the field.
     """
     kind: Any = type(value)
-    held = _validated(_unchecked(kind), _plain(value))
-    return {name: getattr(held, name) for name in _hints(kind)}
+    converted = _validated(_unchecked(kind), _plain(value))
+    return {name: getattr(converted, name) for name in _hints(kind)}
 
 
 def shown(value: Any) -> str:
@@ -257,7 +257,7 @@ def _items(kind: Any) -> tuple[Any, ...]:
 
 
 def _inside(kind: Any, step: int | str) -> Any:
-    """Return the annotated type of a field or an item."""
+    """Return the annotated type of a field or item."""
     bare = _bare(kind)
     if _is_class(bare):
         return {_written(name): hint for name, hint in _hints(bare).items()}.get(str(step), Any)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.rows.about import About, Panel
     from harness.rows.crossings import Standing
 
-WORDS = 64  # of the caption of a picture
+WORDS = 64  # words in a picture's caption
 CORRECTED = "Verdicts are corrected together (Holm)."
 
 
@@ -86,12 +86,12 @@ def flat(standings: Iterable[Standing]) -> str:
 
 
 def within(words: int, *parts: str) -> str:
-    """Join the parts that fit in so many words, in order; what is too long is left out."""
-    kept: list[str] = []
+    """Join parts in order, up to `words` words; longer parts are left out."""
+    listed: list[str] = []
     for part in parts:
-        if part and len(" ".join([*kept, part]).split()) <= words:
-            kept.append(part)
-    return " ".join(kept)
+        if part and len(" ".join([*listed, part]).split()) <= words:
+            listed.append(part)
+    return " ".join(listed)
 
 
 def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
@@ -108,14 +108,14 @@ def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
 
 def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
     """Write the setting of a study's runs."""
-    told = f"{spread} of {facts.seeds} seeds" if facts.seeds > 1 else "one run, no interval"
-    told += f" · preliminary (--full: {facts.fuller})" if facts.fuller else ""
+    text = f"{spread} of {facts.seeds} seeds" if facts.seeds > 1 else "one run, no interval"
+    text += f" · preliminary (--full: {facts.fuller})" if facts.fuller else ""
     return style.setting(
         runs,
-        told,
-        trace=_each(_traces(runs, facts.panels)),
+        text,
+        trace=_listed(_traces(runs, facts.panels)),
         machine=_machine(runs, facts.panels),
-        models=f"models: {_each(panel['models'] for panel in facts.panels)}",
+        models=f"models: {_listed(panel['models'] for panel in facts.panels)}",
         slo=f"SLO {slos(runs['slo'].unique())}",
         gpus=mix.all_told(runs["gpus"].unique(), runs["gpu"].unique()),
     )
@@ -137,10 +137,10 @@ def _machine(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     """Name the machine of the runs whose setting is that of the first panel; the axes of other panels name theirs."""
     apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
     machines = runs.loc[~runs["condition"].isin(apart), "machine"].dropna().unique()
-    return "memory and processes by condition" if len(machines) > 1 else _each(machines)
+    return "memory and processes by condition" if len(machines) > 1 else _listed(machines)
 
 
-def _each(values: Iterable[object]) -> str:
+def _listed(values: Iterable[object]) -> str:
     return ", ".join(str(x) for x in dict.fromkeys(values))
 
 
@@ -163,7 +163,7 @@ def slos(rules: Iterable[str]) -> str:
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
-    return _each(
+    return _listed(
         f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
         for base, scales in of.items()
     )
@@ -186,7 +186,7 @@ def scale_base(rule: str) -> tuple[float, str]:
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (0.0, rule)
 
 
-def asked(table: pa.Table, facts: About) -> Iterator[str]:
+def sampling(table: pa.Table, facts: About) -> Iterator[str]:
     """Say which rates were given and that others come from bisection, and how many requests a point has at least."""
     sample, panels = facts.sample, facts.panels
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LOADS, LOADS_ACROSS = 6, 3  # panels, and panels in a line
 LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row; type of the counts beside it
-MARKS = ("o", "s", "^", "D", "v", "P")  # by SLO
-Answers = Mapping[tuple[str, str], Estimate]  # by condition and system: the fewest GPUs that hold the level
+MARKS = ("o", "s", "^", "D", "v", "P")  # a marker an SLO
+Answers = Mapping[tuple[str, str], Estimate]  # keyed by condition and system: the fewest GPUs that hold the level
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
@@ -57,7 +57,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         above_in=0.22,
         beside_in=0.2 + max(page.words_in(words, COUNT_POINTS) for panel in counts for words in panel),
         handles=handles,
-        text=brief(table, facts, note, _held(facts), *_apart(table), slo=False),
+        text=brief(table, facts, note, _criterion(facts), *_apart(table), slo=False),
     )
     looks = style.looks(names)
     for k, axis in enumerate(axis for line in axes for axis in line):
@@ -162,7 +162,7 @@ def _slo(panel: Panel) -> str:
     return str(panel["slo"]) if panel["slo_scale"] is None else f"{panel['slo_scale']:g}x{panel['slo']}"
 
 
-def _held(facts: About) -> str:
+def _criterion(facts: About) -> str:
     over = f"the mean of {facts.seeds} seeds" if facts.seeds > 1 else "one seed"
     met = f"{100 * facts.level:g} % of {definition(facts.definitions[0])} SLOs"
     return f"Fewest GPUs on which {over} meets {met}, by bracketing; numbers in the order of SLOs."

@@ -46,7 +46,7 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 
     `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """
-    told = [
+    lines = [
         {
             "label": row.label,
             "rate_scale": row.rate_scale,
@@ -62,7 +62,7 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
         if row.missed
         for cause in LOOKS
     ]
-    return pd.DataFrame(told)
+    return pd.DataFrame(lines)
 
 
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:

@@ -30,7 +30,7 @@ CHOOSES = frozenset({"--only", "--rename", "--panel"})
 PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
 LETTERS = "abcde"
 BAR_IN, FEWEST = 0.13, 3  # a bar; seeds of which there is an interval
-EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points that a line is wider than one on it, for so many; how far these differ
+EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points by which a line is wider than one on it, most lines, their distance
 HALVES = ("first", "second")
 ALONG = 0.75  # share of the rates of either that they have in common
 THIN = 0.5  # width of the line of a half of a real trace
@@ -146,7 +146,7 @@ def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
         yield from x[y >= least]
-        for k in np.flatnonzero(np.diff(y >= least)):  # where the line leaves the panel
+        for k in np.flatnonzero(np.diff(y >= least)):  # the line leaves the panel there
             yield x[k] + (x[k + 1] - x[k]) * (least - y[k]) / (y[k + 1] - y[k])
 
 
@@ -160,10 +160,10 @@ def _floor(rows: pd.DataFrame, unit: float) -> float:
 def _panels() -> list[tuple[str, tuple[str, str, float]]]:
     """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
     every = list(zip(LETTERS, PANELS, strict=True))
-    asked = form.ASKED.get().panel
-    if asked and asked not in tuple(LETTERS):
-        raise UserError(f'--panel "{asked}" is not one of {", ".join(LETTERS)}')
-    return [panel for panel in every if asked in {"", panel[0]}]
+    letter = form.ASKED.get().panel
+    if letter and letter not in tuple(LETTERS):
+        raise UserError(f'--panel "{letter}" is not one of {", ".join(LETTERS)}')
+    return [panel for panel in every if letter in {"", panel[0]}]
 
 
 def _bars(
@@ -329,7 +329,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
     yield f"Not drawn, for their models do not fit: {', '.join(unfit)}." * bool(unfit)
     yield "Triangles at the top edge: over 5 % of requests never end." * bool(np.isinf(tail).any())
-    yield f"Rates are scaled by {_each(frame['scaling'])}." * bool(frame["scaling"].notna().any())
+    yield f"Rates are scaled by {_listed(frame['scaling'])}." * bool(frame["scaling"].notna().any())
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
@@ -340,9 +340,9 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     if most > 1 and not halves:
         spread = f"{style.counted(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
-    trace = f"{_each(about['trace'])} ({_each(about['tier'])})"
+    trace = f"{_listed(about['trace'])} ({_listed(about['tier'])})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
-    setting = style.setting(about, spread, trace=trace, models=_each(about["models"]), slo=slo)
+    setting = style.setting(about, spread, trace=trace, models=_listed(about["models"]), slo=slo)
     return caption.within(
         caption.WORDS,
         setting,
@@ -358,16 +358,16 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     )
 
 
-def _each(values: pd.Series) -> str:
+def _listed(values: pd.Series) -> str:
     return " and ".join(sorted(map(str, values.dropna().unique())))
 
 
-def told(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
+def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
     unfit = tidy.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    told = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
-    notes = " ".join(part for part in told if part)
+    sentences = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
+    notes = " ".join(part for part in sentences if part)
     return style.caption(about, frame["n"], notes)
 
 
@@ -390,5 +390,5 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
     with style.theme(), form.marking(gone):
         figure = draw(table, note, halves, every, level)
-        caption = told(table, note, points(table) if halves else every[0])
+        caption = full_caption(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

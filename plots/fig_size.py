@@ -50,8 +50,8 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     )
     for axis, (x, name) in zip(axes, xs.items(), strict=True):
         shown = frame.dropna(subset=[x])
-        for (label, kind), each in shown.groupby(["label", "gpu"], sort=False):
-            look, ordered = looks[str(label)], each.sort_values(x)
+        for (label, kind), rows in shown.groupby(["label", "gpu"], sort=False):
+            look, ordered = looks[str(label)], rows.sort_values(x)
             y = 100 * ordered["worst"]
             page.curve(axis, ordered[x], y, look, line=False, size=4)
             axis.plot(
@@ -93,6 +93,6 @@ def _points(folder: Path) -> pd.DataFrame:
 def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the answer in a folder to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     frame, about = _points(folder), record.footer(folder / SIZE)
-    told = " ".join(filter(None, [f"{about['sentence']}. Only counts with a marker were run. Simulated.", note]))
+    text = " ".join(filter(None, [f"{about['sentence']}. Only counts with a marker were run. Simulated.", note]))
     with style.theme():
-        return style.save(draw(frame, about["asked"]["target"], told), stem, frame, command, told)
+        return style.save(draw(frame, about["asked"]["target"], text), stem, frame, command, text)

@@ -42,14 +42,14 @@ def points(facts: Mapping[str, Any]) -> pd.DataFrame:
     A phase whose order names no number has what the other leaves: all of them where that is closed.
     """
     sms, first = int(facts["sms"]), facts["partitions"][0][1]
-    told: dict[str, int | None] = {"prefill": 0, "decode": None}
+    known: dict[str, int | None] = {"prefill": 0, "decode": None}
     rows = []
     for now_s, model, phase, count in facts["partitions"]:
-        if model == first and phase in told:
-            told[phase] = count
-            prefill = told["prefill"]
+        if model == first and phase in known:
+            known[phase] = count
+            prefill = known["prefill"]
             if prefill is None:
-                prefill = sms - (told["decode"] or 0)
+                prefill = sms - (known["decode"] or 0)
             rows.append({"time_s": now_s, "prefill": prefill, "decode": sms - prefill})
     return pd.DataFrame(rows).drop_duplicates("time_s", keep="last", ignore_index=True)
 

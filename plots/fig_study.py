@@ -13,8 +13,8 @@ from harness.rows.about import About
 from harness.rows.record import SWEEP
 from plots import form, lines, matrix, parts, style, tradeoff
 
-# by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
-# there are several, pages(table, facts, note)
+# A drawer has points(table, facts), draw(table, facts, note) and full_caption(table, facts, note); one that draws many
+# pages has pages(table, facts, note) too.
 DRAWERS: Mapping[str, ModuleType] = {
     "lines": lines,
     "fleet": lines,
@@ -62,4 +62,4 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     gone = {name: max(words) for name, words in crossings.all_unserved(table, facts).items()}
     with style.theme(), form.marking(gone):
         drawn = pages(table, facts, note)
-        return style.save(drawn, stem, drawer.points(table, facts), command, drawer.told(table, facts, note))
+        return style.save(drawn, stem, drawer.points(table, facts), command, drawer.full_caption(table, facts, note))

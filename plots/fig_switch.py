@@ -71,18 +71,18 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
         handles=handles,
         text=note,
     )
-    at, left = np.arange(len(shown)), np.zeros(len(shown))
+    at, bottom = np.arange(len(shown)), np.zeros(len(shown))
     for stage in STAGES:
-        axis.barh(at, shown[stage], 0.62, left, color=COLORS[stage], edgecolor="white", linewidth=0.3)
-        left = left + shown[stage].to_numpy(np.float64)
+        axis.barh(at, shown[stage], 0.62, bottom, color=COLORS[stage], edgecolor="white", linewidth=0.3)
+        bottom = bottom + shown[stage].to_numpy(np.float64)
     hidden = [0.0 if x < 1e-6 else 0.5 for x in shown["hidden"]]
-    axis.barh(at, shown["hidden"], 0.62, left, color="white", edgecolor="#808080", linewidth=hidden)
-    for i, (total, beyond) in enumerate(zip(left, shown["hidden"], strict=True)):
+    axis.barh(at, shown["hidden"], 0.62, bottom, color="white", edgecolor="#808080", linewidth=hidden)
+    for i, (total, beyond) in enumerate(zip(bottom, shown["hidden"], strict=True)):
         axis.annotate(
             f"{total:.2g} s", (total + beyond, i), (2, 0), textcoords="offset points", va="center", fontsize=5.5
         )
     page.rows(axis, names)
-    page.ruler(axis.xaxis, 0, float((left + shown["hidden"]).max()))
+    page.ruler(axis.xaxis, 0, float((bottom + shown["hidden"]).max()))
     page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
     return figure
 

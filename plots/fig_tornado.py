@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # by what a change is: a factor below 1, above 1, another mode
+LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # colours of a factor below 1, above 1, and another mode
 BAR_IN = 0.24  # height of a constant's bars
-THICK = 0.34  # of one bar, where a constant has 1
+THICK = 0.34  # height of the bar of a constant that has one
 
 
 def draws(folder: Path) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BINS = 120  # of the time axis
+BINS = 120  # bins on the time axis
 MOST_MODELS = 40  # rows of the strip of models
 SHORTEST_GAP_S = 1e-3
 

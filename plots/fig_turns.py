@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
-LETTER_S = 0.55  # of the axis that a digit takes, at SPAN_S
+LETTER_S = 0.55  # share of the axis that a digit takes at SPAN_S
 COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
-LOOKS: Mapping[str, style.Look] = {  # by series; the two models are Weaver's
+LOOKS: Mapping[str, style.Look] = {  # a colour a series; the two models are Weaver's
     "Weaver": WEAVER,
     "dedicated": style.SYSTEMS["dedicated"],
     "MuxServe": MUXSERVE,
@@ -34,7 +34,7 @@ NAMES: Mapping[str, str] = {  # as systems are called in other figures
     "hot model": "weaver, hot model",
     "cold model": "weaver, cold model",
 }
-SERIES: Mapping[str, str] = {  # by system
+SERIES: Mapping[str, str] = {  # keyed by system
     "weaver": "Weaver",
     "dedicated": "dedicated",
     "muxserve": "MuxServe",
@@ -42,7 +42,7 @@ SERIES: Mapping[str, str] = {  # by system
 }
 OFFLOADED = " % offloaded"  # the ending of such systems' names
 COLD_RPS = 1.0
-HELD = 0.98  # of the requests offered, by every seed, where a line has a point
+HELD = 0.98  # share of the requests offered that every seed finishes where a line has a point
 PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms, over 4.83, and 9.5 % less
     "highest": {"dedicated": 15.0, "Weaver": 22.0},
     "control": {"CPU": 175.0, "GPU": 175.0 / 4.83, "GPU, split": 175.0 / 4.83 * (1 - 0.095)},

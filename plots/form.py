@@ -24,7 +24,7 @@ from harness.policy.types import UserError
 
 FORMATS = ("pdf", "png", "svg", "pgf")
 LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
-LEAST, MOST_IN = 0.65, 40.0  # of the width that a figure is made for, as a share; inches
+LEAST, MOST_IN = 0.65, 40.0  # share of the width that a figure is made for; inches
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 MOST_STYLE_BYTES = 1 << 20
 
@@ -43,8 +43,8 @@ class Form:
 
     def words(self) -> tuple[str, ...]:
         """List the options that choose or name what is drawn, which only some figures take."""
-        asked = {"--only": self.only, "--rename": self.rename, "--panel": self.panel}
-        return tuple(name for name, value in asked.items() if value)
+        given = {"--only": self.only, "--rename": self.rename, "--panel": self.panel}
+        return tuple(name for name, value in given.items() if value)
 
 
 ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - frozen, and nobody writes its table
@@ -103,15 +103,15 @@ def style_of(path: Path) -> dict[str, Any]:
 
 def width(made_for: float) -> float:
     """Return the width in inches of a figure that is made for a width. UserError for one at which words collide."""
-    asked = ASKED.get().width_in
-    if asked is None:
+    width_in = ASKED.get().width_in
+    if width_in is None:
         return made_for
-    if asked < LEAST * made_for:
+    if width_in < LEAST * made_for:
         least = math.ceil(100 * LEAST * made_for) / 100
         raise UserError(
-            f"--width {asked:g}: this figure is made for {made_for:g} inches, and its words collide below {least:g}"
+            f"--width {width_in:g}: this figure is made for {made_for:g} inches, and its words collide below {least:g}"
         )
-    return asked
+    return width_in
 
 
 def called(label: str) -> str | None:
@@ -125,12 +125,12 @@ def called(label: str) -> str | None:
 
 def chosen(table: pa.Table) -> pa.Table:
     """Return the rows of the systems that are asked for. UserError for one that is not in it."""
-    asked = ASKED.get()
+    form = ASKED.get()
     labels = list(dict.fromkeys(table["label"].to_pylist()))
-    for option, names in (("--only", asked.only), ("--rename", asked.rename)):
+    for option, names in (("--only", form.only), ("--rename", form.rename)):
         for name in names:
             if name not in labels:
                 raise UserError(f'{option}: no system "{name}" here{meant(name, labels)} (it has: {", ".join(labels)})')
-    if not asked.only:
+    if not form.only:
         return table
-    return table.filter(pc.is_in(table["label"].cast(pa.string()), pa.array(asked.only)))
+    return table.filter(pc.is_in(table["label"].cast(pa.string()), pa.array(form.only)))

@@ -34,18 +34,18 @@ def svg(figure: Figure) -> bytes:
     ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ET.fromstring(out.getvalue())
     height = float(figure.get_size_inches()[1]) * POINTS
-    left = MOST
+    room = MOST
     for group in list(root.iter(f"{{{SVG}}}g")):
         known = marked.get(group.get("id", ""))
         if known is None:
             continue
         axes, artist, name = known
         for mark in list(group.iter(f"{{{SVG}}}use")) if isinstance(artist, Line2D) else [group]:
-            if left and (words := _words(axes, artist, name, mark, height)):
+            if room and (words := _words(axes, artist, name, mark, height)):
                 title = ET.Element(f"{{{SVG}}}title")
                 title.text = words
                 mark.insert(0, title)
-                left -= 1
+                room -= 1
     for text in root.iter(f"{{{SVG}}}text"):
         text.set("style", re.sub(r"'DejaVu Sans'(, [^;]*)?", FONTS, text.get("style", "")))
     return bytes(ET.tostring(root, encoding="utf-8", xml_declaration=False))

@@ -23,7 +23,7 @@ from harness.rows import crossings, setting, tidy
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import fewest, overview, page, style
-from plots.caption import CORRECTED, asked, caption, seen
+from plots.caption import CORRECTED, caption, sampling, seen
 from plots.caption import definition as met
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
 RATE = "requests per second"
 XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-WORDS = {  # of what a condition says of its setting
+WORDS = {  # words for what a condition says about its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
     "assign": {
@@ -50,7 +50,7 @@ WORDS = {  # of what a condition says of its setting
     },
     "plan": setting.PLANS,
 }
-USUAL = {  # of what another condition says, and this one does not
+USUAL = {  # words for what another condition says and this one does not
     "process": "own processes",
     "sharing": "own sharing",
     "assign": "streams as released",
@@ -60,7 +60,7 @@ USUAL = {  # of what another condition says, and this one does not
     "scaled": "constants as measured",
 }
 NARROW = 4  # columns of panels that fit one column of a page
-Line = Mapping[int, Panel]  # by column: the panels that stand side by side
+Line = Mapping[int, Panel]  # keyed by column: the panels that stand side by side
 
 
 class Drawn(NamedTuple):
@@ -146,23 +146,23 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
         curved = draw(table, facts, note)  # raises where there is nothing
         return [fewest.draw(table, facts, note), curved]
     first = overview.draw(table, facts, note)
-    kept, gone = list[tuple[str, list[Panel]]](), list[str]()
+    drawn, gone = list[tuple[str, list[Panel]]](), list[str]()
     for definition in facts.definitions:
         same = {panel["condition"] for panel in facts.panels if overview.alike(table, panel, definition, facts.systems)}
         gone += [f"{met(definition)} of {condition}" for condition in same]
-        left = [
+        telling = [
             panel for panel in facts.panels if not {half["condition"] for half in together(panel, facts.panels)} <= same
         ]
-        kept += [(definition, part) for part in _parted(left)]
-    if not kept:
+        drawn += [(definition, part) for part in _parted(telling)]
+    if not drawn:
         return [draw(table, facts, note)]
     least = f"Attainment below {_floor(facts):g} % is not drawn." if _floor(facts) else ""
     whole = f"Left out, as all systems are at 100 %: {', '.join(sorted(gone))}." if gone else ""
     figures = [first] if first else []
-    for k, (definition, panels) in enumerate(kept):
+    for k, (definition, panels) in enumerate(drawn):
         rows = table.filter(pc.is_in(table["condition"].cast(pa.string()), pa.array([p["condition"] for p in panels])))
         part = replace(facts, panels=tuple(panels), definitions=(definition,))
-        text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
+        text = " ".join(filter(None, [full_caption(table, facts, note), least, whole])) if k == 0 else ""
         if len(rows.filter(pc.is_null(rows["skipped"]))):
             figures.append(_drawn(rows, part, text, tall=True))
     return figures or [draw(table, facts, note)]
@@ -194,7 +194,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     if not len(curves(table, facts)):
         raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
     fleet = facts.layout == FLEET
-    return _drawn(table, fewest.by_slo(facts) if fleet else facts, told(table, facts, note), tall=fleet)
+    return _drawn(table, fewest.by_slo(facts) if fleet else facts, full_caption(table, facts, note), tall=fleet)
 
 
 def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> Figure:
@@ -367,7 +367,7 @@ def _curves(
             z=z,
             size=size,
             least=_floor(facts),
-            transform=_beside(axis, label, facts.controls, frame),
+            transform=_aside(axis, label, facts.controls, frame),
         )
         c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
         if c is not None and c.at.sign == "=":  # not beyond the axis
@@ -376,7 +376,7 @@ def _curves(
             axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **look.marks(size=MARKER))
 
 
-def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
+def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
     """Return the transform that moves a control aside where another series would hide it.
 
     Controls stand left and right of an x that they share with others.
@@ -423,10 +423,10 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
 # ------------------------------------------------------------------ the caption
 
 
-def told(table: pa.Table, facts: About, note: str = "") -> str:
+def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, with the choice of rates, which the CSV holds."""
     halves = any(panel.get("half") for panel in facts.panels)
-    sentences = [*seen(facts.panels), *asked(table, facts), *_rates(facts.panels), *_bounds(facts)]
+    sentences = [*seen(facts.panels), *sampling(table, facts), *_rates(facts.panels), *_bounds(facts)]
     sentences += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
     return caption(table, facts, "mean and 95 % interval", *sentences, CORRECTED, note=note)
 

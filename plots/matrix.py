@@ -19,14 +19,14 @@ from harness.rows.about import About
 from harness.rows.crossings import NO_ROOM, Standing
 from harness.rows.estimate import NONE, RATIO, Estimate
 from plots import page, style
-from plots.caption import CORRECTED, asked, brief, caption, definition, flat
+from plots.caption import CORRECTED, brief, caption, definition, flat, sampling
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]  # of `ratios`
+Row = Mapping[str, Any]  # a row of `ratios`
 ROW_IN, HEAD_IN = 0.3, 0.11  # heights of a row, and of a line of the pairs' names
 NAMED = 28  # letters of a line of a row's name
 CASES = "single windows: least to most, no interval"
@@ -38,11 +38,11 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
-    told = [
+    rows = [
         {**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
         for row in ratios(table, facts)
     ]
-    return pd.DataFrame(told)
+    return pd.DataFrame(rows)
 
 
 def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
@@ -70,7 +70,7 @@ def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
     return rows
 
 
-Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # by column (a ratio, alone or not) and name of a condition
+Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # keyed by column (a ratio, alone or not) and a condition's name
 
 
 def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
@@ -85,11 +85,11 @@ def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
         if not (row["other_end"] and end and base in names):
             cells.setdefault(((row["ratio"], row["kind"] == "alone"), row["name"]), []).append(row)
     some = {key for key, cases in cells.items() if any(row["standing"] != NO_ROOM for row in cases)} or cells.keys()
-    columns, kept = {column for column, _ in some}, {name for _, name in some}
-    gone = [name for _, name in cells if name not in kept] + [
+    columns, named = {column for column, _ in some}, {name for _, name in some}
+    gone = [name for _, name in cells if name not in named] + [
         ratio for (ratio, _), _ in cells if ratio not in {ratio for ratio, _ in columns}
     ]
-    shown = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in kept}
+    shown = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in named}
     return shown, list(dict.fromkeys(gone))
 
 
@@ -214,9 +214,9 @@ def _standing(row: Row) -> Standing:
     return Standing(e, row["standing"], row["note"], flat=row["flat"], differences=row["gaps"])
 
 
-def told(table: pa.Table, facts: About, note: str = "") -> str:
+def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, with the choice of rates, which the CSV holds."""
-    return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
+    return caption(table, facts, "mean and 95 % interval", _what(facts), *sampling(table, facts), CORRECTED, note=note)
 
 
 def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gone: Sequence[str]) -> str:
@@ -232,7 +232,7 @@ def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gon
         flat(_standing(row) for row in shown),
         f"At the start: {', '.join(varied)}." * bool(varied and facts.layout == "steps"),
         *facts.notes,
-        *asked(table, facts),
+        *sampling(table, facts),
         "Intervals are 95 %.",
     )
 

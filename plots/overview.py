@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line
-WHOLE = 0.9995  # of attainment: what prints as 100.0 %
+WHOLE = 0.9995  # attainment that prints as 100.0 %
 ROW_IN = 0.135  # height of a system's row
-HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
+HALVES = {"first": 0.26, "second": -0.26}  # share of a row above its middle
 PAPER = "#202020"
 PAPER_MARK: Mapping[str, Any] = {
     "marker": "x",
@@ -65,7 +65,7 @@ class Cell:
 
 
 @dataclass
-class Row:
+class Marks:
     """Marks of one system in a cell."""
 
     label: str
@@ -138,7 +138,7 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
     What is 100 % for everyone is left out; so is, while there is another, the same condition with parameters of its
     trace changed.
     """
-    kept = [
+    telling = [
         cell
         for cell in cells(facts)
         if not all(
@@ -147,14 +147,14 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
     ]
     kin: dict[tuple[str, str], int] = {}
     ranks = list[tuple[bool, bool, int, int]]()
-    for cell in kept:
+    for cell in telling:
         key = (cell.any["name"], cell.any["trace"].partition("+")[0])
         kin[key] = kin.get(key, -1) + 1
         ranks.append((not cell.panels, not claims_of(cell.any, facts), kin[key], len(ranks)))
-    return [kept[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
+    return [telling[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
 
 
-def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Row]]:
+def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Marks]]:
     """Return the systems' rows of each cell, their standings corrected together (Holm)."""
     by_cell = [_rows(table, facts, cell) for cell in shown]
     judged = [row for cell_rows in by_cell for row in cell_rows if row.standing is not None]
@@ -164,11 +164,11 @@ def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Row]
     return by_cell
 
 
-def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Row]:
+def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
     level, first = facts.level, facts.systems[0]
     parts = [crossings.of_panel(table, panel) for panel in cell.panels]
     sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
-    at, made = dict[str, Crossing](), list[Row]()
+    at, made = dict[str, Crossing](), list[Marks]()
     for label in facts.systems:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
@@ -180,7 +180,7 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Row]:
             for half, (part, panel) in sides.items()
             if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None
         }
-        row = Row(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
+        row = Marks(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
         if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
             row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
         if row.at is not None:
@@ -230,7 +230,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
     )
 
 
-def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
+def _lines(cell: Cell, row: Marks, first: str) -> Iterator[dict[str, Any]]:
     sides = {cell.panels[0]["condition"]: row.at} if cell.panels else {}
     sides |= {panel["condition"]: row.halves.get(half) for half, panel in cell.halves.items()}
     for condition, c in sides.items():
@@ -275,12 +275,12 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
     ]
     judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
     room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
-    beside = 0.15 + (0.15 + max(room) if room else 0.0)
+    verdict_in = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
         [(len(line), ROW_IN * len(of)) for line, of in zip(lines, names, strict=True)],
         left_in=page.names_in(called),
-        beside_in=beside,
+        beside_in=verdict_in,
         above_in=0.34,
         below_in=0.32,
         handles=_handles(by_cell, facts.systems[0]),
@@ -290,7 +290,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
         for k, axis in zip(line, panels, strict=True):
             page.rows(axis, [style.called(name) for name in of], labelled=axis is panels[0], shaded=True)
             _panel(axis, shown[k], {row.label: row for row in by_cell[k]}, of, looks)
-            _title(axis, page.LETTERS[k], shown[k], shown, facts, beside)
+            _title(axis, page.LETTERS[k], shown[k], shown, facts, verdict_in)
     return figure
 
 
@@ -330,7 +330,7 @@ def _judged(cell: Cell) -> bool:
 
 
 def _panel(
-    axis: Axes, cell: Cell, by_name: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
+    axis: Axes, cell: Cell, by_name: Mapping[str, Marks], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
     """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
     counts, (low, high) = cell.any["axis"] in {"gpus", "models"}, _ends(by_name.values())
@@ -368,15 +368,15 @@ def _panel(
                 style="italic",
             )
         if row.standing is not None:
-            style.beside(axis, k, row.standing)
+            style.annotate_verdict(axis, k, row.standing)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
     """Draw a crossing with its interval; hollow, with an arrow, where it is only a bound."""
     low, high = within
-    left = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
+    first = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
     right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high
-    ends = [e.mean if left is None else max(left, low), e.mean if right is None else min(right, high)]
+    ends = [e.mean if first is None else max(first, low), e.mean if right is None else min(right, high)]
     page.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
     for end, edge, arrow in ((ends[0], low, "<"), (ends[1], high, ">")):
         if end == edge:
@@ -384,7 +384,7 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
     axis.plot([e.mean], [y], linestyle="none", zorder=3, **look.marks(hollow=e.sign != "=", size=3.6))
 
 
-def _ends(shown: Iterable[Row]) -> tuple[float, float]:
+def _ends(shown: Iterable[Marks]) -> tuple[float, float]:
     """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
     listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
@@ -396,7 +396,7 @@ def _ends(shown: Iterable[Row]) -> tuple[float, float]:
     return few / wider, many * wider
 
 
-def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patch]:
+def _handles(by_cell: Sequence[Sequence[Marks]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for cell_rows in by_cell for row in cell_rows]
     grey = page.BOTH
@@ -431,7 +431,7 @@ def _handles(by_cell: Sequence[Sequence[Row]], first: str) -> list[Line2D | Patc
     return handles
 
 
-def _caption(table: pa.Table, facts: About, by_cell: Sequence[Sequence[Row]], note: str) -> str:
+def _caption(table: pa.Table, facts: About, by_cell: Sequence[Sequence[Marks]], note: str) -> str:
     every = [row.standing for cell_rows in by_cell for row in cell_rows if row.standing is not None]
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts.panels)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LEVEL: Any = (0, (4, 2))  # dashes of a level that is to be reached, or of what is equal
 CAPTION_POINTS = 5.0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-DIGITS = ((1, 2, 5), (1, 3), (1,))  # that have labels on a logarithm: the first of these that leave room
-BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # of a legend's entry for every system
+DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits with labels on a logarithm: the first set that leaves room
+BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # looks of a legend's entry for every system
 
 # ------------------------------------------------------------------ a page
 
@@ -89,7 +89,7 @@ def panels(
 
 
 def grid(count: int, across: int, high_in: float) -> list[tuple[int, float]]:
-    """Return lines of panels for `panels`, at most so many across."""
+    """Return lines of panels for `panels`, at most `across` in a line."""
     return [(min(across, count - k), high_in) for k in range(0, count, across)]
 
 
@@ -99,7 +99,7 @@ def words_in(text: str, points: float) -> float:
 
 
 def wrapped(text: str, inches: float, points: float) -> str:
-    """Wrap a text to lines that fit so many inches; a word that is longer has a line of its own."""
+    """Wrap a text to lines that fit a width in inches; a longer word has a line of its own."""
     lines = list[str]()
     for part in text.split("\n"):
         lines.append("")
@@ -140,7 +140,7 @@ def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
 
 
 def fitting(text: str, inches: float, points: float) -> float:
-    """Return the type, at most `points`, in which each line of a text fits so many inches."""
+    """Return the type, at most `points`, in which each line of a text fits a width in inches."""
     return points * min(1.0, inches / max(1e-9, *(words_in(line, points) for line in text.split("\n"))))
 
 
@@ -175,7 +175,7 @@ def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool
 
 
 def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whole: bool = False) -> list[float]:
-    """Return the round numbers within an axis of so many inches: as many as leave each other room, and two at least."""
+    """Return the round numbers within an axis of a length in inches: at least two, and as many as have room."""
     size = mpl.rcParams["xtick.labelsize" if flat else "ytick.labelsize"]
     first, last = (math.log10(low), math.log10(high)) if log else (low, high)
 
@@ -285,8 +285,8 @@ def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1
     ends = np.array([low / wider, high * wider])
     axis.fill_between(ends, ends / band, ends * band, color="#000000", alpha=0.1, linewidth=0)
     axis.plot(ends, ends, color="#000000", linewidth=0.6)
-    for each in (axis.xaxis, axis.yaxis):
-        ruler(each, float(ends[0]), float(ends[1]), log=True, share=0.0)
+    for axis_ in (axis.xaxis, axis.yaxis):
+        ruler(axis_, float(ends[0]), float(ends[1]), log=True, share=0.0)
     axis.set_yticks(axis.get_xticks())
 
 

@@ -13,7 +13,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.about import About
 from plots import page, style
-from plots.caption import asked, brief, caption, definition
+from plots.caption import brief, caption, definition, sampling
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +118,7 @@ def _panel(axis: Axes, bars: pd.DataFrame) -> None:
         axis.plot([most], [k], "D", color=MOST, markersize=2.6, zorder=3)
 
 
-def told(table: pa.Table, facts: About, note: str = "") -> str:
+def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, which the CSV holds."""
     above = "Above each panel: what the whole system attains."
-    return caption(table, facts, "mean and 95 % interval, paired,", above, *asked(table, facts), note=note)
+    return caption(table, facts, "mean and 95 % interval, paired,", above, *sampling(table, facts), note=note)

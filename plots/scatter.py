@@ -95,8 +95,8 @@ def kernels(frame: pd.DataFrame) -> Figure:
         fitted, words = drawn[~drawn["held"]], []
         page.scatter(axis, fitted["measured"], fitted["predicted"], ("#b9b9b9", "o"), markersize=1.2, **small)
         for gpu, look in looks.items():
-            held, rows = drawn[drawn["held"] & (drawn["gpu"] == gpu)], every[every["held"] & (every["gpu"] == gpu)]
-            page.scatter(axis, held["measured"], held["predicted"], look, markersize=1.9, alpha=0.75, **small)
+            holding, rows = drawn[drawn["held"] & (drawn["gpu"] == gpu)], every[every["held"] & (every["gpu"] == gpu)]
+            page.scatter(axis, holding["measured"], holding["predicted"], look, markersize=1.9, alpha=0.75, **small)
             off = (rows["predicted"] / rows["measured"] - 1).abs()
             words += [f"{gpu}: median {off.median():.1%}, P95 {off.quantile(0.95):.1%}"] * bool(len(rows))
         axis.text(0.03, 0.97, "\n".join(words), transform=axis.transAxes, va="top", fontsize=5.5, linespacing=1.3)
@@ -114,9 +114,9 @@ def steps(frame: pd.DataFrame, note: str) -> Figure:
     for axis, model in zip(axes, models, strict=True):
         mine = frame[frame["model"] == model]
         page.alike(axis, 1e3 * mine[["measured_s", "fitted_s"]].to_numpy(np.float64), band)
-        for (what, held), rows in mine.groupby(["what", "held"]):
+        for (what, holds), rows in mine.groupby(["what", "held"]):
             page.scatter(
-                axis, 1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], STEPS[OF_STEPS[str(what)]], hollow=bool(held)
+                axis, 1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], STEPS[OF_STEPS[str(what)]], hollow=bool(holds)
             )
         page.named(axis, model, "measured (ms)", "fitted (ms)")
     return figure

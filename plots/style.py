@@ -139,7 +139,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     known = {**PRESETS, **SYSTEMS}
     by_label: dict[str, Look] = {}
-    kin: dict[str, list[Look]] = {}  # by system
+    kin: dict[str, list[Look]] = {}  # keyed by system
 
     def order(label: str) -> tuple[bool, bool, bool, str]:
         return label not in known, system_of(label) not in SYSTEMS, label.endswith(" (A/A)"), label
@@ -257,7 +257,7 @@ FILLS: Mapping[str, Fill] = {
 BESIDE_POINTS = 5.2
 
 
-def beside(axis: Axes, y: float, standing: Standing) -> None:
+def annotate_verdict(axis: Axes, y: float, standing: Standing) -> None:
     """Say at the right of an axis who is ahead, on its colour, and by how much."""
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
     axis.annotate(
@@ -294,7 +294,7 @@ def signed(says: str, first: str) -> str:
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> float:
-    """Put the legend on top of a figure, in at most so many columns as fit; returns its height in inches."""
+    """Put the legend on top of a figure, in as many columns as fit; returns its height in inches."""
     for handle in handles:  # a letter takes about 0.05 inches
         handle.set_label(textwrap.fill(str(handle.get_label()), int(figure.get_figwidth() / 0.054) - 6))
     for count in range(min(columns, len(handles)), 0, -1):
@@ -315,18 +315,18 @@ def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     `spread` says what is drawn of several seeds. Other words stand in place of what the runs say themselves.
     """
 
-    def each(column: str) -> str:
+    def listed(column: str) -> str:
         return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
 
-    fit = each("fit")
+    fit = listed("fit")
     facts = {
-        "trace": f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
-        "models": f"models: {each('models')}",
+        "trace": f"{listed('trace')} ({listed('tier')}{f', fit {fit}' if fit else ''})",
+        "models": f"models: {listed('models')}",
         "gpus": mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
-        "machine": each("machine"),
+        "machine": listed("machine"),
         "fidelity": words.fidelities(sorted(runs["fidelity"].dropna().unique())),
         "unchecked": unchecked(runs),
-        "slo": f"SLO {each('slo')}",
+        "slo": f"SLO {listed('slo')}",
         "spread": spread,
         "plans": words.plans(runs["plan_origin"].dropna().unique()),
     }
@@ -349,9 +349,9 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
     spread = f"mean and 95 % interval of {count} seeds" if max(seeds) > 1 else "one run, no interval"
     if pooled:
         spread = f"{count} seeds together" if max(seeds) > 1 else "one run"
-    told = [setting(runs, spread), invalid(runs), unserved(), unvetted(runs), note]
-    told += [TAILS] if "simulated" in set(runs["fidelity"]) else []
-    return " ".join(part for part in told if part)
+    sentences = [setting(runs, spread), invalid(runs), unserved(), unvetted(runs), note]
+    sentences += [TAILS] if "simulated" in set(runs["fidelity"]) else []
+    return " ".join(part for part in sentences if part)
 
 
 def departs(runs: pd.DataFrame) -> str:
@@ -364,14 +364,14 @@ def degrees(runs: pd.DataFrame) -> str:
     """Name the systems that chose their own degrees of parallelism."""
     if "degrees" not in runs:
         return ""
-    told = words.degrees(zip(runs["label"], runs["degrees"], strict=True))
-    return f"{told[0].upper()}{told[1:]}." if told else ""
+    degrees = words.degrees(zip(runs["label"], runs["degrees"], strict=True))
+    return f"{degrees[0].upper()}{degrees[1:]}." if degrees else ""
 
 
 def unserved() -> str:
     """Say what `MARK` means: which systems meet no SLO of some model; empty where none has it."""
-    each = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
-    return f"{MARK} {', '.join(each)}." if each else ""
+    labels = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
+    return f"{MARK} {', '.join(labels)}." if labels else ""
 
 
 def invalid(runs: pd.DataFrame) -> str:

@@ -62,7 +62,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         columns=2,
         below_in=0.28 + (max(room) if turned else 0.08),
         handles=[Line2D([], [], linestyle=look.line, label=name, **look.marks()) for name, look in by_name.items()],
-        text=brief(table, facts, note, _told(facts)),
+        text=brief(table, facts, note, _what(facts)),
     )
     for condition, look in by_name.items():
         mine = frame[frame["condition"] == condition].set_index("setting").reindex(names)
@@ -85,11 +85,11 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     return figure
 
 
-def _told(facts: About) -> str:
+def _what(facts: About) -> str:
     settings = f"Settings in the study's order; dashed: {100 * facts.level:g} %."
     return f"{settings} GPU-hours: weights on a GPU or on their way to it, of whole runs. Bars are 95 % intervals."
 
 
-def told(table: pa.Table, facts: About, note: str = "") -> str:
+def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, which the CSV holds."""
-    return caption(table, facts, "mean and 95 % interval", _told(facts), note=note)
+    return caption(table, facts, "mean and 95 % interval", _what(facts), note=note)

@@ -34,16 +34,16 @@ def again(words: Iterable[str], *options: str) -> str:
     A new `--set` replaces one of the same key alone.
     """
     pairs = list(zip(options[::2], options[1::2], strict=True))
-    kept, rest = [], iter(words)
+    words_kept, rest = [], iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if not any(name == option for option, _ in pairs):
-            kept.append(word)
+            words_kept.append(word)
             continue
         value = value if equals else next(rest, "")
         if name == "--set" and not any(value.partition("=")[0] == new.partition("=")[0] for _, new in pairs):
-            kept += [name, value]
-    return shlex.join(["bench", *kept, *options])
+            words_kept += [name, value]
+    return shlex.join(["bench", *words_kept, *options])
 
 
 def explain_command(run: Path, rule: str, *options: str) -> str:

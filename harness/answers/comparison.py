@@ -30,16 +30,16 @@ from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
-MOST_COLUMNS = 8  # of a table in a paper, the systems' names among them
+MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
     """Say how far the asker's system keeps its SLOs, who serves more, and on which models and machine."""
-    told = verdict(measured.table, shown, rule)
+    sentence = verdict(measured.table, shown, rule)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
     facts = filter(None, (stem(spec.models), where, streams.share(Setup(spec).trace.kept_share)))
-    return f"{told} ({', '.join(facts)})" if told else ""
+    return f"{sentence} ({', '.join(facts)})" if sentence else ""
 
 
 def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
@@ -91,8 +91,8 @@ def _prefix_cache(measured: Measured) -> str:
     """Say whether prompts find what earlier ones left; empty where the trace does not tell who shares what."""
     spec = measured.reference
     if spec.prefix_cache is None:
-        asked = measured.study.spec.get("prefix_cache")
-        return "no prefix cache: the trace has no ids of blocks" if asked else ""
+        wanted = measured.study.spec.get("prefix_cache")
+        return "no prefix cache: the trace has no ids of blocks" if wanted else ""
     return "prefix cache" if spec.prefix_cache else "no prefix cache"
 
 
@@ -115,7 +115,7 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
     base = f" (P95 on dedicated{kind and f' {kind}'})" if rule.endswith("P95") else ""
     plans = f" · {setting.plans([spec.plan])}" if _plans(measured) else ""
     cache = _prefix_cache(measured)
-    machine = f" · {asked}" if (asked := setting.machine(as_dict(spec))) else ""
+    machine = f" · {machine_text}" if (machine_text := setting.machine(as_dict(spec))) else ""
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({stem(spec.models)}), "
         f"{load} · {spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)}{machine} · "
@@ -130,11 +130,11 @@ def _load(measured: Measured, shown: Summary) -> str:
     at = [scale] if math.isnan(shown.offered_rps) else [f"{shown.offered_rps:.3g} req/s", scale]
     facts = at[1:] + [f"--scaling {spec.scaling}"] * (spec.scaling != "rotate")
     facts += [f"{len(measured.xs)} rates ran"] * (len(measured.xs) > 1)
-    beside = f" ({', '.join(facts)})" if facts else ""
+    details = f" ({', '.join(facts)})" if facts else ""
     warm = f", after {spec.warmup_s:g} s of warm-up" if spec.warmup_s and traffic(spec)[1] is None else ""
     rest = gap_in_swaps(spec, shown.rate_scale)
     rests = "" if math.isnan(rest) else f" Models rest {rest:.3g} times as long as a load from the host takes."
-    return f"Table: at {at[0]}{beside}{warm}.{rests}"
+    return f"Table: at {at[0]}{details}{warm}.{rests}"
 
 
 def _fit(fit: str | None) -> str:
@@ -203,13 +203,13 @@ def terminal(
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]
-    left = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
+    without_room = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
     if not systems:
-        return left
+        return without_room
     wide = _table(shown, systems, columns, shown.best)
     if max(map(len, wide.text())) > room:
         wide = _table(shown, systems, columns, shown.best, spread=[c.key for c in columns if c.headline][-1:])
-    return [*wide.text(bold=bold), *left]
+    return [*wide.text(bold=bold), *without_room]
 
 
 def whole(shown: Summary) -> Table:

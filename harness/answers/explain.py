@@ -27,7 +27,7 @@ class Cause(NamedTuple):
 
     phrase: str
     what: str
-    excess: str = ""  # of a miss, where that is something else
+    excess: str = ""  # the cause in a miss, if it differs from `what`
 
     @property
     def missed(self) -> str:
@@ -51,8 +51,8 @@ CAUSES: Mapping[str, Cause] = {
     "contention": Cause("contention", "running, slowed by work that runs on its GPU at the same time"),
     "failed": Cause("failed", "the server refused it, stopped early or was lost"),
 }
-REASONS = 3  # of failures
-SHOWN = 5  # of the latest misses
+REASONS = 3  # failures that are listed
+SHOWN = 5  # latest misses that are listed
 SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 MISSED = {  # the part of a request's time that explains its miss, by Definition.part
@@ -210,9 +210,9 @@ def made_of(ns: Mapping[str, int]) -> str:
 
 def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
     """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
-    told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
-    told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
-    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda entry: entry[:2]))
+    lines = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
+    lines += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
+    yield from (f"  {line}" for _, _, line in sorted(lines, key=lambda entry: entry[:2]))
 
 
 def _line(part: Part, arrival_ns: int) -> str:

@@ -9,7 +9,7 @@ from textwrap import wrap
 
 from harness.answers.table import WIDTH, Table
 from harness.rows.estimate import NONE
-from harness.study.ledger import Ledger, Line, Statement
+from harness.study.ledger import Evidence, Ledger, Statement
 from harness.study.rule import CLASSES, SAYS
 
 UNKNOWN = "nothing is known that is sufficient"
@@ -26,10 +26,10 @@ def markdown(ledger: Ledger) -> Iterator[str]:
     )
     yield ""
     verdicts = [s.verdict for s in ledger.statements if s.stands]
-    kept = [word for word in SAYS if word in CLASSES or word in verdicts]
-    yield from _by_paper([s for s in ledger.statements if s.stands], kept)
+    classes = [word for word in SAYS if word in CLASSES or word in verdicts]
+    yield from _by_paper([s for s in ledger.statements if s.stands], classes)
     yield ""
-    for word in kept:
+    for word in classes:
         yield from _wrapped(f"**{verdicts.count(word)} {word}**: {SAYS[word]}", "- ")
     for paper, group in groupby(sorted(ledger.statements, key=_of), key=_of):
         yield from ("", f"## {paper}")
@@ -62,20 +62,20 @@ def block(stated: Statement) -> Iterator[str]:
     verdict = stated.verdict if stated.stands else "beside a statement of another study"
     yield from _wrapped(f"**{verdict}** · {escaped(stated.says)}{section}. The paper: {escaped(stated.number)}.", "")
     yield ""
-    told = (line for line in stated.lines if line.here != NONE or line.says in CLASSES or line.note)
-    order = sorted(told, key=lambda line: line.evidence)
+    shown = (line for line in stated.lines if line.here != NONE or line.says in CLASSES or line.note)
+    order = sorted(shown, key=lambda line: line.evidence)
     for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
         comparisons = list(lines)
         if where:
             place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
             yield from _wrapped("beside it, " * evidence + place, "- ")
         for line in comparisons:
-            yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
+            yield from _wrapped(escaped(_comparison(line)), "  - " if where else "- ")
     if words := _why(stated):
         yield from _wrapped(escaped(words), "- ")
 
 
-def _told(line: Line) -> str:
+def _comparison(line: Evidence) -> str:
     """Render a comparison in words."""
     says = f" ({line.says})" if line.says != "input" else ""
     extra = "".join(f"; {text}" for text in (line.note, line.weak and f"but only {line.weak}") if text)

@@ -11,7 +11,7 @@ from harness.answers.table import WIDTH, folded, printed
 from harness.rows import crossings
 from harness.rows.about import About
 from harness.study import claims, measured
-from harness.study.claims import Line, paper_text, reason
+from harness.study.claims import SectionVerdict, paper_text, reason
 
 
 def lines(table: pa.Table, about: About) -> Iterator[str]:
@@ -20,26 +20,26 @@ def lines(table: pa.Table, about: About) -> Iterator[str]:
     yield answer(about, every)
     yield f"simulated, {about.setting}; {about.seeds} seed{'s' * (about.seeds > 1)}"
     for name in about.shown:
-        held = name == measured.HELD_RPS
+        is_rate = name == measured.HELD_RPS
         yield (
             f"{name}, the rate up to which {100 * about.level:g} % are within"
-            if held
+            if is_rate
             else f"{name} at the highest rate"
         )
         yield from printed([list(_table(table, about, name))])
     yield from claimed(every)
 
 
-def judged(table: pa.Table, about: About) -> list[Line]:
+def judged(table: pa.Table, about: About) -> list[SectionVerdict]:
     """Judge every claim of a study, a line for each law of lengths."""
     return [
-        Line(verdict.claim.section, verdict, measured.law(verdict.panel))
+        SectionVerdict(verdict.claim.section, verdict, measured.law(verdict.panel))
         for i in range(len(about.claims))
         for verdict in claims.of_claim(table, about, i)
     ]
 
 
-def answer(about: About, every: Sequence[Line]) -> str:
+def answer(about: About, every: Sequence[SectionVerdict]) -> str:
     """Say how many times the others' numbers are reached, from the least to the most of each one's claims."""
     means: dict[str, list[float]] = {}
     for line in every:
@@ -54,14 +54,14 @@ def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
     groups = crossings.by_condition(about.panels)
     yield ["system", *(str(group[0]["name"]) for group in groups)]
     for system in about.systems:
-        each = [
+        statements = [
             measured.column(about, table, group if name == measured.HELD_RPS else group[-1:], system, name)
             for group in groups
         ]
-        yield [system, *(f"{fmean(seeds.values()):.3g}" if seeds else "-" for seeds in each)]
+        yield [system, *(f"{fmean(seeds.values()):.3g}" if seeds else "-" for seeds in statements)]
 
 
-def claimed(lines: Sequence[Line]) -> Iterator[str]:
+def claimed(lines: Sequence[SectionVerdict]) -> Iterator[str]:
     """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
     width = max((len(line.verdict.text) for line in lines), default=0)
     for section, verdict, law in lines:

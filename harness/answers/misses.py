@@ -11,7 +11,7 @@ from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 from harness.study.misses import Misses
 
-LEAST = 0.01  # of a row's seconds, where not all is asked for
+LEAST = 0.01  # causes that a row lists unless all are asked for
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
@@ -20,13 +20,13 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
     if not ran:
         return
     ends = [ran[0], ran[-1]] if len(ran) > 1 else ran
-    told = []
+    lines = []
     for row in ends:
         name = f"rate scale {row.rate_scale:g}" if by == "rate" else row.label
         why = max(row.explained, key=lambda wait: row.explained[wait], default="")
         cause = f", mostly {CAUSES[why].phrase}" if why and row.missed else ""
-        told.append(f"{name} misses {100 * row.missed / max(1, row.offered):.1f} %{cause}")
-    yield "; ".join(told) if any(row.missed for row in rows) else "no request missed its SLO"
+        lines.append(f"{name} misses {100 * row.missed / max(1, row.offered):.1f} %{cause}")
+    yield "; ".join(lines) if any(row.missed for row in rows) else "no request missed its SLO"
 
 
 def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:

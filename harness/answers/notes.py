@@ -31,7 +31,7 @@ from harness.study.summary import Summary, scores
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROOFLINE = 0.01  # of a step: what is less is not told
+ROOFLINE = 0.01  # share of a step; a smaller one is left out
 
 
 def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
@@ -172,9 +172,9 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
 
 def roofline(spec: Spec) -> Iterator[str]:
     """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
-    told = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
-    if told:
-        yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(told)}"
+    shares = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
+    if shares:
+        yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(shares)}"
 
 
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
@@ -239,7 +239,7 @@ def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
     counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
     rows = []
     for label, model, means in of_models(scored, rate_scale, [*wanted]):
-        each = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
-        rows.append([label, model, str(counts[label, model]), *(e.text() for e in each)])
+        estimates = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
+        rows.append([label, model, str(counts[label, model]), *(e.text() for e in estimates)])
     heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
     return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []

@@ -84,7 +84,7 @@ class Page:
     conditions: Sequence[tuple[str, str]]
     fidelity: str  # simulated or real, and how far that was checked
     made: Sequence[tuple[str, str]]  # a number, and how it was made
-    command: str  # that repeats it; "": none is known
+    command: str  # repeats the answer; "" if none is known
     source: str  # the folder's name, and the version of the bench
 
 
@@ -125,7 +125,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     if not names:
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
-    told = verdict(table, shown, rule)
+    sentence = verdict(table, shown, rule)
     notes = [
         *shown.marked,
         *about.notes,
@@ -138,7 +138,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     notes += [line for line in (misses_of(table, shown, rule),) if line]
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
-        f"{told} ({panel['models']}, {where})" if told else "No system ran.",
+        f"{sentence} ({panel['models']}, {where})" if sentence else "No system ran.",
         pictures,
         [_summary(shown), *_curves(table, shown, rule), *_by_model(table, shown, rule), *_causes(folder, rule)],
         notes,
@@ -209,7 +209,7 @@ def _causes(folder: Path, rule: str) -> Iterator[Table]:
 def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
     panels = about.panels
 
-    def each(key: str) -> str:
+    def joined_values(key: str) -> str:
         return ", ".join(dict.fromkeys(str(panel[key]) for panel in panels if panel.get(key) not in {None, ""}))
 
     traces = (f"{p['trace']} ({p['tier']}{': ' + p['note'] if p['note'] else ''})" for p in panels)
@@ -219,9 +219,9 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
     windows = dict.fromkeys(f"{panel['window_s']:g} s" for panel in panels if panel.get("window_s"))
     return [
         ("Traffic", "; ".join(dict.fromkeys(traces))),
-        ("Models", each("models")),
+        ("Models", joined_values("models")),
         ("GPUs", ", ".join(dict.fromkeys(gpus))),
-        ("Engine's host costs", each("host")),
+        ("Engine's host costs", joined_values("host")),
         ("Server", "; ".join(dict.fromkeys(p["server"].removeprefix("server: ") for p in panels if p.get("server")))),
         ("Machine", ", ".join(dict.fromkeys(filter(None, machines)))),
         ("SLO", ", ".join(sorted({*table["slo"].unique().to_pylist()}))),
@@ -236,11 +236,11 @@ def _seconds(about: About) -> str:
     """Return the limits of each model, once where all have the same."""
     judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None
-    told = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}
-    if len(told) == 1:
-        return next(iter(told))
-    each = (f"{name} {ttft:.3g} s, {1e3 * tpot:.3g} ms" for name, (ttft, tpot) in (seconds or {}).items())
-    return "; ".join(each)
+    models = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}
+    if len(models) == 1:
+        return next(iter(models))
+    limits = (f"{name} {ttft:.3g} s, {1e3 * tpot:.3g} ms" for name, (ttft, tpot) in (seconds or {}).items())
+    return "; ".join(limits)
 
 
 def _fidelity(table: pa.Table) -> str:
@@ -254,11 +254,11 @@ def _fidelity(table: pa.Table) -> str:
 
 
 def _simulated(pairs: Iterable[tuple[str, str]]) -> str:
-    told = [
+    sentences = [
         f"{gpu} with {host}: {note(gpu, host) or 'compared with measured end-to-end runs (bench validate)'}"
         for gpu, host in pairs
     ]
-    return f"Simulated. {'; '.join(told)}. {TAILS}"
+    return f"Simulated. {'; '.join(sentences)}. {TAILS}"
 
 
 def _definitions(rule: str) -> Iterator[tuple[str, str]]:
@@ -293,16 +293,16 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
 
 
 def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
-    kept = size_kept.read(folder)
-    asked = kept.asked
-    best = next((row for row in kept.tried if row.answer and (row.gpu, row.label, row.gpus) == kept.best), None)
+    stored = size_kept.read(folder)
+    asked = stored.asked
+    best = next((row for row in stored.tried if row.answer and (row.gpu, row.label, row.gpus) == stored.best), None)
     sure = ""
     if best is not None and best.pooled is not None:
         share = Estimate(best.pooled, best.low, best.high, 1).times(100)
         sure = f". Of all requests {share.text(estimate.SHARE)} % meet their SLO"
     trace = Path(str(asked.setting["trace"])).name
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
-    head, *rows = kept.words.cells
+    head, *rows = stored.words.cells
     tried = [
         [
             row.gpu,
@@ -313,7 +313,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
             NONE if row.usd_day is None else f"{row.usd_day:,.0f}",
             row.unfit or NONE,
         ]
-        for row in kept.tried
+        for row in stored.tried
     ]
     heads = ["GPU", "system", "GPUs", "all %", "worst model %", "worst model", "$/day", "no room"]
     host = str(asked.setting.get("host") or "vllm-0.15")
@@ -321,16 +321,16 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     return Page(
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{streams.stem(str(asked.setting['models']))} on {trace}?",
-        f"{kept.words.sentence}{sure}.",
+        f"{stored.words.sentence}{sure}.",
         pictures,
         [
             Table(head, rows, title="Strategies, the cheapest first").filled(),
             Table(heads, tried, title="All that was tried").filled(),
         ],
-        [f"{name}: {words}" for name, words in kept.words.facts],
+        [f"{name}: {words}" for name, words in stored.words.facts],
         [
             ("Traffic", trace),
-            ("Views", ", ".join(kept.views.values())),
+            ("Views", ", ".join(stored.views.values())),
             ("Models", str(asked.setting["models"])),
             ("SLO", asked.rule),
             ("Judged by", asked.definition),
@@ -343,7 +343,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         _simulated((kind, host) for kind in asked.kinds),
         [*_definitions(asked.definition), *SIZED.items()],
         command,
-        f"{source} · {sum(len(row.runs) for row in kept.tried)} runs",
+        f"{source} · {sum(len(row.runs) for row in stored.tried)} runs",
     )
 
 
@@ -396,7 +396,7 @@ def _command(command: str) -> str:
     return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
 
 
-WIDE_PT = 300.0  # of a figure: beyond, a phone scrolls it
+WIDE_PT = 300.0  # pt; a phone scrolls a wider figure
 HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -14,7 +14,7 @@ from harness.rows.estimate import NONE, RATIO
 from harness.study import claims
 from harness.study.study import START
 
-Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
+Standings = Mapping[tuple[str, str, str], Standing]  # keyed by panel and the two systems
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -137,12 +137,12 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
                 continue
             named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
             by.setdefault(standing.note if "does not fit" in standing.note else standing.says, []).append(named)
-        told = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
+        text = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
         if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
-            told += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
-        yield f"{' / '.join(pair)}: {turns}{told}."
+            text += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
+        yield f"{' / '.join(pair)}: {turns}{text}."
         if (paper := papers.get(pair)) is not None:
             ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
             there = sum(e.low is not None and e.low >= paper for e in ratios)

@@ -23,7 +23,7 @@ from harness.study.binds import Hour, summed
 from harness.study.size import ONE_KIND
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
-from harness.study.sized import BOUNDS, Curve, Sized, Verdict
+from harness.study.sized import BOUNDS, Curve, Outcome, Sized
 from harness.study.study import named
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "what fails below")
@@ -46,11 +46,11 @@ def sentence(sized: Sized) -> str:
     level = f"{100 * asked.target:g} %"
     if best is None:
         nearest = "; ".join(_nearest(sized, kind) for kind in asked.kinds)
-        where = f"for every model on {asked.least} to {asked.most} GPUs{kept(sized)}"
+        where = f"for every model on {asked.least} to {asked.most} GPUs{coverage_of(sized)}"
         return f"no strategy holds {level} {where}: {nearest}"
     kind, name, gpus = best
     curve, views = sized.curves[kind, name], " and ".join(f"the {view.name}" for view in sized.views)
-    met = f"every model at {level} of SLOs ({_share(curve.tried[gpus], 'least,')}) in {views}{kept(sized)}"
+    met = f"every model at {level} of SLOs ({_share(curve.tried[gpus], 'least,')}) in {views}{coverage_of(sized)}"
     parts = [rent(sized), f"{cluster(kind, gpus)} with {name}: {met}"]
     if asked.least == asked.most > 1:
         parts.append(f"{gpus} is the least that was tried")
@@ -61,7 +61,7 @@ def sentence(sized: Sized) -> str:
     return "; ".join(filter(None, (*parts, _next(sized))))
 
 
-def _share(verdict: Verdict, word: str = "") -> str:
+def _share(verdict: Outcome, word: str = "") -> str:
     """Say what the worst model attains: `m least, 98.7 %`."""
     name, share = verdict.worst
     return " ".join(filter(None, (name, word, f"{100 * share:.1f} %")))
@@ -85,10 +85,10 @@ def rent(sized: Sized) -> str:
     return f"{text}: ${usd * DAY_H:,.0f} a day, ${round(month, digits):,.0f} a month"
 
 
-def kept(sized: Sized) -> str:
+def coverage_of(sized: Sized) -> str:
     """Say which share of a log's requests the answer is for; empty where that is all of them."""
-    told = share(sized.kept_share)
-    return told and f", {told}"
+    coverage = share(sized.kept_share)
+    return coverage and f", {coverage}"
 
 
 def cluster(kind: str, gpus: int) -> str:
@@ -100,17 +100,17 @@ def _next(sized: Sized) -> str:
     """Name the next best strategy on the same kind of GPU."""
     assert sized.best is not None
     kind, name, gpus = sized.best
-    held = [
+    holding = [
         (n, curve.system)
         for curve in sized.curves.values()
         if curve.kind == kind
         and curve.system not in (name, *BOUNDS)
         and (n := curve.fewest(sized.asked.target)) is not None
     ]
-    if not held:
+    if not holding:
         return "no other strategy holds it there" if len(sized.curves) > 1 else ""
-    least = min(held)[0]
-    names = ", ".join(system for n, system in held if n == least)
+    least = min(holding)[0]
+    names = ", ".join(system for n, system in holding if n == least)
     return f"{names} {'take' if ',' in names else 'takes'} {least if least > gpus else 'as many'}"
 
 
@@ -176,7 +176,7 @@ def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
     return _cut(curve.stopped) if ":" in curve.stopped else _short(curve.tried[max(curve.tried)])
 
 
-def _short(verdict: Verdict) -> str:
+def _short(verdict: Outcome) -> str:
     """Say what binds: room or load."""
     if verdict.unfit:
         return _cut(f"no room on {verdict.gpus}: {verdict.unfit}")
@@ -199,7 +199,7 @@ def lines(of: Words, homes: int) -> Iterator[str]:
 def words(sized: Sized) -> Words:
     """Return the words of an answer, which are stored with it."""
     grid = table(sized)
-    return Words(sentence(sized), setting(sized), [grid.head, *grid.rows], list(told(sized)))
+    return Words(sentence(sized), setting(sized), [grid.head, *grid.rows], list(details(sized)))
 
 
 def setting(sized: Sized) -> str:
@@ -211,8 +211,8 @@ def setting(sized: Sized) -> str:
     return " · ".join(("simulated", *marks, asked.definition, f"SLO {asked.rule}", views))
 
 
-def told(sized: Sized) -> Iterator[tuple[str, str]]:
-    """Yield what is told below the table, in pairs: of all kinds of GPU, then of the best; last the models by GPU."""
+def details(sized: Sized) -> Iterator[tuple[str, str]]:
+    """Yield the lines below the table in pairs: on all kinds of GPU, then on the best; last the models by GPU."""
     asked = sized.asked
     of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
     yield from unchecked(of)
@@ -240,17 +240,15 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         yield "spare", f"{asked.spare} more {'is' if asked.spare == 1 else 'are'} rented: no loss of a GPU was run"
     kinds = mix.names(kind)
     usd, lacks = asked.usd_hour(kind, gpus), [name for name in kinds if name not in asked.prices]
-    held = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
+    rented = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
     if usd is None:
         ways = " ".join(f"--price {name}=USD" for name in lacks)
-        yield "rented", f"{held} a day; no price of {' and '.join(lacks)} ({ways})"
+        yield "rented", f"{rented} a day; no price of {' and '.join(lacks)} ({ways})"
     else:
         prices = [asked.prices[name].told for name in kinds]
-        told = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
-        yield (
-            "rented",
-            (f"{held} and ${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {told}"),
-        )
+        sources = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
+        cost = f"${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {sources}"
+        yield "rented", f"{rented} and {cost}"
     if sized.lacks:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
     if sized.cold_s:
@@ -258,8 +256,8 @@ def told(sized: Sized) -> Iterator[tuple[str, str]]:
         longest = f" to {high:.2g} s" * (high > low)
         yield "cold start from host memory", f"{low:.2g} s{longest} a model"
     if sized.grown:
-        each = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
-        yield "more traffic", ", ".join(each) + " GPUs"
+        counts = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
+        yield "more traffic", ", ".join(counts) + " GPUs"
     card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
     if sized.placed:
         yield "placement", _placement(sized.placed)
@@ -275,8 +273,8 @@ def _placement(shares: shared.Shares) -> str:
     if alone:
         text += f"; always apart: {', '.join(alone)}"
     if groups:
-        each = (f"{' and '.join(models)} (GPU {', '.join(gpus)})" for models, gpus in groups.items())
-        text += f"; share their home: {', '.join(each)}"
+        homes = (f"{' and '.join(models)} (GPU {', '.join(gpus)})" for models, gpus in groups.items())
+        text += f"; share their home: {', '.join(homes)}"
     return text
 
 
@@ -313,8 +311,8 @@ def base(sized: Sized) -> str:
     alone = f"{sized.asked.rule} is that of a model alone on"
     if len(kinds) == 1:
         return f"{alone} {on[kinds[0]]} ({rule.base}@{mix.names(kinds[0])[-1]}: on that kind)"
-    each = ", ".join(f"{gpu} for {kind}" for kind, gpu in on.items())
-    return f"{alone} {each} ({rule.base}@{on[kinds[0]]}: on that kind for all)"
+    by_kind_text = ", ".join(f"{gpu} for {kind}" for kind, gpu in on.items())
+    return f"{alone} {by_kind_text} ({rule.base}@{on[kinds[0]]}: on that kind for all)"
 
 
 def facts(sized: Sized) -> dict[str, Any]:
@@ -322,13 +320,13 @@ def facts(sized: Sized) -> dict[str, Any]:
     asked = sized.asked
     curves = []
     for curve in sized.curves.values():
-        each, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
-        usd = None if each is None else asked.usd_hour(curve.kind, each)
+        alone, pooled = (curve.fewest(asked.target, by) for by in ("each", "pooled"))
+        usd = None if alone is None else asked.usd_hour(curve.kind, alone)
         curves.append(
             {
                 "gpu": curve.kind,
                 "system": curve.system,
-                "gpus": each,
+                "gpus": alone,
                 "gpus_pooled": pooled,
                 "usd_hour": usd,
                 "stopped": curve.stopped,
@@ -361,7 +359,7 @@ def facts(sized: Sized) -> dict[str, Any]:
     }
 
 
-def _tried(verdict: Verdict, target: float) -> dict[str, Any]:
+def _tried(verdict: Outcome, target: float) -> dict[str, Any]:
     shares = {view: met.share for view, met in verdict.views.items()}
     return {
         "gpus": verdict.gpus,

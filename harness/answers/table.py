@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from harness.rows.estimate import NONE
 
 WIDTH, MOST = 100, 30  # characters of a line, and lines, where not all is asked for
-NARROWEST = 20  # of a last column that is folded
+NARROWEST = 20  # characters of a last column that is folded
 LONG = 24  # characters of a cell that is read as text
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
@@ -33,7 +33,7 @@ LATEX = (
     ("~", r"$\sim$"),
 )
 
-Rows: TypeAlias = Sequence[Sequence[str]]  # of cells, the head first
+Rows: TypeAlias = Sequence[Sequence[str]]  # rows hold cells; the first row is the head
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,10 @@ class Table:
 
     def filled(self) -> Table:
         """Return the table without the columns in which no row has a value."""
-        kept = [k for k in range(len(self.head)) if not self.rows or any(row[k] != NONE for row in self.rows)]
-        return replace(self, head=[self.head[k] for k in kept], rows=[[row[k] for k in kept] for row in self.rows])
+        columns = [k for k in range(len(self.head)) if not self.rows or any(row[k] != NONE for row in self.rows)]
+        return replace(
+            self, head=[self.head[k] for k in columns], rows=[[row[k] for k in columns] for row in self.rows]
+        )
 
     # -------------------------------------------------------------- for a terminal
 
@@ -68,10 +70,10 @@ class Table:
         lines = [self.head, *self.rows]
         width = [max(map(len, column)) for column in zip(*lines, strict=True)]
         yield from filter(None, (self.title, self._spanned(width)))
-        left = 0 if room is None else room - sum(width[:-1]) - 2 * len(width[:-1])
+        last_width = 0 if room is None else room - sum(width[:-1]) - 2 * len(width[:-1])
         for i, line in enumerate(lines, -1):
             *cells, last = line
-            parts = [last] if left < NARROWEST else folded(last, left) or [""]
+            parts = [last] if last_width < NARROWEST else folded(last, last_width) or [""]
             padded = (cell.ljust(w) for cell, w in zip((*cells, parts[0]), width, strict=True))
             yield "  ".join(
                 f"{BOLD}{x}{PLAIN}" if bold and (i, k) in self.strong else x for k, x in enumerate(padded)
@@ -224,15 +226,15 @@ def brief(lines: Iterable[str], *, every: bool, tail: Iterable[str] = (), room: 
     if every:
         yield from (*lines, *tail)
         return
-    told = [part for line in lines for part in _told(line, room)]
-    ends = [part for line in tail for part in _told(line, room)]
+    shown = [part for line in lines for part in _wrapped(line, room)]
+    ends = [part for line in tail for part in _wrapped(line, room)]
     most = MOST - len(ends)
-    if len(told) > most:
-        told[most - 1 :] = [f"... {len(told) - most + 1} more lines: --all"]
-    yield from (*told, *ends)
+    if len(shown) > most:
+        shown[most - 1 :] = [f"... {len(shown) - most + 1} more lines: --all"]
+    yield from (*shown, *ends)
 
 
-def _told(line: str, room: int) -> list[str]:
+def _wrapped(line: str, room: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     return [line] if line.startswith("next: ") else folded(line, room, indent) or [""]
 

@@ -19,7 +19,7 @@ from harness.answers import ideas, measured, ratios, tradeoff, without
 from harness.answers.commands import check_command
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
-from harness.answers.without import Part
+from harness.answers.without import Ablation
 from harness.rows import crossings, estimate, record, setting, statistics, tidy, vetted
 from harness.rows.about import About, Panel
 from harness.rows.crossings import CASE, MARK, STANDINGS, Standing, side_by_side, verdict_text
@@ -31,7 +31,7 @@ from harness.study.study import AA
 from harness.study.table import labels, marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
-_row = itemgetter("row")  # of a panel
+_row = itemgetter("row")  # a panel's row
 SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
@@ -62,8 +62,8 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
     match shown.about.layout:
         case "steps" | "matrix":
             standings = _standings(shown)
-            told = _told_of(shown, "the first of a pair", standings)
-            body, ends = _matrix(shown, standings), (*told, f"{len(shown.about.runs)} runs")
+            legend = _legend_of(shown, "the first of a pair", standings)
+            body, ends = _matrix(shown, standings), (*legend, f"{len(shown.about.runs)} runs")
         case "parts":
             body = without.parts(shown.about, shown.table, _parts(shown))
         case "tradeoff":
@@ -99,7 +99,7 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
     standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
     if (several := len({cell for cell, *_ in standings})) < SEVERAL:
         return
-    told = []
+    clauses = []
     for ours in dict.fromkeys(key[1] for key in standings):
         named, mixed = dict[str, list[str]](), list[str]()
         for theirs in dict.fromkeys(key[2] for key in standings if key[1] == ours):
@@ -107,13 +107,15 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
             (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
         phrases = [f"{phrase} {joined(named[phrase])}" for phrase in SIDES.values() if phrase in named]
-        told += [f"on most of {several} {cells} {ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
-        told += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
-    yield "; ".join(told)
+        clauses += (
+            [f"on most of {several} {cells} {ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
+        )
+        clauses += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
+    yield "; ".join(clauses)
 
 
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
-    yield from _told_of(shown, shown.about.systems[0], standings)
+    yield from _legend_of(shown, shown.about.systems[0], standings)
     if shown.about.layout == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -129,14 +131,14 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     if place:
         yield title
         title = ""
-    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
+    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # keyed by system: the first panel's reason, and all panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = (
             _labels(rows, panel, about),
             ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE),
         )
-        cells, beside, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
+        cells, loads, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
         for name in (*about.systems, *_bounds(about)):
             if name not in labels:
                 continue  # not of this condition
@@ -148,11 +150,11 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
                 continue
             cells.append([labels[name], *_cells(shown, rows, panel, name, standings)])
             if shown.every:
-                beside.append([labels[name], *_beside(rows, panel, name, about)])
+                loads.append([labels[name], *_loads(rows, panel, name, about)])
         yield Table(["system", *heads], cells, title=f"{at}:" if at else title).filled()
         title = ""
-        if beside:
-            yield Table(["system", *_heads_beside(about)], beside).filled()
+        if loads:
+            yield Table(["system", *_heads_beside(about)], loads).filled()
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
@@ -197,8 +199,8 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
         if name not in about.systems:  # it brings its own number of GPUs: not the least of many
             return [replace(c.at, sign="=").text(style), *[NONE] * 4, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
-        below, each = _below(rows, name, about), _each_seed(rows, name, about)
-        return [c.at.text(style), at(first, "worst"), fails, below, each, *rest]
+        below, by_seed = _below(rows, name, about), _each_seed(rows, name, about)
+        return [c.at.text(style), at(first, "worst"), fails, below, by_seed, *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
@@ -238,7 +240,7 @@ def _standings(shown: Shown) -> Standings:
     return dict(zip(keys, crossings.corrected(standings), strict=True))
 
 
-def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
+def _legend_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
     panels = {panel["condition"]: panel for panel in shown.about.panels}
     return _legend(first, [(panels[key[0]], standing) for key, standing in standings.items()])
 
@@ -327,8 +329,8 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:
     """Render the fewest GPUs of each seed alone, from the least to the most."""
     curves = tidy.curves(rows, name, about.definitions[0], "x")
-    each = [statistics.fewest(curve, about.level).at for curve in curves.values()]
-    every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
+    counts = [statistics.fewest(curve, about.level).at for curve in curves.values()]
+    every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
     ends = dict.fromkeys(e.text(STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
 
@@ -337,7 +339,7 @@ def _heads_beside(about: About) -> list[str]:
     return ["at", *(f"{name.upper()} %" for name in about.definitions), "loads", "evicts", "moved"]
 
 
-def _beside(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
+def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
     """Render attainment at the shown x, and the counts of loads, evictions and moves there: means over seeds."""
     curves = {d: tidy.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
@@ -406,8 +408,8 @@ def own_degrees(rows: pa.Table) -> list[str]:
     """Say in a line which labels chose their own degrees of parallelism, if any did."""
     if "degrees" not in rows.column_names:
         return []
-    told = setting.degrees(zip(tidy.column(rows, "label"), tidy.column(rows, "degrees"), strict=True))
-    return [told] if told else []
+    degrees = setting.degrees(zip(tidy.column(rows, "label"), tidy.column(rows, "degrees"), strict=True))
+    return [degrees] if degrees else []
 
 
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
@@ -421,8 +423,8 @@ def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
 # ------------------------------------------------------------------ parts of a system, switched off
 
 
-def _parts(shown: Shown) -> list[Part]:
-    about, takes_part, parts = shown.about, set(shown.about.systems), list[Part]()
+def _parts(shown: Shown) -> list[Ablation]:
+    about, takes_part, parts = shown.about, set(shown.about.systems), list[Ablation]()
     for claim in claims.claims_of(about):
         if claim.what != "difference" or not {claim.system, claim.over} <= takes_part:
             continue
@@ -430,7 +432,7 @@ def _parts(shown: Shown) -> list[Part]:
             worst = max(losses, key=lambda loss: loss.most.mean)
             most = f"; {worst.model} loses most, {without.points(worst.most)}" if worst.model else ""
             lost = {(loss.panel["condition"], loss.x): loss.pooled for loss in losses}
-            parts.append(Part(claim.subject, claim.says, lost, most))
+            parts.append(Ablation(claim.subject, claim.says, lost, most))
     return parts
 
 

@@ -26,9 +26,9 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
         chosen.setdefault(cheapest.name if cheapest else "", []).append(letter)
     title, share = next(iter(about.titles), "setting"), f"{100 * level:g} % of SLOs"
     never = chosen.pop("", [])
-    told = [f"{name} under {joined(letters)}" for name, letters in chosen.items()]
-    told += [f"none does under {joined(never)}"] if never else []
-    best = f"the {title} that meets {share} on the fewest GPU-hours: {'; '.join(told)}"
+    clauses = [f"{name} under {joined(letters)}" for name, letters in chosen.items()]
+    clauses += [f"none does under {joined(never)}"] if never else []
+    best = f"the {title} that meets {share} on the fewest GPU-hours: {'; '.join(clauses)}"
     yield best if chosen else f"no {title} meets {share}"
     met = "TTFT and TPOT" if about.definitions[0] == "both" else str(about.definitions[0]).upper()
     yield (

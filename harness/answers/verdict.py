@@ -33,7 +33,7 @@ ALIKE = 1.01  # a worst model's rate so near to the pooled one is the same
 EQUAL = "equal within 25 %"
 FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 FEW = "too few windows for an interval"
-FLAT = {  # of differences at three rates
+FLAT = {  # words for differences at three rates
     **{word: word for word in STANDINGS},
     EQUAL: f"equal within {100 * NEAR:g} points",
     "turns": "ahead at one rate and behind at another",
@@ -54,18 +54,18 @@ def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     others = [system for system in rivals if system is not ours]
     key = rate_key(shown.level)
     if any(system.values[key] is None for system in rivals):  # a single rate crosses nothing
-        told = [_at_one_rate(table, shown, ours, others, definition)]
+        clauses = [_at_one_rate(table, shown, ours, others, definition)]
     elif shown.halves:
-        told = [_by_halves(ours, others, shown.level)]
+        clauses = [_by_halves(ours, others, shown.level)]
     else:
-        told = list(_along_rates(table, shown, ours, others, definition))
+        clauses = list(_along_rates(table, shown, ours, others, definition))
     gone = [system for system in shown.systems if system.label == shown.subject and not system.judged]
     lacks = [
         f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
         for system in gone
         if not system.control
     ]
-    return "; ".join((*lacks, *told))
+    return "; ".join((*lacks, *clauses))
 
 
 # ------------------------------------------------------------------ along rates
@@ -80,13 +80,13 @@ def _along_rates(
     by_rate = sorted((system for system in others if system not in alike), key=lambda system: -system.mean(key))
     more = [system for system in by_rate if system.mean(key) > ours.mean(key)][:1]
     less = [system for system in by_rate if system not in more and system.mean(key) <= ours.mean(key)][:1]
-    told = f"{_named(ours)} keeps {100 * shown.level:g} % {_up_to(ours.values[key])}{_each_model(ours, key)}"
+    text = f"{_named(ours)} keeps {100 * shown.level:g} % {_up_to(ours.values[key])}{_each_model(ours, key)}"
     if alike:
-        told += f", as {joined([_named(x) for x in alike])} {'does' if len(alike) == 1 else 'do'} within 25 %"
-    yield told
+        text += f", as {joined([_named(x) for x in alike])} {'does' if len(alike) == 1 else 'do'} within 25 %"
+    yield text
     for system in (*less, *more):
         is_ = "that is " * (system in less and standings[system.label].decisive is not None)
-        yield f"{is_}{_beside(ours, system, standings[system.label], key, shown.level)}"
+        yield f"{is_}{_compared(ours, system, standings[system.label], key, shown.level)}"
     yield from _turns(table, panel, shown, ours, others, definition, standings)
 
 
@@ -109,14 +109,14 @@ def _up_to(e: Estimate | None) -> str:
 
 def _each_model(system: SystemSummary, key: str) -> str:
     """Say that a rate is pooled, with the one up to which each model holds; nothing where that is the same."""
-    all_, each = system.values[key], system.values["worst_rate"]
+    all_, worst = system.values[key], system.values["worst_rate"]
     if all_ is None or all_.sign == "<":
         return ""
-    if each is None:
+    if worst is None:
         return " (pooled)"
-    if each.sign == all_.sign and each.mean * ALIKE >= all_.mean:
+    if worst.sign == all_.sign and worst.mean * ALIKE >= all_.mean:
         return ""
-    return f" (pooled; each model {_up_to(each).removesuffix(' req/s')})"
+    return f" (pooled; each model {_up_to(worst).removesuffix(' req/s')})"
 
 
 def _named(system: SystemSummary) -> str:
@@ -124,7 +124,7 @@ def _named(system: SystemSummary) -> str:
     return f"{system.label} ({system.unserved})" if system.unserved else system.label
 
 
-def _beside(ours: SystemSummary, theirs: SystemSummary, standing: Standing, key: str, level: float) -> str:
+def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, key: str, level: float) -> str:
     """Say in a clause how the subject stands beside a system that serves more or less."""
     if (ratio := standing.decisive) is None:
         return points(ours.label, _named(theirs), standing, level)
@@ -145,9 +145,9 @@ def _ratio(ratio: Estimate) -> str:
 def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
     """Describe two systems whose ratio of rates does not decide, by attainment at three rates."""
     why = standing.note if standing.ratio is None else f"a ratio of rates at {100 * level:g} % does not decide"
-    each = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
-    gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(each)}"
-    return f"{why}; {gaps} ({FLAT[standing.says]})" if each else f"{theirs}: {why}"
+    differences = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
+    gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(differences)}"
+    return f"{why}; {gaps} ({FLAT[standing.says]})" if differences else f"{theirs}: {why}"
 
 
 def _turns(
@@ -163,22 +163,22 @@ def _turns(
     sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
     for level in levels(shown.level)[1:]:
         there = _standings(broad(table), panel, ours, sided, definition, level)
-        told: list[tuple[float, SystemSummary, Standing]] = []
+        turned_by: list[tuple[float, SystemSummary, Standing]] = []
         for system in sided:
             here, ratio = standings[system.label].decisive, there[system.label].ratio
             if here is not None and ratio is not None and ratio.sign == "=":
                 lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
-                if lead < math.log(pooled.NEAR):  # by the ratio, also where a curve is flat
-                    told.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
-        if told:
-            lead, system, standing = min(told, key=lambda entry: entry[0])
+                if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
+                    turned_by.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
+        if turned_by:
+            lead, system, standing = min(turned_by, key=lambda entry: entry[0])
             turned = lead < 0 and standing.says.startswith(("ahead", "behind"))
             word = (
                 "the order turns: "
                 if turned
                 else "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
             )
-            yield f"at {100 * level:g} % {word}{_beside(ours, system, standing, rate_key(level), level)}"
+            yield f"at {100 * level:g} % {word}{_compared(ours, system, standing, rate_key(level), level)}"
 
 
 # ------------------------------------------------------------------ halves of a real trace, a single rate
@@ -186,12 +186,12 @@ def _turns(
 
 def _by_halves(ours: SystemSummary, others: Sequence[SystemSummary], level: float) -> str:
     """Say which rate the subject holds in either half of a real trace, each by itself, and which the best other."""
-    told = []
+    halves = []
     for key, name in (("half_0", "first"), ("half_1", "second")):
         best = sorted(others, key=lambda system: -system.mean(key))[:1]
         rates = [f"{_named(system)} {estimate.text(system.values[key], spread=False)}" for system in (ours, *best)]
-        told.append(f"in the {name} half {rates[0]} req/s{''.join(f', {rate}' for rate in rates[1:])}")
-    return f"{100 * level:g} % (pooled): {'; '.join(told)} (two case studies, no interval)"
+        halves.append(f"in the {name} half {rates[0]} req/s{''.join(f', {rate}' for rate in rates[1:])}")
+    return f"{100 * level:g} % (pooled): {'; '.join(halves)} (two case studies, no interval)"
 
 
 def _at_one_rate(
@@ -201,7 +201,7 @@ def _at_one_rate(
     met, worst = (estimate.text(ours.values[key], SHARE, spread=False) for key in (definition, "worst"))
     of = {met: "", estimate.NONE: " (pooled)"}.get(worst, f" (pooled; worst model {worst})")
     at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
-    told = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
+    text = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
     best = max(others, key=lambda system: system.mean(definition), default=None)
     pair = (
         None
@@ -209,11 +209,11 @@ def _at_one_rate(
         else difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
     )
     if best is None or pair is None:
-        return told
+        return text
     if not pair.mean:
-        return f"{told}, as {_named(best)} does"
+        return f"{text}, as {_named(best)} does"
     low, high = (pair.low, pair.high) if pair.mean > 0 else (x if x is None else -x for x in (pair.high, pair.low))
     gap = Estimate(abs(pair.mean), low, high, pair.n)
     sure = " (no interval)" if gap.low is None else "" if statistics.wins(gap) else " (not decided)"
     words = f"{gap.times(100).text(FINE)} points more"
-    return f"{told}, {words} than {_named(best)}{sure}" if pair.mean > 0 else f"{told}; {_named(best)} {words}{sure}"
+    return f"{text}, {words} than {_named(best)}{sure}" if pair.mean > 0 else f"{text}; {_named(best)} {words}{sure}"

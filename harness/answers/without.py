@@ -16,7 +16,7 @@ NAMES = "abcdefghijklmnopqrstuvwxyz"
 Place = tuple[str, float]  # a panel's condition, and x
 
 
-class Part(NamedTuple):
+class Ablation(NamedTuple):
     """A part that is switched off, and what a paper says of it."""
 
     subject: str
@@ -25,8 +25,8 @@ class Part(NamedTuple):
     most: str  # the model that loses most, and where a model does the points
 
 
-def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[str | Table]:
-    """Yield the table: one row per panel, one column per part taken away; ? marks intervals that cover 0."""
+def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterator[str | Table]:
+    """Yield one row per panel, one column per ablated part; '?' marks intervals that cover 0."""
     definition, first = about.definitions[0], about.systems[0]
     yield (
         f"{definition.upper()} attainment (SLO {about.slo}, {about.panels[0]['models']}) with all parts, and the "
@@ -37,10 +37,10 @@ def parts(about: About, table: pa.Table, switched: Sequence[Part]) -> Iterator[s
         for panel in about.panels
         for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
-    each = ({model: sum(of.values()) / len(of) for model, of in shares.items()} for shares in whole.values())
+    by_model = ({model: sum(of.values()) / len(of) for model, of in shares.items()} for shares in whole.values())
     rows = [
         [place, *(f"{100 * share:.1f}" for share in (means[""], min(means.values())))]
-        for place, means in zip(_places(about, table, whole), each, strict=True)
+        for place, means in zip(_places(about, table, whole), by_model, strict=True)
     ]
     head, legend = ["", "all", "worst"], list[str]()
     for name, part in zip(NAMES, switched, strict=False):

@@ -23,9 +23,9 @@ from harness.cli.values import WORDS
 from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
-LEAST_BYTES = 3 << 30  # of addresses: libraries reserve more than they use, and below crash or wait for ever
-COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors of a full disk, whatever was written
+LEAST_BYTES = 3 << 30  # bytes of addresses; with fewer, libraries crash or hang, as they reserve more than they use
+COMMANDS = {  # each has its module and function, and its line in `bench --help`
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
     "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),

@@ -16,9 +16,9 @@ from harness.cli.values import PATH
 if TYPE_CHECKING:
     from harness.calibrate.tables import Table
 
-STAGES = "stages.jsonl"  # of the stages of `make gpu`
+STAGES = "stages.jsonl"  # `make gpu` writes its stages there
 PUBLISHED = "profiles", "measured", "torch-steps"
-KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # of torch-steps
+KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # shapes
 DRAWN = Path("plots/out/cost_fit")
 
 

@@ -58,12 +58,12 @@ def claims(
     if publish and (only is not None or out is not None):
         raise UserError(f"--publish writes all claims into results/claims.md: leave out {'--only' if only else '-o'}")
     names = listed("--only", only)
-    with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
+    with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
         if shard is not None:
-            runs = _make_part(shard, names, workers, told)
+            runs = _make_part(shard, names, workers, progress)
             click.echo(f"shard {shard}: {runs:,} runs are stored in {short_path(RESULTS)}")
             return
-        claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=told)
+        claimed = ledger.ledger(names, real(RESULTS), workers=workers, teller=progress)
     page = "\n".join(words.markdown(claimed)).rstrip() + "\n"
     path = RESULTS / FILE if publish else out or (DRAFT if names is None else None)
     if path is None and every:

@@ -21,11 +21,11 @@ from harness.cli.terminal import room, screen
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
-    from harness.run.matrix import Row
+    from harness.run.matrix import Coverage
 
 SIM, PART = "sim", "in part"
 GIB = 2**30
-Rows = Sequence[tuple[str, ...]]  # of a table, its head first
+Rows = Sequence[tuple[str, ...]]  # rows of a table; the first is the head
 
 
 @click.group(
@@ -61,7 +61,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
         _names()
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Coverage]) -> str:
     """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
     from harness.run import matrix
 
@@ -73,8 +73,8 @@ def _names() -> None:
     from harness.loop import engine, system
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
-    left = min(WIDTH, room()) - max(map(len, names)) - 2
-    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), left)) for name in names)]
+    width = min(WIDTH, room()) - max(map(len, names)) - 2
+    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), width)) for name in names)]
     answer = f"{len(names)} systems, {len(engines)} engines, {len(sets)} sets of models, {len(kinds)} GPUs"
     others = " | ".join(name for name in list_.commands if name != "systems")
     more = [
@@ -120,15 +120,15 @@ def systems(*, every: bool) -> None:
         for where, lacks in by_engine.items():
             marks.append("no" if all(lacks.values()) else PART if any(lacks.values()) else "yes")
             alike = len({tuple(names) for names in lacks.values()}) == 1
-            told = {None: lacks[None]} if alike else lacks
-            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
+            reasons = {None: lacks[None]} if alike else lacks
+            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in reasons.items() if x]
         what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
         lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
         short.append((name, _runs_on(dict(zip(engines, marks, strict=True)), engines), what))
-    beside = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
-    answer = f"{len(tried)} systems; {beside} also run on engines other than the simulator (sim)"
-    left = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
-    brief = [(*line, clause(what, left)) for *line, what in short]
+    servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
+    answer = f"{len(tried)} systems; {servers} also run on engines other than the simulator (sim)"
+    width = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    brief = [(*line, clause(what, width)) for *line, what in short]
     after = "next: bench compare --systems all"
     if every:
         gaps = gaps or ["every system runs on every engine with every preset"]
@@ -197,9 +197,9 @@ def set_rows() -> Rows:
     rows = [("set", "models", "weights GiB", "shapes")]
     for name in sets():
         members = model_set(name).members
-        held = [member.shape.name for member in members]
+        shapes = [member.shape.name for member in members]
         size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
-        counts = ", ".join(f"{held.count(shape)} x {shape}" for shape in dict.fromkeys(held))
+        counts = ", ".join(f"{shapes.count(shape)} x {shape}" for shape in dict.fromkeys(shapes))
         rows.append((name, str(len(members)), f"{size:.1f}", counts))
     return rows
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 WIDTH = 80  # characters of a line of help
-INDENT = 4  # of an example
+INDENT = 4  # spaces before an example
 
 
 def examples(*lines: str) -> str:
@@ -294,17 +294,17 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
         ctx.meta[SPREAD] = spread(text)
 
 
-def _kept(ctx: click.Context, param: click.Parameter, given: Any) -> None:
+def _noted(ctx: click.Context, param: click.Parameter, given: Any) -> None:
     """Keep the streams of a log that are renamed or dropped, for `_as_trace`."""
     ctx.meta[f"bench.{param.name}"] = given
 
 
 def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
-    _kept(ctx, param, read_joined(ctx, param, pairs))
+    _noted(ctx, param, read_joined(ctx, param, pairs))
 
 
 def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    _kept(ctx, param, listed("--drop-streams", text) or [])
+    _noted(ctx, param, listed("--drop-streams", text) or [])
 
 
 def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
@@ -318,7 +318,7 @@ def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...])
             given[name] = math.nan
         if not math.isfinite(given[name]):
             raise UserError(f'--shift {name}: "{text}" is no number of seconds')
-    _kept(ctx, param, given)
+    _noted(ctx, param, given)
 
 
 def chosen_streams(ctx: click.Context) -> Any:
@@ -357,7 +357,7 @@ SCALING = click.option(
     show_default=True,
     help="How the rate is scaled.",
 )
-ONCE = 2  # of --scaling none: a run of either half
+ONCE = 2  # seeds with --scaling none: each half runs once
 FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
 SEEDS = click.option(
     "--seeds",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.run.teller import Teller
     from harness.study.study import Study
 
-MOST_LINES = 20  # of searches that are not done
+MOST_LINES = 20  # searches that are listed
 # Options that change where and how an answer is made or shown, not the answer.
 WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
 ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",
@@ -30,13 +30,13 @@ def keep_command(folder: Path) -> None:
     """Write this command into the folder of its answer, without options that do not change the answer."""
     from harness.rows import record
 
-    words, kept = iter(click.get_current_context().meta.get(WORDS, ())), list[str]()
+    words, rest = iter(click.get_current_context().meta.get(WORDS, ())), list[str]()
     for word in words:
         if word in WITH_VALUE:
             next(words, None)
         elif word not in ALONE and word.partition("=")[0] not in WITH_VALUE:
-            kept.append(word)
-    line = shlex.join(["bench", *kept]) + "\n"
+            rest.append(word)
+    line = shlex.join(["bench", *rest]) + "\n"
     path = folder / record.COMMAND
     if not path.is_file() or path.read_bytes() != line.encode():
         record.write_bytes(path, line.encode())
@@ -98,11 +98,11 @@ def _named(panels: tuple[str, ...]) -> str:
 def again(without: str, more: str = "") -> str:
     """Return the words of this command without an option and its value, and with another."""
     words = iter(click.get_current_context().meta.get(WORDS, ()))
-    kept = list[str]()
+    rest = list[str]()
     for word in words:
         if word == without:
             if without == "--shard":
                 next(words, None)
         elif not word.startswith(f"{without}="):
-            kept.append(word)
-    return shlex.join([*kept, more] if more else kept)
+            rest.append(word)
+    return shlex.join([*rest, more] if more else rest)

@@ -80,7 +80,7 @@ def plot(
     from harness.study import sensitivity
     from plots import form
 
-    asked = form.Form(
+    drawn_form = form.Form(
         width,
         tuple(listed("--only", only) or ()),
         _renamed(rename),
@@ -97,7 +97,7 @@ def plot(
         folder = stored[-1].parent
     given, folder = folder, real(folder)
     judged = _slos(folder / SWEEP) if (folder / SWEEP).is_file() else []
-    figures = _choosing(_figures(folder, name), asked.words())
+    figures = _choosing(_figures(folder, name), drawn_form.words())
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
@@ -105,7 +105,7 @@ def plot(
     if judged:
         click.echo(f"{short_path(folder)} · SLO {', '.join(judged)}")
     failures = []
-    with form.on(asked):
+    with form.on(drawn_form):
         for label, figure in figures.items():
             stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
             command = again(("plot", short_path(folder), *_options(given)), *(("--figure", name) if name else ()))
@@ -124,14 +124,14 @@ def _options(folder: Path) -> list[str]:
     """Return the options of this command that form a figure."""
     words = [word for word in click.get_current_context().meta.get(WORDS, ())[1:] if word != str(folder)]
     formed = {"--width", "--only", "--rename", "--panel", "--format", "--style"}
-    kept, rest = list[str](), iter(words)
+    options, rest = list[str](), iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")
         if name in formed:
-            kept += [word] if equals else [word, next(rest, "")]
+            options += [word] if equals else [word, next(rest, "")]
         elif word == "--no-caption":
-            kept.append(word)
-    return kept
+            options.append(word)
+    return options
 
 
 def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Comparison:
             "worst_model": frame["value"].where(~pooled),
         }
         frame = frame.assign(**values)
-        each = frame.groupby(key, sort=False, dropna=False, observed=True)
-        out: pd.DataFrame = each.agg(
+        by_run = frame.groupby(key, sort=False, dropna=False, observed=True)
+        out: pd.DataFrame = by_run.agg(
             attainment=("attainment", "first"), mean_model=("mean_model", "mean"), worst_model=("worst_model", "min")
         ).reset_index()
         return out
@@ -156,7 +156,7 @@ def size(
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
     streams = _streams(rename, drop_streams, shift_s, models)
-    asked = Question.of(
+    question = Question.of(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models},
         kinds,
         names,
@@ -171,4 +171,4 @@ def size(
         node=node,
         windows=windows,
     )
-    return Answer(answered(asked, folder, workers=workers))
+    return Answer(answered(question, folder, workers=workers))

@@ -27,7 +27,7 @@ from harness.cli import lists
 
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
-BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
+BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, keyed by the annotation's attribute
     "ge": {0: "0 or more", None: "at least {:g}"},
     "gt": {None: "above {:g}"},
     "le": {None: "at most {:g}"},
@@ -145,8 +145,8 @@ def _argument(param: click.Parameter) -> bool:
 
 
 def _options(context: click.Context) -> Iterator[str]:
-    told = (p.get_help_record(context) for p in context.command.get_params(context) if isinstance(p, click.Option))
-    yield from table("option,what it does", ((f"`{record[0]}`", _plain(record[1])) for record in told if record))
+    records = (p.get_help_record(context) for p in context.command.get_params(context) if isinstance(p, click.Option))
+    yield from table("option,what it does", ((f"`{record[0]}`", _plain(record[1])) for record in records if record))
 
 
 def _plain(text: str) -> str:
@@ -336,8 +336,8 @@ def wanted(hint: Any) -> str:
     if origin is tuple:
         if get_origin(inner[0]) is tuple and get_args(inner[0])[0] is str:  # pairs, which a file has as a table
             values = get_args(inner[0])[1:]
-            each = wanted(values[0]) if len(values) == 1 else f"list of {len(values)}: {wanted(values[0])}"
-            return f"table, each: {each}"
+            item = wanted(values[0]) if len(values) == 1 else f"list of {len(values)}: {wanted(values[0])}"
+            return f"table, each: {item}"
         return ("list, each: " if ... in inner else f"list of {len(inner)}: ") + wanted(inner[0])
     if origin is not None and issubclass(origin, Mapping):
         return f"table, each: {wanted(inner[1])}"
@@ -377,11 +377,11 @@ def _traces() -> Iterator[str]:
     yield "`--trace NAME`. `TRACES_DIR` names a folder of downloaded traces; `traces/data/` is searched too.\n"
     rows = []
     for name, entry in manifest().items():
-        asked = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
+        label = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
         rows.append(
             (
-                f"`{asked}`",
+                f"`{label}`",
                 entry["tier"],
                 str(entry["models"]),
                 str(entry["requests"]),
@@ -451,8 +451,8 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
             if not op.startswith("experts_"):
                 continue
             if other := PRICED_AS.get((kind, op)):
-                told = f"as {other.of.removeprefix('experts_')}"
-                yield _code(kind), op.removeprefix("experts_"), told, *["-"] * (1 + 2 * len(DEGREES))
+                default = f"as {other.of.removeprefix('experts_')}"
+                yield _code(kind), op.removeprefix("experts_"), default, *["-"] * (1 + 2 * len(DEGREES))
             else:
                 parts = (
                     q["parallel_parts"].get(f"ep {ep}, {which} {LONG} tokens")
@@ -468,10 +468,10 @@ def _studies() -> Iterator[str]:
 
     yield "# Studies\n"
     yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
-    each = ((name, load.study(name)) for name in load.names())
+    loaded = ((name, load.study(name)) for name in load.names())
     rows = (
         (_code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(_code, study.systems.values())))
-        for name, study in each
+        for name, study in loaded
     )
     yield from table("study,after,conditions,systems", rows)
 

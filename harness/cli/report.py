@@ -19,11 +19,7 @@ MOST_BYTES = 1_000_000
 
 
 @click.command(
-    epilog=examples(
-        "bench report",
-        "bench report results/arena-chat-3f9c01ab",
-        "bench report fig7 -o fig7.html",
-    )
+    epilog=examples("bench report", "bench report results/arena-chat-3f9c01ab", "bench report fig7 -o fig7.html")
 )
 @click.argument("folder", required=False, metavar="[DIR|STUDY]")
 @click.option("-o", "--out", type=Target(), metavar="FILE.html", help="The page.  [default: DIR/report.html]")
@@ -105,6 +101,6 @@ def _pictures(folder: Path) -> list[Picture]:
                 click.echo(str(error), err=True)
                 continue
             lines = stem.with_suffix(".csv").read_text("utf-8").splitlines()[1:]
-            told = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
-            drawn.append(Picture(stem.with_suffix(".svg").read_text("utf-8"), told))
+            caption = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
+            drawn.append(Picture(stem.with_suffix(".svg").read_text("utf-8"), caption))
     return drawn

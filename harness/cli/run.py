@@ -94,7 +94,7 @@ def _cost(asked: Spec, ready: Spec, rule: str, folder: Path) -> None:
         return
     known = ahead(asked, rule, folder)
     if known.bases:
-        click.echo(f"SLO {rule}: {realtime.told(known.bases)} of base runs unless they are stored")
+        click.echo(f"SLO {rule}: {realtime.duration(known.bases)} of base runs unless they are stored")
     span = realtime.span(ready, known.drain_s)
-    time = f"{realtime.told([span] if span else [])}, beside starts of servers"
+    time = f"{realtime.duration([span] if span else [])}, beside starts of servers"
     click.echo(f"not run: {why}" if (why := realtime.lacking(ready)) else time)

@@ -91,11 +91,11 @@ def _dry(study: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
     """Show what would be varied and how long the comparison may take."""
     from harness.study.constants import constants, settings
 
-    changes, left = settings(specs, only)
+    changes, unchanged = settings(specs, only)
     rows = [("constant", "value", "changes", "what it is")]
     for constant in constants(specs):
         changed = ", ".join(change.setting for change in changes if change.constant == constant.name)
-        rows.append((constant.name, constant.value, changed or f"none: {left[constant.name]}", constant.means))
+        rows.append((constant.name, constant.value, changed or f"none: {unchanged[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
     dry(study, False, out)
     click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")

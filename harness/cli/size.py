@@ -145,7 +145,7 @@ def size(
     from harness.answers import size as words
     from harness.policy.types import UserError
     from harness.study import deploy as deployed
-    from harness.study.size import Work
+    from harness.study.size import SizeSearch
     from harness.study.size_kept import keep
     from harness.study.sized import Question
 
@@ -171,24 +171,24 @@ def size(
         deployed.deployable(question)
     folder = asked.folder
     if dry_run:
-        _dry(*Work(question, folder).outlook())
+        _dry(*SizeSearch(question, folder).outlook())
         return
     with teller(machine=asked.machine) as progress:
         if shard is not None:
-            mine, every = Work(question, folder, asked.workers, progress).part(shard)
+            mine, every = SizeSearch(question, folder, asked.workers, progress).part(shard)
         else:
-            with collecting(lambda: Work(question, folder).progress(), on=collect):
-                sized = Work(question, folder, asked.workers, progress).done()
+            with collecting(lambda: SizeSearch(question, folder).progress(), on=collect):
+                sized = SizeSearch(question, folder, asked.workers, progress).done()
     if shard is not None:
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
         click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
         return
-    answer = keep(sized, kept := words.words(sized), folder)
+    answer = keep(sized, text := words.words(sized), folder)
     keep_command(answer)
     if as_json:
         click.echo(json.dumps(words.facts(sized), indent=1))
     else:
-        first, *rest = words.lines(kept, len(sized.placed))
+        first, *rest = words.lines(text, len(sized.placed))
         prose(first)
         folded(rest, WIDTH)
     figure = []

@@ -131,30 +131,30 @@ def study(
         precision,
         budget,
     )
-    asked = studies.study(name).only(*narrowed)
+    chosen = studies.study(name).only(*narrowed)
     if publish and (name not in studies.names() or engine != "sim" or any(x is not None for x in (*narrowed, table))):
         raise UserError("--publish writes the whole table of a study that comes with the bench: name it alone")
     if engine != "sim" or table is not None:
         from harness.run.spec import MOST_GPUS
         from harness.study.on_engine import part
 
-        asked, notes = part(asked, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
+        chosen, notes = part(chosen, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
         for line in notes:
             click.echo(line)
     elif gpus is not None:
         raise UserError("--gpus is of --engine or --table: a study says its own")
-    folder = real(out or RESULTS / asked.name)
+    folder = real(out or RESULTS / chosen.name)
     if dry_run:
-        dry(asked, full, folder)
+        dry(chosen, full, folder)
         return
     if looked_at is not None:
-        status(shards.progress(asked, real(looked_at), full=full))
+        status(shards.progress(chosen, real(looked_at), full=full))
         return
-    with teller(machine=machine) as told:
+    with teller(machine=machine) as progress:
         if shard is not None:
-            sys.exit(make_part(asked, shard, folder, workers, told, full=full, stem=""))
-        with collecting(lambda: shards.progress(asked, folder, full=full), on=collect):
-            measured = measure(asked, folder, full=full, workers=workers, teller=told)
+            sys.exit(make_part(chosen, shard, folder, workers, progress, full=full, stem=""))
+        with collecting(lambda: shards.progress(chosen, folder, full=full), on=collect):
+            measured = measure(chosen, folder, full=full, workers=workers, teller=progress)
     keep_command(measured.folder)
     if publish:
         from harness.study import published
@@ -165,7 +165,7 @@ def study(
         click.echo(line)
     sys.stdout.flush()
     if not no_plot:
-        stem = folder / asked.name if out is not None else drawn_at(measured.folder)
+        stem = folder / chosen.name if out is not None else drawn_at(measured.folder)
         paths = figures(measured, _figure(measured), stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
@@ -216,20 +216,20 @@ def dry(asked: Study, full: bool, out: Path) -> None:
 
     known, total, runs, failed = estimates.Costs.of(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
-    left = asked.of(full)
+    study = asked.of(full)
     rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
     searched = False
-    panels = list(grid.panels(left, full))
+    panels = list(grid.panels(study, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
+        here = dict.fromkeys(grid.rule(study, panel, scale) for scale in grid.scales(study, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             check_rule(rule, models)
-        based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
+        based = replace(panel.first, engine=study.base_engine or panel.first.engine, placement="", homes=())
         aheads = {rule: ahead(based, rule, out) for rule in here}
         rules |= aheads
         seeds = len(panel.seeds)
         drain_s = max((before.drain_s or math.inf for before in aheads.values()), default=math.inf)
-        sample = grid.Grid(left, full, (panel,)).sample(panel)
+        sample = grid.Grid(study, full, (panel,)).sample(panel)
         for name, spec in panel.specs.items():
             try:
                 cost = _cost(panel, spec, sample, known, drain_s)
@@ -254,14 +254,14 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
     for rule, before in rules.items():
         base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
-        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(before.bases)} of real time" if before.bases else ""))
+        click.echo(f"SLO {rule}{base}" + (f", {realtime.duration(before.bases)} of real time" if before.bases else ""))
     for name, lacks in never.items():
         click.echo(f"{name} is not run: {lacks}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{estimates.REQUESTS_PER_S:,.0f} requests/s"
     stored = "stored runs that are current cost nothing"
     if spans:
         most, all_ = ("up to ", " if all are run") if searched else ("", "")
-        click.echo(f"{most}{realtime.told(spans)} of real time{all_}, beside starts of servers; {stored}")
+        click.echo(f"{most}{realtime.duration(spans)} of real time{all_}, beside starts of servers; {stored}")
     if runs or not spans:
         click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); {stored}")
     if failed:
@@ -276,8 +276,8 @@ class _Cost(NamedTuple):
     xs: str
     points: int
     searched: bool  # `points` is the most
-    seconds: float  # of a processor
-    spans: list[Span]  # of its runs, in real time
+    seconds: float  # processor seconds
+    spans: list[Span]  # spans of its runs in real time
     never: str  # why they are none there
 
 
@@ -294,7 +294,7 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
     given: dict[str, Any] = {name: seconds for name, seconds in cut.items() if seconds is not None}
     ready = resolve(replace(spec, slo="", rate_scale=most, **given))
     scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
-    each = [known.cpu_s(run) for run in scaled]
+    costs = [known.cpu_s(run) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
@@ -304,7 +304,7 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
         text if panel.xs else "knee",
         points,
         searched,
-        sum(each) * points / len(xs),
+        sum(costs) * points / len(xs),
         list(islice(cycle(spans), points if spans else 0)),
         realtime.lacking(ready) if spans else "",
     )

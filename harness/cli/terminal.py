@@ -28,9 +28,9 @@ LINE_S, OFTEN_S = 30.0, 1.0  # between two lines of a stage where no bar is; wit
 FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "scores"})  # phases of which nothing is kept when the user interrupts
-BUSY = 0.7  # of a core: runs that get less are on a busy machine
+BUSY = 0.7  # share of a core; with less, the machine counts as busy
 LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
+UP = "\x1b[{}A\x1b[J"  # moves up by this number of lines, and clears what is below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
 
@@ -182,8 +182,8 @@ class Terminal:
         again = now - self._told >= self._line_s and (total > 1 or self._level == "verbose")
         if done < total and (early or again):
             self._stage_told = True
-            left = ", ".join(filter(None, [f"{what}: {done:,} of {total:,}", self._left(now)]))
-            self.say(left if total > 1 else f"{what} ...")
+            text = ", ".join(filter(None, [f"{what}: {done:,} of {total:,}", self._remaining(now)]))
+            self.say(text if total > 1 else f"{what} ...")
 
     def _ticks(self) -> None:
         """Move the clock of the bar, or tell how far it is, while a step takes long."""
@@ -195,11 +195,11 @@ class Terminal:
                 elif self._quiet:
                     self._tell(time.monotonic())
 
-    def _left(self, now: float) -> str:
+    def _remaining(self, now: float) -> str:
         """Say how long the rest of a phase takes: by what its runs cost, else by the time of those that were done."""
-        left, since = self._ahead
-        if left is not None:
-            return _of_work(left, since, now)
+        rest, since = self._ahead
+        if rest is not None:
+            return _of_work(rest, since, now)
         seconds = self._by_count(now, self._at[2])
         return "" if seconds is None else f"about {duration(seconds)} left"
 
@@ -254,9 +254,9 @@ class Machine(Terminal):
             self._told = now
             left_s = self._by_count(now, total) if left is None else left.seconds
             most_s = None if left is None or left.most_s == math.inf else left.most_s
-            told = {"left_s": left_s, "most_s": most_s, "share": left and left.share}
-            told = {key: None if value is None else round(value, 2) for key, value in told.items()}
-            click.echo(json.dumps({"stage": what, "done": done, "total": total, **told}), err=True)
+            remaining = {"left_s": left_s, "most_s": most_s, "share": left and left.share}
+            remaining = {key: None if value is None else round(value, 2) for key, value in remaining.items()}
+            click.echo(json.dumps({"stage": what, "done": done, "total": total, **remaining}), err=True)
 
 
 def _of_work(left: Left | None, since: float, now: float) -> str:

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "bench check static",
-        "bench check ./mine.py --full",
-        "bench check --all --store",
-        "bench check --engine sim",
+        "bench check static", "bench check ./mine.py --full", "bench check --all --store", "bench check --engine sim"
     )
 )
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
@@ -56,7 +53,7 @@ def check(
     if store and (engine is not None or law or case):
         raise UserError("--store keeps what a whole check of systems says: leave out --engine, --law and --case")
     if engine is not None:
-        _told(engine, conform_engine(engine, only=law, case=case))
+        _print_findings(engine, conform_engine(engine, only=law, case=case))
         return
     passed, broken = {}, False
     for name in systems.names() if every else [system or ""]:
@@ -71,7 +68,7 @@ def check(
                 vetted.keep(content, seen.text if seen else "")
             except (OSError, UserError) as error:  # a folder that cannot be written
                 click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
-        _told(name, failures, last=not every)
+        _print_findings(name, failures, last=not every)
         if seen and seen.text and not failures:
             click.echo(f"  no {'case' if not case else f'run of {case}'} reached {seen.text}")
         for line in () if failures else _idle_by_rule(systems.find(name)):
@@ -81,8 +78,8 @@ def check(
     if broken:
         sys.exit(Code.FAILED)
     if not every:
-        beside = "elastic" if system == "static" else "static"
-        click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{beside}")
+        rival = "elastic" if system == "static" else "static"
+        click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{rival}")
 
 
 def _reached(name: str) -> Reached | None:
@@ -106,7 +103,7 @@ def _idle_by_rule(make: Any) -> Iterator[str]:
     yield from (f"  preset {name} {says}: {quoted}" for name in make.presets if (quoted := rule(make, name)))
 
 
-def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
+def _print_findings(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     """Print what a check found; the last one ends the command where laws are broken."""
     for failure in failures:
         at = "" if failure.event is None else f" (event {failure.event})"

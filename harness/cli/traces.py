@@ -61,7 +61,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     )
     shown = {key: _fact(facts[key]) for key in MEANS}
     lengths = [f"{key}: {shown.pop(key)}" for key in ("prompt_tokens", "output_tokens")]
-    rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
+    rows = [(key, text, MEANS[key]) for key, text in shown.items() if every or text != NONE]
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
@@ -196,15 +196,15 @@ def convert(
     if reader != "servegen" and options["rate_rps"] is not None:
         raise UserError("--rate-rps is of --from servegen: a log has its own rate (bench compare --rate-scale)")
     how = deal.spread(spread) if spread else None
-    asked = {name: value for name, value in options.items() if value not in {None, False}}
-    if columns or (reader is None and "block_tokens" in asked):
-        rows, report = converter.table(source, columns, **asked), source.name
+    given = {name: value for name, value in options.items() if value not in {None, False}}
+    if columns or (reader is None and "block_tokens" in given):
+        rows, report = converter.table(source, columns, **given), source.name
         report += readers.summary(schema.metadata(rows))
     elif reader is not None:
-        rows = readers.read(reader, source, **asked)
+        rows = readers.read(reader, source, **given)
         report = f"{source.name} read as a log of {reader}{readers.summary(schema.metadata(rows))}"
     else:
-        rows, report = readers.converted(source, **asked)
+        rows, report = readers.converted(source, **given)
     if (streams := chosen_streams(click.get_current_context())) is not None:
         rows, note = chosen.of(rows, streams)
         report += f"; {note}" if note else ""
@@ -246,8 +246,8 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
     from traces import drawing, realism, schema, synthetic
     from traces.load import of_table
 
-    asked = {"models": models, "span_s": span_s}
-    p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
+    changes = {"models": models, "span_s": span_s}
+    p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in changes.items() if value is not None))
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     compared = realism.realism(str(p))

@@ -87,8 +87,8 @@ def tune(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
     folder = real(out or RESULTS)
-    with teller(machine=machine) as told, sweep.stored_only() if collect else nullcontext():
-        results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=told, shard=shard)
+    with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
+        results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=progress, shard=shard)
     if shard is not None:
         made = ", ".join(tuned.system for tuned in results) or "no system"
         click.echo(f"shard {shard}: the runs of {made} are stored in {short_path(folder)}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.validate.staggered import Read
 
 TORCH = "torch"
-STAGES = "stages.jsonl"  # of the stages of `make gpu`
+STAGES = "stages.jsonl"  # `make gpu` writes its stages there
 KINDS = {  # what the simulator is compared with
     "servers": "--engine NAME, which runs servers",
     "files": "files of measured runs",
@@ -169,7 +169,7 @@ def validate(
     elif kind == "files":
         _measured(folders, out, stem, shape, page, plot=not no_plot, every=every)
     else:
-        _beside(folders[0], kind, asked["table"], asked["slo"], page, every=every)
+        _compare_folder(folders[0], kind, asked["table"], asked["slo"], page, every=every)
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
@@ -178,8 +178,8 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
     if engine is not None or len(folders) != 1:
         return "servers" if engine is not None else "files"
-    held = stored.holds(folders[0]) or (folders[0] / STAGES).is_file()
-    return "runs" if held else "card" if corun.holds(folders[0]) else "files"
+    is_runs = stored.holds(folders[0]) or (folders[0] / STAGES).is_file()
+    return "runs" if is_runs else "card" if corun.holds(folders[0]) else "files"
 
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
@@ -193,7 +193,9 @@ def _started(log: Path, model: str | None, gpu: str | None) -> None:
     click.echo("\n".join((*starts.heads(start, ours, gpu), *table, *starts.notes(ours))))
 
 
-def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool) -> None:
+def _compare_folder(
+    folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool
+) -> None:
     """Hold the simulator against the runs, or the measurements of two models at once, that a folder keeps."""
     from functools import partial
 
@@ -210,8 +212,8 @@ def _beside(folder: Path, kind: str, table: str | None, slo: str | None, page: P
         raise UserError(f"{short_path(folder)} holds stored runs, which need their machine's cost table: --table FILE")
     with Terminal() as teller:
         if kind == "runs":
-            told = partial(teller.progress, "stored runs")
-            seen = stored.compare(folder, str(table), slo or stored.SLO, told)
+            progress = partial(teller.progress, "stored runs")
+            seen = stored.compare(folder, str(table), slo or stored.SLO, progress)
         else:
             seen = corun.compare(folder, table)
     screen([seen.answer, *aligned(seen.rows), seen.note, *seen.predictions, seen.how, *notes], every=every)
@@ -268,8 +270,8 @@ def _measured(
     screen([answer, *table, *notes, *(ramps if every or only else aims)], every=every)
     sys.stdout.flush()
     if page is not None and everything is not None:
-        told = [note for ramp in ran for note in ramp.notes]
-        text = pages.page(everything, skipped, told, idle.footprint(), laid)
+        ramp_notes = [note for ramp in ran for note in ramp.notes]
+        text = pages.page(everything, skipped, ramp_notes, idle.footprint(), laid)
         write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
@@ -293,7 +295,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         raise UserError(f"--engine {engine} needs the servers' cost table: --table FILE (bench calibrate writes one)")
     plan, skipped = _plan(engine, asked)
     with Terminal() as teller:
-        ahead = realtime.told(predicted.spans(plan, runs, slo))
+        ahead = realtime.duration(predicted.spans(plan, runs, slo))
         teller.say(f"{ahead} on {engine}, beside starts; runs are kept, and a second call resumes")
         comparison = predicted.predict(plan, runs, teller, slo)
     frame, void = comparison.frame, ""
@@ -303,7 +305,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         void = "No run on the servers is valid: all that follows comes from INVALID runs."
         lines.insert(0, void)
         frame = frame.assign(invalid=False)
-    told = list(lines)
+    printed = list(lines)
     pairs, cells = ranks.pairs(frame, comparison.attainment), ranks.cells(frame, comparison.attainment)
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
@@ -327,7 +329,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
         paths = scatter.render(scatter.servers, pd.DataFrame(cells), stem, command, comparison.attainment, caption)
-        page = compared(command, told, pairs, cells, comparison.attainment, met, laid)
+        page = compared(command, printed, pairs, cells, comparison.attainment, met, laid)
         write_bytes(stem.with_suffix(".md"), page.encode())
         click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
 

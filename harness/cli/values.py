@@ -136,8 +136,8 @@ class Gpus(click.ParamType[int]):
             self.fail(f"{_cut(text)!r} is not a whole number", param, ctx)
         counts = sorted(map(int, re.split("[,-]", text)))
         words = ctx.meta.get(WORDS, ()) if ctx is not None else ()
-        asked = {name: word for name in SIZES if (word := _given(name, words)) is not None}
-        options = [part for pair in asked.items() for part in pair]
+        given = {name: word for name in SIZES if (word := _given(name, words)) is not None}
+        options = [part for pair in given.items() for part in pair]
         command = shlex.join(["bench", "size", *options, "--gpus", f"{counts[0]}-{counts[-1]}"])
         raise UserError(
             f'--gpus "{text}" is several counts, and this takes one; for the fewest that suffice: {command}'
@@ -207,4 +207,4 @@ POSITIVE = Number(0, min_open=True)
 SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies, then those of tuning
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
-SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
+SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # s, the limits that a timer can keep

@@ -147,7 +147,7 @@ Raise `Infeasible("why")` where the models do not fit, at any time: the run coun
 '''
 
 
-class Row(NamedTuple):
+class FieldRow(NamedTuple):
     """A field of a class, as it stands in the source."""
 
     name: str
@@ -228,7 +228,7 @@ def _imports() -> str:
 # ------------------------------------------------------------------ entries
 
 
-def _said(kind: type, level: str = "###", uses: Callable[[Any, Row], str] | None = None) -> Iterator[str]:
+def _said(kind: type, level: str = "###", uses: Callable[[Any, FieldRow], str] | None = None) -> Iterator[str]:
     """Describe a class: docstring, example, and a table of its fields."""
     yield f"{level} `{kind.__name__}`\n"
     yield f"{_doc(kind)}\n"
@@ -250,23 +250,25 @@ def _said(kind: type, level: str = "###", uses: Callable[[Any, Row], str] | None
     yield from table(",".join(head), cells)
 
 
-def _uses(action: Any, row: Row) -> str:
+def _uses(action: Any, row: FieldRow) -> str:
     """Return the names that a field's values need in `uses` beside the action's own."""
     from harness.check.trial import needs
 
     field = f"{type(action).__name__}.{row.name}"
     tried = (replace(action, **{row.name: value}) for value in TRIED.get(row.name, (1,)))
-    names = dict.fromkeys(name for each in tried for name in needs(each) if name.partition(":")[0] == field)
+    names = dict.fromkeys(name for system in tried for name in needs(system) if name.partition(":")[0] == field)
     return ", ".join(map(_code, names))
 
 
-def rows(kind: type) -> list[Row]:
+def rows(kind: type) -> list[FieldRow]:
     """Return the fields of a class as its source has them; properties and class variables are left out."""
     notes = comments(kind)
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     declared = [node for node in body if isinstance(node, ast.AnnAssign)]
     return [
-        Row(name := ast.unparse(node.target), _double(ast.unparse(node.annotation)), _default(node.value), notes[name])
+        FieldRow(
+            name := ast.unparse(node.target), _double(ast.unparse(node.annotation)), _default(node.value), notes[name]
+        )
         for node in declared
     ]
 

@@ -24,17 +24,17 @@ def work(payload: bytes, packages: tuple[str, ...], version: str) -> bytes:
     about = home.lstat()
     if about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise PermissionError(f"{home} is open to others, and code is run from it")
-    kept = home / f"sources-{version}"
-    if not kept.is_dir():
-        part = home / f".{kept.name}.{secrets.token_hex(8)}.part"
+    folder = home / f"sources-{version}"
+    if not folder.is_dir():
+        part = home / f".{folder.name}.{secrets.token_hex(8)}.part"
         for name in packages:
             shutil.copytree(Path.cwd() / name, part / name)
         try:
-            part.rename(kept)
+            part.rename(folder)
         except OSError:  # another worker was first
             shutil.rmtree(part)
-    if sys.path[0] != str(kept):
-        sys.path.insert(0, str(kept))
+    if sys.path[0] != str(folder):
+        sys.path.insert(0, str(folder))
     node = importlib.import_module("harness.run.node")
     answers: bytes = pickle.dumps(node.work(pickle.loads(payload)))
     return answers

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     B1 = NDArray[np.bool_]
 
 BOUNDED = ("both", "ttft", "tpot", "e2e")  # definitions that limit when work is done
-CELLS = 32  # of time, between which intervals lie; or as many as have at most MOST intervals in all
+CELLS = 32  # marks of time; fewer where that makes more than MOST intervals
 MOST = 200  # intervals
-CLASSES = 8  # of cost, into which requests with like windows are grouped
+CLASSES = 8  # classes of cost that requests with like windows share
 MARGIN_S = 5e-9  # stamps are whole nanoseconds
 
 
@@ -103,7 +103,7 @@ class _Need(NamedTuple):
     prompt: F8  # (requests, resources)
     decode: F8  # (requests, resources)
     begin_s: F8
-    first_s: F8  # by which its prompt has been computed
+    first_s: F8  # its prompt is computed by then
     end_s: F8
     possible: B1  # alone
 
@@ -113,7 +113,7 @@ class Prices(NamedTuple):
 
     config: Config
     machine: Machine
-    rows: dict[str, list[tuple[Least, int]]]  # by model: of each degree and kind, with the bytes of a token of KV
+    rows: dict[str, list[tuple[Least, int]]]  # keyed by model: each degree and kind, with bytes of KV a token
 
 
 def share(
@@ -191,8 +191,8 @@ def _capacity(prices: Prices, sharing: Sharing) -> F8:
     floor = lag * slow * max(0.0, least_factor(config.noise))
     gpus = config.gpus / floor if floor > 0.0 else math.inf
     kinds = [machine.of(kind).spec for kind in config.kinds]
-    held = sum(spec.mem_bytes if config.pool_bytes is None else config.pool_bytes for spec in kinds)
-    return np.array([gpus] * (2 if sharing.parted else len(CUTS)) + [float(held)])
+    memory = sum(spec.mem_bytes if config.pool_bytes is None else config.pool_bytes for spec in kinds)
+    return np.array([gpus] * (2 if sharing.parted else len(CUTS)) + [float(memory)])
 
 
 def least_factor(sigma: float) -> float:
@@ -262,7 +262,7 @@ def _overlaps(begin: F8, end: F8) -> I8:
     """
     here = np.searchsorted(begin, begin, "right") - np.searchsorted(np.sort(end), begin, "left")
     low, high = np.searchsorted(begin, begin, "left"), np.searchsorted(begin, end, "right")
-    spans = np.frexp(np.maximum(1, high - low))[1] - 1  # of two ranges of 2^span that cover the window
+    spans = np.frexp(np.maximum(1, high - low))[1] - 1  # two ranges of 2^span cover the window
     most, result = np.maximum(1, here), np.ones(len(begin), np.int64)
     for span in range(int(spans.max(initial=0)) + 1):
         mine = np.flatnonzero(spans == span)

@@ -36,10 +36,10 @@ from harness.run.setup import load_trace
 from harness.run.sources import Task, relocate
 from harness.run.spec import FILES, Spec
 
-BATCH_S = 10.0  # of work in a batch
+BATCH_S = 10.0  # s of work in a batch
 SHARES = 4  # batches that each slot gets at least, so that none waits long for the last one
 AHEAD = 2  # batches sent for each slot
-BASE_BYTES, REQUEST_BYTES = 700 << 20, 1_000  # of a worker's memory; of each request of its trace
+BASE_BYTES, REQUEST_BYTES = 700 << 20, 1_000  # bytes a worker takes, and bytes a request of its trace adds
 DATA = ("TRACES_DIR", "PROFILES_DIR", "MEASURED_DIR", "MODELS_DIR", "BENCH_PART_AGE_S", "BENCH_LATE_S")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "data", "node_modules")
 

@@ -99,7 +99,7 @@ _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def shared() -> Iterator[None]:
     """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
     if _KEPT.get():
         yield
@@ -173,7 +173,7 @@ def _serve(pipe: Connection, limit_s: float) -> None:
                 pipe.send(tried(Task(*task), out))
             except UserError as error:
                 pipe.send(error)
-            except Terminated:  # by the parent
+            except Terminated:  # the parent closes it
                 return
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))

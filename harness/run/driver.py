@@ -23,7 +23,7 @@ from harness.run import boot, sources
 from harness.run.messages import Answer, Batch, Refused
 
 STEP_S = 0.1  # between two looks at the pipe
-RETRIES = 5  # of a batch whose worker or node died
+RETRIES = 5  # tries of a batch whose worker or node died
 
 
 class Place(NamedTuple):

@@ -20,12 +20,12 @@ from harness.run.sources import Task
 from harness.run.spec import Spec, stored
 from harness.run.teller import Left
 
-REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # requests/s assumed for an unknown run; its start and write are measured
 READ = 200  # stored runs from which the costs of a folder are learnt
-EVERY_S, PART = 0.25, 20.0  # between two sums of what is left: so long, and so many times what a sum takes
+EVERY_S, PART = 0.25, 20.0  # between two sums of the remaining time: s, and times what a sum takes
 
 
-class Kind(NamedTuple):
+class CostKind(NamedTuple):
     """Runs whose cost a request depends on their rate alone."""
 
     label: str
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     trace: str
 
     @classmethod
-    def of(cls, spec: Spec) -> Kind:
+    def of(cls, spec: Spec) -> CostKind:
         """Return the kind of a spec's run."""
         return cls(spec.label, spec.models, spec.gpus, spec.trace.partition("+")[0])
 
@@ -43,8 +43,10 @@ class Costs:
     """CPU seconds by system, setting and rate, learned from stored runs."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, dict[Kind, dict[float, list[float]]]] = {}  # seconds beside RUN_S, and nominal requests
-        self._each: dict[Kind, tuple[np.ndarray, np.ndarray]] = {}  # rates' logarithms, seconds a nominal request
+        self._sums: dict[
+            str, dict[CostKind, dict[float, list[float]]]
+        ] = {}  # seconds beside RUN_S, and nominal requests
+        self._each: dict[CostKind, tuple[np.ndarray, np.ndarray]] = {}  # rates' logarithms, seconds a nominal request
         self._mean: dict[str, float] = {}
 
     @classmethod
@@ -65,12 +67,12 @@ class Costs:
         """Tell whether a run of this system, in whatever setting, was learned from."""
         return label in self._sums
 
-    def knows(self, kind: Kind) -> bool:
+    def knows(self, kind: CostKind) -> bool:
         """Tell whether a run of this kind was learned from."""
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
-        """Update the cost model from one stored run; `requests` replaces the count that the run states.
+        """Update the cost model from one stored run; `requests` count where its own facts do not say.
 
         Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
         """
@@ -79,7 +81,7 @@ class Costs:
             cpu_s, wall_s = float(side["cpu_s"]), float(side["wall_s"])
             requests = float(side["requests"]) if requests is None else requests
             if cpu_s >= 0 and requests > 0:
-                kind = Kind.of(spec)
+                kind = CostKind.of(spec)
                 rates = self._sums.setdefault(kind.label, {}).setdefault(kind, {})
                 sums = rates.setdefault(math.log2(spec.rate_scale), [0.0, 0.0])
                 sums[0] += max(0.0, cpu_s - RUN_S)
@@ -102,12 +104,12 @@ class Costs:
         return max((self._mean_s(label) for label in labels if label in self._sums), default=1 / REQUESTS_PER_S)
 
     def _request_s(self, spec: Spec) -> float:
-        kinds, kind = self._sums.get(spec.label, {}), Kind.of(spec)
+        kinds, kind = self._sums.get(spec.label, {}), CostKind.of(spec)
         if kind in kinds:
             if kind not in self._each:
                 rates = sorted(kinds[kind])
-                each = [kinds[kind][x][0] / kinds[kind][x][1] for x in rates]
-                self._each[kind] = np.array(rates), np.array(each)
+                speeds = [kinds[kind][x][0] / kinds[kind][x][1] for x in rates]
+                self._each[kind] = np.array(rates), np.array(speeds)
             return float(np.interp(math.log2(spec.rate_scale), *self._each[kind]))
         if kinds:
             return self._mean_s(spec.label)
@@ -134,7 +136,7 @@ def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
 
 
 def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
-    """Return at most so many paths, evenly spread."""
+    """Return at most `most` paths, evenly spread."""
     return paths[:: max(1, math.ceil(len(paths) / most))]
 
 
@@ -154,14 +156,14 @@ class Ahead:
         self._labels = dict.fromkeys(task.spec.label for task in todo)
         self._groups = Counter(map(_group, todo))
         self._specs = {_group(task): task.spec for task in todo}
-        self._cpu_s, self._wall_s = 0.0, 0.0  # of the runs that ended
+        self._cpu_s, self._wall_s = 0.0, 0.0  # seconds of the runs that ended
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:
         """Put first two tasks of each kind whose cost is not known, its longest and its shortest."""
-        of: dict[Kind, list[tuple[float, int]]] = {}
+        of: dict[CostKind, list[tuple[float, int]]] = {}
         for place, task in enumerate(tasks):
-            if not self._costs.knows(kind := Kind.of(task.spec)):
+            if not self._costs.knows(kind := CostKind.of(task.spec)):
                 of.setdefault(kind, []).append((self._costs.cpu_s(task.spec), place))
         early = dict.fromkeys(place for costs in of.values() for _, place in (max(costs), min(costs)))
         return [tasks[place] for place in (*early, *(p for p in range(len(tasks)) if p not in early))]
@@ -206,6 +208,6 @@ class Ahead:
         return Left(cpu_s, seconds, seconds + more_s, share)
 
 
-def _group(task: Task) -> tuple[Kind, float]:
+def _group(task: Task) -> tuple[CostKind, float]:
     """Return what the estimate of a run depends on, of all that its sweep varies."""
-    return Kind.of(task.spec), task.spec.rate_scale
+    return CostKind.of(task.spec), task.spec.rate_scale

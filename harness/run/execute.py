@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-OWN_DEGREES = "Cluster.degrees"  # in the `uses` of a system that chooses the degree of each model's parallelism
+OWN_DEGREES = "Cluster.degrees"  # a system that chooses degrees of parallelism has this in its `uses`
 
 
 def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:

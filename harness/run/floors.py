@@ -44,17 +44,17 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
     """Give each model the first of its places in an order that has room for its weights and one longest request."""
-    left = [float(gpu.mem_bytes) for gpu in cluster.gpus]
+    free = [float(gpu.mem_bytes) for gpu in cluster.gpus]
     homes: dict[str, Gpus] = {}
     for k, (name, model) in enumerate(cluster.models.items()):
         for place in ordered(name, k):
             at = model.at(len(place))
             need = footprint(at, elastic=False) + one_request(at)
-            if all(left[g] >= need for g in place):
+            if all(free[g] >= need for g in place):
                 homes[name] = place
                 for g in place:
-                    left[g] -= need
+                    free[g] -= need
                 break
         else:
-            raise UserError(f"no room is left for {name} on {len(left)} GPUs")
+            raise UserError(f"no room is left for {name} on {len(free)} GPUs")
     return homes

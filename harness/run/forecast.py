@@ -16,7 +16,7 @@ from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
 from traces.load import sized
 
-NAMED = re.compile(r"\.plan\b")  # in a system's file: it may read forecasts later too
+NAMED = re.compile(r"\.plan\b")  # a file that names these may read forecasts later too
 
 
 class Watched(dict[str, Plan]):

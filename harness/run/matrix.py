@@ -51,12 +51,12 @@ class Lack(NamedTuple):
     why: str = ""
 
 
-class Row(NamedTuple):
+class Coverage(NamedTuple):
     """A system with a preset (None: its defaults), and what each engine lacks for it."""
 
     system: str
     preset: str | None
-    lacks: Mapping[str, Lack]  # by engine
+    lacks: Mapping[str, Lack]  # keyed by engine
 
 
 @cache
@@ -97,18 +97,18 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
     return seen, broken
 
 
-def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Row]:
+def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Coverage]:
     """Yield systems (default: all) with every preset, on engines (default: all); none whose file is broken."""
     every = list(usable_engines()[0]) if engines is None else engines
 
-    def look(name: str) -> list[Row]:
-        return [Row(name, p, {where: cell(name, p, where) for where in every}) for p in presets_of(name)]
+    def look(name: str) -> list[Coverage]:
+        return [Coverage(name, p, {where: cell(name, p, where) for where in every}) for p in presets_of(name)]
 
     for presets in tried(system.names() if systems is None else systems, look)[0].values():
         yield from presets
 
 
-def parts(table: Sequence[Row]) -> tuple[list[list[str]], str]:
+def parts(table: Sequence[Coverage]) -> tuple[list[list[str]], str]:
     """Return the matrix as cells, the head first and presets that are alike in one row; and what short names mean."""
     engines = list(table[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]
@@ -117,7 +117,7 @@ def parts(table: Sequence[Row]) -> tuple[list[list[str]], str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in table:
         only = _words(name for where in real for name in row.lacks[where].names if name in simulated)
-        cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
+        cells = ("-" if only and where in real else _cell(row.lacks[where]) for where in engines)
         alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
     shown = ([name, ", ".join(presets), *cells] for (name, *cells), presets in alike.items())
     folded = dict[str, list[str]]()
@@ -141,7 +141,7 @@ def _words(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(map(_word, names)))
 
 
-def _told(lack: Lack) -> str:
+def _cell(lack: Lack) -> str:
     """Return a cell's text: "yes", or "no" and the reason or what is lacking."""
     if lack == Lack():
         return "yes"

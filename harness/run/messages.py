@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     out: str
     token: str  # a file in `out` whose sight tells that the folder is shared
     asked: Mapping[str, str]  # `facts` of the caller
-    limit_s: float  # of a policy's calls
+    limit_s: float  # s, the limit of a policy's calls
 
 
 class Answer(NamedTuple):

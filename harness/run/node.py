@@ -63,7 +63,7 @@ def _shared(out: Path, token: str) -> bool:
 
 def _done(task: Task, out: Path, *, shared: bool) -> Answer:
     try:
-        if not (shared and current(task, out)):  # of a batch whose first worker died
+        if not (shared and current(task, out)):  # a current run was left by a worker that died
             execute(task.spec, out, task.code)
     except Failed as failed:
         return Answer(task.folder, dict(failed.why))

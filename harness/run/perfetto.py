@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 REQUESTS = 1  # process of all requests; GPUs and hosts follow
 FIRST_GPU = 2
-STAGES = ("waits for memory", "on its links", "its last seconds")  # of a transfer, by the stamps that end them
+STAGES = ("waits for memory", "on its links", "its last seconds")  # phases of a transfer; a stamp ends each
 
 
 class Tracks:
@@ -182,7 +182,7 @@ def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[s
 
 def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     """Yield the SMs of each running lane over time, on GPUs where some lane has a partition."""
-    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: time, ends before begins, lane, SMs
+    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # keyed by GPU: time, ends before begins, lane, SMs
     for step in trace.steps:
         name = lane(step.batch, "decode" if step.decode_lane else "prompts")
         for gpu in _gpus(step.batch):
@@ -191,13 +191,13 @@ def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     parted = {gpu for step in trace.steps if step.sms >= 0 for gpu in _gpus(step.batch)}
     for gpu in sorted(parted):
         now: dict[str, float] = dict.fromkeys(sorted({name for _, _, name, _ in changes[gpu]}), 0.0)
-        told: dict[str, float] = {}
+        counts: dict[str, float] = {}
         rows = sorted(changes[gpu])
         for i, (at_s, _, name, sms) in enumerate(rows):
             now[name] = float(sms)
-            if (i + 1 == len(rows) or rows[i + 1][0] > at_s) and now != told:
-                told = dict(now)
-                yield _counter(tracks, gpu, "SMs", at_s, told)
+            if (i + 1 == len(rows) or rows[i + 1][0] > at_s) and now != counts:
+                counts = dict(now)
+                yield _counter(tracks, gpu, "SMs", at_s, counts)
 
 
 def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]:

@@ -77,7 +77,7 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
                 places.setdefault(action.inst.model, action.inst.place)
     except (Infeasible, Unsupported) as why:
         raise UserError(f"placement {spec.label}: {why}") from None
-    except Failed as failed:  # of no system that is compared, so none can leave
+    except Failed as failed:  # no compared system owns it, so none can leave
         raise UserError(f"placement {failed}") from failed
     return places
 

@@ -70,12 +70,12 @@ def lacking(spec: Spec, *, here: bool = False) -> str:
     return f"no {lacks}" if lacks else ""
 
 
-def told(spans: Iterable[Span]) -> str:
+def duration(spans: Iterable[Span]) -> str:
     """Give the runs' joint duration: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
     every = list(spans)
     kinds = list(dict.fromkeys(every))
-    each = f" x ({kinds[0].text})" if len(kinds) == 1 else ""
-    return f"{len(every)} {'run' if len(every) == 1 else 'runs'}{each}: {range_of(every)}"
+    parts = f" x ({kinds[0].text})" if len(kinds) == 1 else ""
+    return f"{len(every)} {'run' if len(every) == 1 else 'runs'}{parts}: {range_of(every)}"
 
 
 def range_of(spans: Sequence[Span]) -> str:

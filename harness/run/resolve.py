@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from workloads.models import Served as Member
 
 
-# where a system is tried on an engine: on each GPU there is room for every model
+# bytes a GPU has where an engine is tried, room for every model
 ROOMY: Mapping[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "gpus": 8}
-MOST_COPIES = 64  # of a mix that are tried for a system that brings its own number of GPUs
-ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
+MOST_COPIES = 64  # copies of a mix that are tried for a system with its own number of GPUs
+ORACLE = "Cluster.plan:window"  # a system whose forecast knows the window has this in its `uses`
 # the origin of such a system's plans, by that of the other systems'
 KNOWN: Mapping[Origin, Origin] = {"held-out": "window", "prefix": "trace"}
 
@@ -156,7 +156,7 @@ def resolve(spec: Spec) -> Spec:
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
     kinds = mix.names(spec.gpu)
-    host = quantities.host(spec.host, kinds[0], spec.table)  # of a mix all have the same costs of calls
+    host = quantities.host(spec.host, kinds[0], spec.table)  # all kinds of a mix have the same costs of calls
     plan: Origin = KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
     plan = "trace" if spec.workload == "base" else plan
     span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)

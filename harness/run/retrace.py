@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NO_REQUEST = -1
-CARRYING = ("grant_s", "link_s", "tail_s")  # of a transfer: until its memory, on its links, its fixed seconds
+CARRYING = ("grant_s", "link_s", "tail_s")  # a transfer waits for memory, then takes its links, then fixed seconds
 
 
 class Lost(UserError):

@@ -17,9 +17,9 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
-FRACTIONS = tuple(k / 100 for k in range(91, 98))  # of a card, for the engine; the driver needs part of the rest
-PROCESS_BYTES = (GIB, GIB // 2)  # of a process beside weights: a CUDA context with little else
-MOST_TIMES = 4  # so many times the GPUs are tried
+FRACTIONS = tuple(k / 100 for k in range(91, 98))  # share of a card for the engine; the driver needs part of the rest
+PROCESS_BYTES = (GIB, GIB // 2)  # bytes of a process beside weights: a CUDA context with little else
+MOST_TIMES = 4  # times the GPUs that are tried at most
 STEP_BYTES = GIB // 10
 
 
@@ -93,15 +93,15 @@ def _memory(spec: Spec) -> Iterator[Remedy]:
     if spec.pool_bytes is not None:
         return
     settings, less = Setup(spec).settings, servers.bench()
-    held = settings.process_bytes
+    process_bytes = settings.process_bytes
     shares = [("mem_fraction", x) for x in FRACTIONS if x > settings.mem_fraction]
     yield from (Remedy((share,)) for share in shares)
-    if held is None and (settings.batch_cap > less.batch_cap or settings.chunk_tokens > less.chunk_tokens):
+    if process_bytes is None and (settings.batch_cap > less.batch_cap or settings.chunk_tokens > less.chunk_tokens):
         cap, chunk = min(settings.batch_cap, less.batch_cap), min(settings.chunk_tokens, less.chunk_tokens)
         step = ("batch_cap", cap), ("chunk_tokens", chunk)
         yield Remedy(step)
         yield from (Remedy((*step, share)) for share in shares)
-    yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if held is None or x < held)
+    yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if process_bytes is None or x < process_bytes)
 
 
 def _gpus(spec: Spec) -> Iterator[Remedy]:

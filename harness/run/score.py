@@ -29,8 +29,8 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
-    each = by_model(run, under, definitions)
-    counts = {name: tidy.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in each.items()}
+    counts_of = by_model(run, under, definitions)
+    counts = {name: tidy.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in counts_of.items()}
     return {name: counts[name].met if name in counts else 0.0 for name in definitions}
 
 
@@ -48,7 +48,7 @@ def by_model(
     sums = tidy.tallied(of, about["spec"], definitions, measured=False)
     if sums.lacks:
         raise UserError(f"{run.name} has no token times, which {min(sums.lacks)} needs")
-    return {name: (sums.models, each.missed, each.asked) for name, each in sums.attained.items()}
+    return {name: (sums.models, sums_of.missed, sums_of.asked) for name, sums_of in sums.attained.items()}
 
 
 def ran(run: Path) -> bool:

@@ -26,8 +26,8 @@ def server_line(setup: Setup) -> str:
     )
     share = f"{its.mem_fraction:.3f}".removesuffix("0")
     memory = share if spec.pool_bytes is None else f"{spec.pool_bytes / GIB:.1f} GiB a GPU"
-    told = f"server: {name(setup)}, {step}, {its.batch_cap:,} sequences, {memory}"
-    return f"{told}: {kv}" if (kv := _kv(setup)) else told
+    line = f"server: {name(setup)}, {step}, {its.batch_cap:,} sequences, {memory}"
+    return f"{line}: {kv}" if (kv := _kv(setup)) else line
 
 
 def name(setup: Setup) -> str:
@@ -51,10 +51,10 @@ def _kv(setup: Setup) -> str:
     for member in setup.served.members:
         kv_bytes = max(setup.kv_bytes(member, kind.spec) for kind in setup.machine.all)
         room.append((kv_bytes // shapes.kv_token_bytes(member.shape, member.tp), kv_bytes, member))
-    tokens, kv_bytes, member = min(room, key=lambda each: each[0])
+    tokens, kv_bytes, member = min(room, key=lambda unit: unit[0])
     if tokens < 1:
         return f"no KV for {member.name}"
     many = f"{tokens / 1000:.0f}k" if tokens >= SHORT else f"{tokens:,}"
-    each = " a GPU" if member.tp > 1 else ""
+    unit = " a GPU" if member.tp > 1 else ""
     alone = "" if len(room) == 1 else f" for {member.name} alone, the fewest"
-    return f"{kv_bytes / GIB:.1f} GiB of KV{each}, {many} tokens{alone}"
+    return f"{kv_bytes / GIB:.1f} GiB of KV{unit}, {many} tokens{alone}"

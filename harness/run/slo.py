@@ -30,7 +30,7 @@ class SloTarget(NamedTuple):
     """An SLO rule with the seconds and the drain that apply it to every run of a sweep."""
 
     rule: str
-    seconds: Mapping[str, Pair] | None  # by model; None: by each request's own latency
+    seconds: Mapping[str, Pair] | None  # keyed by model; None if each request's own latency sets them
     drain_s: float = math.nan  # seconds for which runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
@@ -127,12 +127,14 @@ def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
 
 
 def target_of(judge: Facts) -> SloTarget:
-    """Rebuild a target from an entry of `judgements`. Raises Damaged, as `told` does."""
+    """Rebuild a target from an entry of `judgements`. Raises Damaged, as `stored_target` does."""
     seconds = judge["seconds"]
-    return told(judge.where, judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()})
+    return stored_target(
+        judge.where, judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
+    )
 
 
-def told(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget:
+def stored_target(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget:
     """Rebuild a target from part `where` of a stored file. Raises Damaged where seconds are missing."""
     from workloads import slo
 

@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
     spec: Spec
     code: str
-    folder: str  # of its run: `spec.folder`, which hashes the spec
+    folder: str  # its run's: `spec.folder`, which hashes the spec
 
     @classmethod
     def of(cls, spec: Spec, code_hash: str) -> Task:

@@ -75,17 +75,17 @@ UNHASHED = "_env"
 class Spec:
     """A run. Raises UserError, naming the key, for a value of the wrong type or out of range."""
 
-    system: str  # of systems/, or the path of a .py
+    system: str  # name in systems/, or the path of a .py
     preset: str | None = None
-    fields: Pairs[Option] = ()  # of the system, sorted
+    fields: Pairs[Option] = ()  # the system's, sorted
     # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
     engine: str = WORLD["engine"]
     gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
     gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]
     node_gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8
     models: str = WORLD["models"]  # a set of workloads/sets/, the path of a .toml, or models by name or path
-    trace: str = TRACE  # of traces/manifest.toml, or the path of a .parquet
-    trace_sha256: str = ""  # of the rows replayed
+    trace: str = TRACE  # name in traces/manifest.toml, or the path of a .parquet
+    trace_sha256: str = ""  # digest of the rows replayed
     # Longest prompt + output that is served; None: as the trace needs.
     served: Annotated[int, Ge(2), Le(toml.MOST_INT)] | None = None
     prefix_cache: bool | None = None  # None: on where the trace tells ids of prompts' blocks; else there is none
@@ -100,13 +100,13 @@ class Spec:
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
     # requests that offline planners see; of a replayed trace also the choice of the window
     plan: Literal["held-out", "window", "trace", "prefix"] = "held-out"
-    # of streams to models: as the set says, drawn by the seed, or stratified over squares of seeds
+    # streams go to models as the set says, by the seed, or stratified over squares of seeds
     assign: Literal["released", "shuffled", "square"] = "released"
     # one for all: a TOML of GPUs by model, the system whose start it is, "first-fit" or "random"; "": each its own
     placement: str = ""
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
-    # Of tokens: by each checkpoint's defaults, for whose top-p and top-k engines may sort; or greedy, which sorts
+    # Tokens are sampled by a checkpoint's defaults, whose top-p and top-k engines may sort for; or greedily: that sorts
     # nothing, also wherever all rows of the trace say so.
     sampling: Literal["checkpoint", "greedy"] = "checkpoint"
     table: str | None = None  # path of a cost table that replaces committed quantities
@@ -114,7 +114,7 @@ class Spec:
     pcie_gbps: Rate | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's
     nvlink_gbps: Rate | None = None  # GPU to GPU
     net_gbps: Rate | None = None  # across nodes
-    disk_gbps: Rate | None = None  # of a node
+    disk_gbps: Rate | None = None  # a node's disk
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: Count = 16
     batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] | None = None
@@ -126,9 +126,9 @@ class Spec:
     mem_fraction: Share | None = None
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
-    pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
-    host_bytes: Natural | None = None  # of a node's memory for weights, others lie on its disk; None: it holds all
-    sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
+    pool_bytes: Count | None = None  # bytes a GPU has for weights and KV beside processes; None: mem_fraction sets them
+    host_bytes: Natural | None = None  # bytes of a node's memory for weights, others lie on its disk; None: it has all
+    sharing: Literal["own", "fluid", "turns"] = "own"  # how processes share a GPU: the system's way, or one for all
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file
     control_s: Seconds | None = None  # None: one call of the engine's API
     noise: Annotated[float, Ge(0), Le(10)] | None = None  # None: the profile's residual spread
@@ -237,10 +237,7 @@ def as_dict(spec: Spec) -> dict[str, Any]:
         del plain["scaled"]
     return (
         plain
-        | {
-            "fields": dict(spec.fields),
-            "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},
-        }
+        | {"fields": dict(spec.fields), "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s}}
         | ({"homes": {model: list(gpus) for model, gpus in spec.homes}} if spec.homes else {})
     )
 
@@ -270,7 +267,7 @@ def stored(values: Mapping[str, Any]) -> Spec:
     rest = {key: value for key, value in values.items() if key not in MOVED}
     if given:
         rest["engine"] = str(fields.Asked(values["engine"], fields=given))
-    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # of no key it is not the server's
+    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # every key is the server's
 
 
 def read(path: Path) -> Spec:

@@ -38,12 +38,12 @@ def check(setup: Setup) -> None:
     if served >= {*trace.models}:
         return
     counts = _requests(setup)
-    if left := {name: n for name, n in counts.items() if n and name not in served}:
-        count, of = sum(left.values()), sum(counts.values())
+    if unserved := {name: n for name, n in counts.items() if n and name not in served}:
+        count, of = sum(unserved.values()), sum(counts.values())
         raise UserError(
             f"log {trace.name}: {count:,} of {of:,} requests are of streams for which set {stem(models.name)} has no "
             "model: "
-            f"{listed(left)} (--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
+            f"{listed(unserved)} (--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
         )
 
 
@@ -98,15 +98,15 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     pairs = [(name, stream) for name, stream in dealt if name != stream]
     head = f"streams {assignment.rule if assignment.rule != 'released' else 'as the set names them'}"
     if not pairs or assignment.rule == "released":
-        return [f"{head}: {_each(dealt, _requests(setup))}"] if every else [head]
+        return [f"{head}: {_listed(dealt, _requests(setup))}"] if every else [head]
     requests = _requests(setup)
     shown = pairs if every else pairs[:MOST]
-    listed = _each(shown, requests)
+    listed = _listed(shown, requests)
     more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
     if assignment.rule == "by name":
         equal = len(models.names) - len(pairs)
         if every:
-            return [f"{head}: {trace.name} -> {models.name}: {_each(dealt, requests)}"]
+            return [f"{head}: {trace.name} -> {models.name}: {_listed(dealt, requests)}"]
         return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
     how = ""
     if assignment.rule in DRAWN:
@@ -114,7 +114,7 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
 
 
-def _each(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:
+def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:
     """List models, each with its stream where that has another name, and the requests."""
     return ", ".join(
         f"{model + f' <- {stream}' * (model != stream)} ({requests.get(stream, 0):,} requests)"

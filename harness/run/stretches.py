@@ -17,10 +17,10 @@ class Part(NamedTuple):
     doing: str  # host, admission, load, transfer, queue, prefill or decode
     start_ns: int
     end_ns: int
-    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
-    gaps: int = 0  # of prefill and decode: waits between their steps
+    ns: Mapping[str, int]  # keyed by cause (record.WAITS), and "closed": the part of "queue" with no lane open
+    gaps: int = 0  # prefill and decode have waits between their steps
     inst: Inst | None = None
-    facts: Mapping[str, float] = {}  # of its wait: bytes, prompts ahead, seconds of transfers
+    facts: Mapping[str, float] = {}  # facts about its wait: bytes, prompts ahead, seconds of transfers
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:
@@ -28,21 +28,21 @@ def folded(parts: Iterable[Part]) -> list[Part]:
 
     All else keeps its order: a queue behind the last prefill, or before a recompute, stays in its place.
     """
-    kept: list[Part] = []
+    merged: list[Part] = []
     for part in parts:
-        kept.append(part)
+        merged.append(part)
         gap = 0
-        if len(kept) > 2 and part.doing in COUNTED and (kept[-3].doing, kept[-2].doing) == (part.doing, "queue"):
+        if len(merged) > 2 and part.doing in COUNTED and (merged[-3].doing, merged[-2].doing) == (part.doing, "queue"):
             gap = 1
-        elif len(kept) < 2 or (kept[-2].doing, kept[-2].inst) != (part.doing, part.inst):
+        elif len(merged) < 2 or (merged[-2].doing, merged[-2].inst) != (part.doing, part.inst):
             continue
-        joined = kept[-2 - gap :]
-        del kept[-2 - gap :]
+        joined = merged[-2 - gap :]
+        del merged[-2 - gap :]
         ns = summed(stretch.ns for stretch in joined)
         facts = {**joined[-1].facts, **joined[0].facts}
         gaps = gap + sum(stretch.gaps for stretch in joined)
-        kept.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
-    return kept
+        merged.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
+    return merged
 
 
 def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -131,19 +131,19 @@ def sweep(
     teller.progress(what, done, total, ahead.left() if new and not real else None)
     failed = dict[str, str]()
 
-    def note(each: Ended, at: Path) -> None:
+    def note(ended: Ended, at: Path) -> None:
         """Count a run that has ended, and tell how far the sweep is."""
         nonlocal done
-        failed.update(each.why)
-        done += not each.why
-        ahead.ended(each.task, at)
-        ahead.without(each.why)
+        failed.update(ended.why)
+        done += not ended.why
+        ahead.ended(ended.task, at)
+        ahead.without(ended.why)
         teller.progress(what, done, total, None if real else ahead.left())
 
     def run(some: list[Task], at: Path) -> Iterator[Ended]:
-        for each in _executed(some, at, workers=workers, teller=teller, failed=failed, ahead=ahead):
-            note(each, at)  # before its part is written: a part may take hours to be complete
-            yield each
+        for ended in _executed(some, at, workers=workers, teller=teller, failed=failed, ahead=ahead):
+            note(ended, at)  # before its part is written: a part may take hours to be complete
+            yield ended
 
     for _ in run(todo, out) if batches is None else batches.filled(todo, run):
         pass
@@ -200,7 +200,7 @@ def _executed(
             workforce.shutdown()
         for task in ahead.order(todo) if not exclusive else todo:
             if task.spec.label not in failed:
-                yield Ended(task, clock.told(task, out))
+                yield Ended(task, clock.execute(task, out))
 
 
 def in_part_order(runs: Sequence[str | Path]) -> list[int]:
@@ -264,9 +264,9 @@ class Batches:
         ended: dict[str, list[Ended]] = {}
         new = dict.fromkeys(task for task in tasks if not current(task, self._staged))
         made = (Ended(task, {}) for task in tasks if task not in new)
-        for each in chain(made, execute([*new], self._staged) if new else ()):
-            batch = self.key(each.task)[0]
-            ended.setdefault(batch, []).append(each)
+        for outcome in chain(made, execute([*new], self._staged) if new else ()):
+            batch = self.key(outcome.task)[0]
+            ended.setdefault(batch, []).append(outcome)
             if len(ended[batch]) == lacking[batch]:
                 yield from self._stored(ended.pop(batch))
         for every in ended.values():  # without the runs of systems whose policy failed
@@ -300,9 +300,9 @@ class _Clock:
         self._total, self._teller = len(self._left), teller
         if self._left:
             engines = ", ".join(dict.fromkeys(real[name].engine for name in self._left))
-            teller.say(f"{engines}: {realtime.told(self._left.values())} of real time, beside starts of servers")
+            teller.say(f"{engines}: {realtime.duration(self._left.values())} of real time, beside starts of servers")
 
-    def told(self, task: Task, out: Path) -> Why:
+    def execute(self, task: Task, out: Path) -> Why:
         """Execute a task and report its outcome; return its failures."""
         begun = time.monotonic()
         why, spec = crew.tried(task, out), task.spec
@@ -310,9 +310,9 @@ class _Clock:
             about = record.meta(out / spec.folder)
             unfit = f"infeasible: {about['infeasible']}" if about["infeasible"] else ""
             verdict = unfit or (about.get("verdict") or {}).get("text", "")
-            left = f"{realtime.range_of([*self._left.values()])} left" if self._left else ""
+            rest = f"{realtime.range_of([*self._left.values()])} left" if self._left else ""
             nth = f"{self._total - len(self._left)} of {self._total}"
-            outcome = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
+            outcome = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, rest]))
             self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {outcome}")
         return why
 

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 class Left(NamedTuple):
     """The work that is left of a sweep, in CPU seconds of stored runs like those to come."""
 
-    cpu_s: float  # of the runs that are known to follow
+    cpu_s: float  # s of the runs that are known to follow
     seconds: float | None  # until they are done on this machine; None: a system has no stored run yet
     most_s: float | None  # with the further runs that a budget allows; inf: nothing bounds them; None: as `seconds`
-    share: float  # of a core, that each running run gets
+    share: float  # share of a core that each running run gets
 
 
 class Teller(Protocol):

@@ -24,8 +24,8 @@ from harness.run.teller import Teller
 from workloads import slo
 
 TUNING_SEEDS = tuple(range(1000, 1005))  # never those of an evaluation
-LARGEST_S = 1e9  # of an SLO: thirty years
-DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
+LARGEST_S = 1e9  # s, the longest SLO: thirty years
+DRAIN_SLOS = 10  # a run drains for this multiple of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
@@ -68,11 +68,11 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
     for folder in folders:
         rows = requests.rows(record.read(folder, columns))
         rows = requests.take(rows, rows.arrival_s >= 0)
-        each = attainment.tpot_s(rows)
+        tpot_s = attainment.tpot_s(rows)
         for i, model in enumerate(rows.models):
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
-            tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
+            tpot.setdefault(model, []).append(tpot_s[mine][rows.output_tokens[mine] > 1])
     return {
         model: (
             attainment.quantile(np.concatenate(parts), 0.95),
@@ -125,7 +125,7 @@ class Ahead(NamedTuple):
     """The demands of a rule on runs in real time, before they begin."""
 
     drain_s: float | None  # the most seconds of each after its window; None: base runs decide
-    bases: list[Span]  # of base runs in real time, stored or not
+    bases: list[Span]  # base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:

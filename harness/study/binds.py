@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
     table: pa.Table
     rows: requests.Rows
-    offered: Bools  # in the window
+    offered: Bools  # counts in the window
     slo: attainment.Limits
     score: NDArray[np.float64]
 
@@ -91,7 +91,7 @@ class Hour(NamedTuple):
         return max(self.binds, key=self.binds.__getitem__, default=None)
 
 
-Hours = Mapping[str, Mapping[int, Hour]]  # by model and hour
+Hours = Mapping[str, Mapping[int, Hour]]  # keyed by model and hour
 
 
 def summed(hours: Iterable[Hour]) -> Hour:

@@ -30,7 +30,7 @@ from workloads import slo
 from workloads.picking import in_pieces
 
 FOLDER = "bounds"
-NEAR = 1.02  # of a crossing: the rate above it that is kept
+NEAR = 1.02  # times a crossing: the rate above it that is kept
 MOST = 400_000  # requests of a window, beyond which no crossing is searched
 LEAST = 2.0**-8  # rate scale
 
@@ -95,9 +95,9 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:
-        each = [share(x, seed) for seed in some]
-        offered = sum(s.offered for s in each)
-        return sum(s.met * s.offered for s in each) >= level * offered
+        shares = [share(x, seed) for seed in some]
+        offered = sum(s.offered for s in shares)
+        return sum(s.met * s.offered for s in shares) >= level * offered
 
     single, high = seeds[:1], 1.0
     while holds(high, single):

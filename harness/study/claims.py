@@ -13,17 +13,7 @@ import pyarrow.compute as pc
 from harness.policy.fields import asked
 from harness.rows import crossings, estimate, pooled, tidy
 from harness.rows.about import About, Panel
-from harness.rows.crossings import (
-    EASES,
-    Loss,
-    Standing,
-    crossing,
-    fewest,
-    inverse,
-    of_panel,
-    reached,
-    side_by_side,
-)
+from harness.rows.crossings import EASES, Loss, Standing, crossing, fewest, inverse, of_panel, reached, side_by_side
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Estimate, Style
 from harness.rows.statistics import interval
 from harness.study import measured
@@ -41,13 +31,13 @@ from harness.study.rule import (
     rule,
     untried,
 )
-from harness.study.study import BEST, OR, Claim, Study, beside, systems_of
+from harness.study.study import BEST, OR, Claim, Study, evidence_of, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 CASE = "a case study, which decides nothing"
-LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: the least evidence of a class
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # misses a side needs: the least evidence of a class
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -66,19 +56,19 @@ class Verdict(NamedTuple):
     panel: Panel | None
     here: Estimate | None
     text: str  # the result
-    says: str  # of SAYS; of STANDINGS where the paper states nothing
+    says: str  # a word of SAYS; a word of STANDINGS where the paper states nothing
     rule: str  # when a claim of its kind holds
     note: str = ""  # missing data, or limits
     support: Support | None = None
     reading: Reading = frozenset()
 
 
-class Line(NamedTuple):
+class SectionVerdict(NamedTuple):
     """A claim with its result, and the section that makes it."""
 
     section: str
     verdict: Verdict
-    law: str = ""  # of lengths, where the paper gives their means alone
+    law: str = ""  # laws of lengths, where the paper gives means alone
 
 
 # ------------------------------------------------------------------ evidence
@@ -105,8 +95,8 @@ def weak(verdict: Verdict) -> str:
 
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
     """Return the misses and windows of a claim's estimate, each of the system that has fewer."""
-    each = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
-    return Support(*(min(column) for column in zip(*each, strict=True)))
+    supports = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
+    return Support(*(min(column) for column in zip(*supports, strict=True)))
 
 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
@@ -116,11 +106,10 @@ def limit_of_seeds(paper: str, n: int, of: int) -> str:
     """
     from scipy.special import betaincinv
 
-    held = n if paper in {"reached", "met"} else of - n
-    share = float(betaincinv(held, of - held + 1, 0.05)) if held else 1.0 - 0.05 ** (1.0 / of)
-    return (
-        f"at {'least' if held else 'most'} {100 * share:.0f} % of windows do as the paper says (one-sided 95 % limit)"
-    )
+    reached = n if paper in {"reached", "met"} else of - n
+    share = float(betaincinv(reached, of - reached + 1, 0.05)) if reached else 1.0 - 0.05 ** (1.0 / of)
+    side = "least" if reached else "most"
+    return f"at {side} {100 * share:.0f} % of windows do as the paper says (one-sided 95 % limit)"
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
@@ -158,7 +147,7 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
 def variants(claim: Claim) -> Iterator[Claim]:
     """Yield a claim, then the further evidence beside it."""
     yield claim
-    yield from (beside(claim, other) for other in claim.also)
+    yield from (evidence_of(claim, other) for other in claim.also)
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
@@ -213,10 +202,10 @@ def compared(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> dict[str, Standing]:
     """Compare a claim's system with each of several others; along SLO scales ratios say how many times sooner it is."""
-    each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
+    standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] not in EASES:
-        return each
-    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in each.items()}
+        return standings
+    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in standings.items()}
 
 
 def order_text(standing: Standing) -> str:
@@ -238,12 +227,12 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     seeds = sorted(tidy.curves(rows, claim.system, definition, "x"))
     if whole is None or len(seeds) < 2 or whole.sign != "=":
         return whole
-    each = [
+    losses_of = [
         fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
     ]
-    if any(e is None or e.sign != "=" for e in each):
+    if any(e is None or e.sign != "=" for e in losses_of):
         return whole
-    counts = [whole.mean, *(e.mean for e in each if e)]
+    counts = [whole.mean, *(e.mean for e in losses_of if e)]
     return replace(whole, low=min(counts), high=max(counts))
 
 
@@ -363,20 +352,22 @@ def _by_ratio(
 
     Where a curve is flat at the level a ratio says nothing. The order of the systems stands for it, without a size.
     """
-    each = compared(claim, panel, rows, others, definition, level)
-    each = {name: standing for name, standing in each.items() if standing.ratio is not None or standing.differences}
-    if not each:
+    standings = compared(claim, panel, rows, others, definition, level)
+    standings = {name: s for name, s in standings.items() if s.ratio is not None or s.differences}
+    if not standings:
         return by_number(claim, panel, None, NONE)
-    ratios = {name: ratio for name, s in each.items() if (ratio := s.decisive) is not None}
-    best = min(each, key=lambda name: _order(each[name]))
+    ratios = {name: ratio for name, s in standings.items() if (ratio := s.decisive) is not None}
+    best = min(standings, key=lambda name: _order(standings[name]))
     backing = support(rows, panel, replace(claim, over=best), definition, level)
-    if len(ratios) == len(each):
+    if len(ratios) == len(standings):
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
         return by_number(claim, panel, here, here.text(RATIO) + named, backing)
-    says = all_of([judged_order(claim, standing) for standing in each.values()])  # behind any is behind the best
-    text = "; ".join((f"{name}: " if len(each) > 1 else "") + order_text(s) for name, s in each.items())
-    return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
+    says = all_of([judged_order(claim, standing) for standing in standings.values()])  # behind any is behind the best
+    text = "; ".join((f"{name}: " if len(standings) > 1 else "") + order_text(s) for name, s in standings.items())
+    return Verdict(
+        claim, panel, standings[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing
+    )
 
 
 def _order(standing: Standing) -> float:

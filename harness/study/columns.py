@@ -132,8 +132,8 @@ def _throughput_rps(ran: Ran) -> dict[str, float]:
 
 def _latency(ran: Ran, of: Callable[[F8], float], seconds: Callable[[requests.Rows], F8]) -> dict[str, float]:
     whole = ran.early & ran.rows.done & (ran.rows.output_tokens > 1)
-    each = seconds(ran.rows)
-    return ran.by_model(lambda mine: of(each[whole & mine]) if (whole & mine).any() else math.nan)
+    values = seconds(ran.rows)
+    return ran.by_model(lambda mine: of(values[whole & mine]) if (whole & mine).any() else math.nan)
 
 
 def _tpot_ms(rows: requests.Rows) -> F8:
@@ -150,8 +150,8 @@ def _p99(x: F8) -> float:
 
 def _ended(ran: Ran) -> dict[str, float]:
     def share(mine: NDArray[np.bool_]) -> float:
-        asked = ran.early & mine
-        return float(ran.rows.done[asked].mean()) if asked.any() else math.nan
+        offered = ran.early & mine
+        return float(ran.rows.done[offered].mean()) if offered.any() else math.nan
 
     return ran.by_model(share)
 
@@ -167,7 +167,7 @@ def _within(ran: Ran) -> dict[str, float]:
     return {"": float(within.mean())}
 
 
-_ALONE: dict[tuple[object, ...], F8] = {}  # by load, the seconds of each request: the same for all systems
+_ALONE: dict[tuple[object, ...], F8] = {}  # keyed by load: each request's seconds are the same for all systems
 
 
 # ------------------------------------------------------------------ batches and KV memory
@@ -184,12 +184,12 @@ def _kv_used(ran: Ran) -> dict[str, float]:
     here_s = rows.e2e_s - rows.ttft_s - ran.after_s("transfer") - ran.after_s("kv")
     token_s = np.where(ran.ended, here_s * (rows.prompt_tokens + rows.output_tokens / 2), 0.0)
     share = np.array([_token_share(ran.setup, name) for name in rows.models])[rows.model]
-    held, at = token_s * share, np.array([names.index(name) for name in rows.models], np.int32)[rows.model]
+    token_seconds, at = token_s * share, np.array([names.index(name) for name in rows.models], np.int32)[rows.model]
     if ran.spec.system == "weaver":
         ratio = float(ran.setup.keywords.get("ratio", 0.45))
         far = np.array([draw(0, int(rid)) < ratio for rid in ran.ids]) & ran.of("hot")
         at[far] = names.index("cold")
-    return {name: float(held[at == k].sum() / ran.window_s) for k, name in enumerate(names)}
+    return {name: float(token_seconds[at == k].sum() / ran.window_s) for k, name in enumerate(names)}
 
 
 def _token_share(setup: Setup, name: str) -> float:
@@ -215,7 +215,7 @@ def _shares(ran: Ran) -> dict[str, float]:
     first, last, waited = first[in_], last[in_], ran.after_s("kv")[in_]
     prompt, output, made = (x[in_].astype(np.int64) for x in (rows.prompt_tokens, rows.output_tokens, rows.made_tokens))
     begin, span = np.maximum(first, 0.0), last - first
-    part = (last - begin) * (1 - waited / span) / window_s  # of the window, with KV
+    part = (last - begin) * (1 - waited / span) / window_s  # seconds of the window, with KV
     mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # tokens in that time
     longest = np.full_like(prompt, ran.spec.served or 0)
     chunks = {

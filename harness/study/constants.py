@@ -21,10 +21,10 @@ from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
 # Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
-# In steps with prompts kernels take 1.15 (vLLM) or 1.16 times what they take by themselves, as prompts of 1,024 tokens
+# Kernels take 1.15 (vLLM) or 1.16 times their own seconds in steps with prompts, as prompts of 1,024 tokens
 # and more showed; of fewer tokens nobody measured it: as by themselves, and as much above.
 TRIED = {"passes": (0.5, 1.5), "decode_fill": (0.875, 1.125, 1.25), "prompts": (0.87, 1.15)}
-TURNS = ("passes", "decode_fill", "prompt_tokens")  # of kernels
+TURNS = ("passes", "decode_fill", "prompt_tokens")  # constants of kernels
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
@@ -73,18 +73,18 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
     """
     if unknown := next((name for name in only or () if name not in MEANS), None):
         raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
-    changes, left = list[Setting](), dict[str, str]()
+    changes, unchanged = list[Setting](), dict[str, str]()
     for name in MEANS:
         if only is not None and name not in only:
-            left[name] = "not asked for"
+            unchanged[name] = "not asked for"
         elif why := _fixed(name, specs):
-            left[name] = why
+            unchanged[name] = why
         elif name == SHARING:
             have = _sharing(specs)
             changes += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
             changes += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in TRIED.get(name, FACTORS)]
-    return changes, left
+    return changes, unchanged
 
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
@@ -114,14 +114,14 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     uses = {what for policy in _policies(specs) for what in policy.uses}
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # the default way of a Load
     why = quantities.ladder_sources(spec.table)
-    held = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
-    span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (held[0], held[-1])))
+    gib = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
+    span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (gib[0], gib[-1])))
     hidden = "added" if host.serial else "hidden where the GPU takes longer"
 
     def link(rate: float, key: str, given: float | None) -> tuple[str, str]:
         return f"{rate / 1e9:g} GB/s", sources[f"{card.kind}.{key}"] if given is None else "as given"
 
-    beside = _beside(measured, sources)
+    co_run = _co_run(measured, sources)
     stated = {
         "pcie": link(card.h2d, "h2d", spec.pcie_gbps),
         "nvlink": link(card.nvlink, "nvlink", spec.nvlink_gbps),
@@ -138,20 +138,20 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         "prompts": (f"{host.scale_prefill:g} x", sources[f"host {spec.host}"]),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
-        "co_run": beside,
-        **_turns(priced.tables.cost[0], beside[1]),
-        SHARING: (", ".join(sorted(_sharing(specs))), beside[1]),
+        "co_run": co_run,
+        **_turns(priced.tables.cost[0], co_run[1]),
+        SHARING: (", ".join(sorted(_sharing(specs))), co_run[1]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
 
 
-def _beside(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
+def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
     """Return what steps side by side slow each other down, and its source."""
     if measured is None:
         return "as computed from turns", next(why for what, why in sources.items() if what.endswith(".co_run"))
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
-    told = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by turns"
-    return told, sources[f"{measured.kind}.co_run.decode"]
+    text = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by turns"
+    return text, sources[f"{measured.kind}.co_run.decode"]
 
 
 def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from harness.run.teller import Left, Teller
 
-LONG_S = 5.0  # of a step that a quiet teller reports too
+LONG_S = 5.0  # s of a step that a quiet teller reports too
 
 
 class Counted:
@@ -17,7 +17,7 @@ class Counted:
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
         self.phases: dict[str, tuple[int, int]] = {}
-        self._worked: bool | None = None  # in this step; None: no phase has begun
+        self._worked: bool | None = None  # whether this step did work; None: no phase has begun
 
     def say(self, line: str) -> None:
         """See Teller."""

@@ -17,7 +17,7 @@ from harness.run.spec import Spec, from_dict
 from traces.load import sized
 from workloads.models import as_asked
 
-FULL = 0.92  # of a GPU's memory for weights and one request, where a degree of parallelism is chosen
+FULL = 0.92  # share a GPU has for weights and one request, where a degree is chosen
 
 
 class NoRoom(UserError):
@@ -93,5 +93,5 @@ def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]
         models, chosen = fitting(given, kind, int(given["gpus"]), out)
     except NoRoom:
         return dict(setting), ""
-    told = ", ".join(f"{name} on {tp} GPUs" for name, tp in chosen.items())
-    return {**setting, "models": models}, f"{kind}: {told}, the fewest on which it fits"
+    text = ", ".join(f"{name} on {tp} GPUs" for name, tp in chosen.items())
+    return {**setting, "models": models}, f"{kind}: {text}, the fewest on which it fits"

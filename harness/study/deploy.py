@@ -31,13 +31,13 @@ from harness.run.resolve import resolve
 from harness.run.server_line import server_line
 from harness.run.setup import SIMULATOR, Setup
 from harness.study.shared import places
-from harness.study.size import Work
+from harness.study.size import SizeSearch
 from harness.study.sized import Question, Sized
 from workloads.models import as_asked, parsed, repo
 
 Way = Literal["vllm", "llama-swap", "helm"]
 WAYS = get_args(Way)
-PORT = 8001  # of the first server
+PORT = 8001  # port the first server has
 START_S = 900  # within which a server must answer
 POD_CPUS, POD_BYTES = 4, 8 * GIB  # a GPU; beside weights, of which a pod has a copy while it loads
 # What servers do by themselves, or a router before them, of what a strategy asks for.
@@ -50,8 +50,8 @@ class Seat:
     """A server of the placement."""
 
     serve: commands.Serve
-    gpus: Gpus  # of the whole cluster
-    on: commands.Gpu  # of its node
+    gpus: Gpus  # numbered over the whole cluster
+    on: commands.Gpu  # numbered on its node
     node: int
     turns: bool = False  # the servers of its GPUs run one at a time
     beside: bool = False  # others are on its GPUs
@@ -76,7 +76,7 @@ class Plan:
     """Servers, and lines that say what they are."""
 
     seats: tuple[Seat, ...]
-    release: str  # of vLLM; empty where none is named
+    release: str  # a release of vLLM; empty if none is named
     notes: tuple[str, ...]
 
 
@@ -105,7 +105,7 @@ def plan(sized: Sized, out: Path) -> Plan:
     if sized.best is None:
         raise UserError("--deploy: no strategy holds the target, so there is nothing to deploy")
     kind, label, gpus = sized.best
-    work = Work(sized.asked, out)
+    work = SizeSearch(sized.asked, out)
     view = work.views[0]
     spec = resolve(work.under(kind, view).spec(work.spec(kind, label, gpus, view, view.seeds[0])))
     setup = Setup(spec)
@@ -158,7 +158,7 @@ def _seats(
     """Yield the servers by GPU, then by model."""
     config, models = setup.config, cluster.models
     tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
-    left = {
+    unplaced = {
         g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
         for g, here in tenants.items()
     }
@@ -167,9 +167,9 @@ def _seats(
     everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))
     for port, (place, m, copy) in enumerate(everyone, start=PORT):
         weight_bytes = models[m].at(len(place)).weight_bytes
-        beside = any(len(tenants[g]) > 1 for g in place)
+        shares = any(len(tenants[g]) > 1 for g in place)
         turns = moves and len({x for g in group[place] for x in tenants[g]}) > 1
-        turns = turns and (not elastic or any(left[g] < 0 for g in group[place]))
+        turns = turns and (not elastic or any(unplaced[g] < 0 for g in group[place]))
         node = config.nodes[place[0]]
         if any(config.nodes[g] != node for g in place):
             raise UserError(f"--deploy: {m} is on GPUs {list(place)} of several nodes, which no line here starts")
@@ -178,9 +178,9 @@ def _seats(
             raise UserError(f"--deploy: {m} is cut by dp or ep, and the lines state tensor parallelism alone")
         card = setup.machine.of(config.kinds[place[0]]).spec.mem_bytes
         whole = config.mem_fraction if config.pool_bytes is None else config.pool_bytes / card
-        shared = elastic and beside and not turns
-        if beside and not turns and not elastic:  # as much KV for each as its limit, else what is left, alike
-            kv = min(left[g] // len(tenants[g]) if (x := limits.get((m, g))) is None else x for g in place)
+        shared = elastic and shares and not turns
+        if shares and not turns and not elastic:  # as much KV for each as its limit, else what is left, alike
+            kv = min(unplaced[g] // len(tenants[g]) if (x := limits.get((m, g))) is None else x for g in place)
             whole = (weight_bytes + kv) / card
         near = tuple(g - first[node] for g in place)
         account = f"bench-{port}" if shared else None
@@ -188,7 +188,7 @@ def _seats(
         on = commands.Gpu(near[0], fraction, elastic=account, v1_runner=shared, others=near[1:])
         chunk = config.chunk_tokens or config.prefill_tokens
         serve = commands.Serve(m, weights(shapes[m]), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False)
-        yield Seat(serve, place, on, node, turns, beside, weight_bytes, _formats(shapes[m]), copy)
+        yield Seat(serve, place, on, node, turns, shares, weight_bytes, _formats(shapes[m]), copy)
 
 
 def weights(shape: str) -> Path:
@@ -317,14 +317,14 @@ def _yaml(made: Plan, content: Mapping[str, Any]) -> str:
 
 
 def _block(value: Any, pad: str) -> Iterator[str]:
-    entries = value.items() if isinstance(value, dict) else ((None, each) for each in value)
-    for key, each in entries:
+    entries = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    for key, item in entries:
         head = "-" if key is None else f"{key if KEY.fullmatch(key) else json.dumps(key)}:"
-        if not isinstance(each, dict | list) or not each:
-            yield f"{pad}{head} {json.dumps(each)}"
+        if not isinstance(item, dict | list) or not item:
+            yield f"{pad}{head} {json.dumps(item)}"
         elif key is None:  # its first line stands behind the dash
-            first, *rest = _block(each, f"{pad}  ")
+            first, *rest = _block(item, f"{pad}  ")
             yield from (f"{pad}- {first.strip()}", *rest)
         else:
             yield f"{pad}{head}"
-            yield from _block(each, f"{pad}  ")
+            yield from _block(item, f"{pad}  ")

@@ -25,11 +25,11 @@ class More(NamedTuple):
     system: str
     seed: int
     x: float
-    requests: float  # that it takes, as the system's first seed was offered at the nearest x
+    requests: float  # as many as the system's first seed was offered at the nearest x
 
 
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
-    """Tell whether a standing is decided, also among so many verdicts, or its interval is narrow enough."""
+    """Tell whether a standing is decided, also among all these verdicts, or its interval is narrow enough."""
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
     if (e := standing.decisive) is None:
@@ -49,12 +49,12 @@ def unsettled(
 
     The value is True for systems that only differences at the given rates can tell apart, where ratios cannot.
     """
-    told = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
-    left: dict[str, bool] = {}
-    for pair, standing in told.items():
-        if not settled(standing, precision, len(told)):
-            left |= {name: left.get(name, False) or standing.decisive is None for name in pair}
-    return left
+    standings = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
+    undecided: dict[str, bool] = {}
+    for pair, standing in standings.items():
+        if not settled(standing, precision, len(standings)):
+            undecided |= {name: undecided.get(name, False) or standing.decisive is None for name in pair}
+    return undecided
 
 
 def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str], level: float) -> Standing | None:

@@ -23,18 +23,7 @@ if TYPE_CHECKING:
     from traces.load import Trace
 
 # fields of a condition that captions name
-SETTING = (
-    "process",
-    "sharing",
-    "sampling",
-    "scaling",
-    "assign",
-    "plan",
-    "placement",
-    "pool_bytes",
-    "host_bytes",
-    "scaled",
-)
+SETTING = tuple("process sharing sampling scaling assign plan placement pool_bytes host_bytes scaled".split())
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
@@ -102,7 +91,7 @@ def _seen(panel: Panel) -> list[list[int]]:
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
-    return [sorted(each, reverse=True) for each in counts.values()]
+    return [sorted(seen, reverse=True) for seen in counts.values()]
 
 
 def notes(grid: Grid) -> list[str]:

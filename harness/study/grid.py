@@ -31,20 +31,20 @@ class Panel:
 
     key: str  # how the table names it
     condition: Condition
-    row: int  # of its condition
-    column: int  # of its trace
+    row: int  # its condition's
+    column: int  # its trace's
     axis: str
-    xs: tuple[float, ...]  # that are given
-    setting: Mapping[str, Any]  # of all its runs: fields of a spec, rate_rps and slo_scale
-    specs: Mapping[str, Spec]  # by system, whose x and seed are still to be set
+    xs: tuple[float, ...]  # given x; a search adds others
+    setting: Mapping[str, Any]  # all its runs share it: fields of a spec, rate_rps and slo_scale
+    specs: Mapping[str, Spec]  # keyed by system; x and seed are still to be set
     shown_models: str  # how tables name its model set
     unit_rps: float  # requests per second at rate scale 1, in the mean over the seeds' windows
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
-    seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
-    half: int | None  # of a real trace, which every seed of this panel replays: 0 the first; None: no halves
+    seeds: tuple[int, ...]  # every curve begins with these, added to the seed of its spec
+    half: int | None  # half of a real trace that every seed replays: 0 is the first; None: no halves
     traces: tuple[str, ...]  # as asked for: its own, and those for which it stands in where the condition varies them
-    targets: Mapping[float, SloTarget] = field(default_factory=dict)  # by SLO scale
+    targets: Mapping[float, SloTarget] = field(default_factory=dict)  # keyed by SLO scale
 
     @property
     def first(self) -> Spec:
@@ -111,15 +111,15 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
     Where a trace is not here, and the one that stands in for it has a panel of the same condition, there is that alone.
     """
     for row, condition in enumerate(study.steps()):
-        kept = list[Panel]()
+        distinct = list[Panel]()
         for place in places(study, condition, full):
             for panel in _halves(study, full, row, condition, place):
-                same = next((k for k, other in enumerate(kept) if _runs(other) == _runs(panel)), None)
+                same = next((k for k, other in enumerate(distinct) if _runs(other) == _runs(panel)), None)
                 if same is None:
-                    kept.append(panel)
+                    distinct.append(panel)
                 else:
-                    kept[same] = replace(kept[same], traces=kept[same].traces + panel.traces)
-        yield from kept
+                    distinct[same] = replace(distinct[same], traces=distinct[same].traces + panel.traces)
+        yield from distinct
 
 
 def _runs(panel: Panel) -> tuple[Any, ...]:
@@ -235,8 +235,8 @@ def unit_rps(spec: Spec) -> float:
     """Compute the requests per second at rate scale 1, in the mean over the seeds' windows."""
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
-    each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
-    return sum(each) / len(each)
+    rates = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
+    return sum(rates) / len(rates)
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
@@ -375,8 +375,8 @@ class Grid:
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
         same = next((p.key for p in rated if (p.first.trace, p.first.models) == of), "")
-        held = self.held.get(panel.key if panel.key in self.held else same)
-        return held or self.lowest(panel)
+        rate = self.held.get(panel.key if panel.key in self.held else same)
+        return rate or self.lowest(panel)
 
     def lowest(self, panel: Panel) -> float:
         """Return the lowest rate scale of a panel: the lowest given, or the lowest power of 2 with enough requests."""

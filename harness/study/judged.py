@@ -34,17 +34,17 @@ def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
         where = f"{run / record.ROWS}: spec"
-        candidates.insert(0, (slos.told(where, spec.slo, seconds), "which this run's policy read"))
-    asked = None if rule is None else slos.located(rule)
-    under, origin = next(((slo, how) for slo, how in candidates if asked in {None, slo.rule}), (None, ""))
+        candidates.insert(0, (slos.stored_target(where, spec.slo, seconds), "which this run's policy read"))
+    wanted = None if rule is None else slos.located(rule)
+    under, origin = next(((slo, how) for slo, how in candidates if wanted in {None, slo.rule}), (None, ""))
     if under is None:
         plain = replace(spec, slo="", slo_s=())
-        under = slo_target(plain, asked or default, run.parent, teller=teller)
-        origin = "as asked for" if asked else "the default, for no comparison beside this run judged it"
+        under = slo_target(plain, wanted or default, run.parent, teller=teller)
+        origin = "as asked for" if wanted else "the default, for no comparison beside this run judged it"
     lines = [f"SLO {under.rule} ({_base(under.rule)}), {origin}"]
-    others = [ruling for ruling in stored if asked is None and ruling.under.rule != under.rule]
+    others = [ruling for ruling in stored if wanted is None and ruling.under.rule != under.rule]
     lines += [f"{ruling.table.name} judged it otherwise: --slo {shlex.quote(ruling.under.rule)}" for ruling in others]
-    return under, lines + lost * (asked is None)
+    return under, lines + lost * (wanted is None)
 
 
 def _base(rule: str) -> str:

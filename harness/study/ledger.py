@@ -25,17 +25,17 @@ from harness.study.study import START, Claim, Study
 FULL = "`bench study NAME --full` runs it"
 
 
-class Line(NamedTuple):
+class Evidence(NamedTuple):
     """One comparison that a statement is judged by, or that stands beside it."""
 
     what: str
     where: str  # trace, models, GPUs, SLO
     here: str  # the result
-    says: str  # of SAYS
+    says: str  # a word of SAYS
     note: str = ""  # missing data, or limits
     weak: str = ""  # why it rests on too little
     evidence: bool = False  # stands beside it
-    reading: Reading = frozenset()  # of an open choice of the paper: systems, and place
+    reading: Reading = frozenset()  # an open choice of the paper: systems, and place
 
 
 class Statement(NamedTuple):
@@ -43,11 +43,11 @@ class Statement(NamedTuple):
 
     paper: str
     section: str
-    says: str  # in words
+    says: str  # the class in words
     number: str  # the paper's
-    lines: tuple[Line, ...]
+    lines: tuple[Evidence, ...]
     why: str = ""  # a sufficient cause of the paper's number, the constant that it is, or the missing datum
-    name: str = ""  # that claims of several studies share
+    name: str = ""  # name that claims of several studies share
 
     @property
     def verdict(self) -> str:
@@ -124,10 +124,7 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
         first, second = (statement, other) if statement.stands and not other.stands else (other, statement)
         whys, numbers = (
             dict.fromkeys(filter(None, pair))
-            for pair in (
-                (first.why, second.why),
-                (first.number, *([second.number] if second.stands else [])),
-            )
+            for pair in ((first.why, second.why), (first.number, *([second.number] if second.stands else [])))
         )
         lines = (*first.lines, *second.lines)
         by_name[key] = first._replace(
@@ -138,19 +135,21 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
 
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
     """Judge a study's claims on each panel that they are about, and list those whose conditions only --full runs."""
-    asked = studies.study(name)
-    measured = measure(asked, out / name, workers=workers, teller=teller)
-    of_claim = _lines if asked.layout != "claims" else lambda measured, i, _: _measured(measured, i)
-    held = [
-        statement(asked, claim, of_claim(measured, i, claim))
+    study = studies.study(name)
+    measured = measure(study, out / name, workers=workers, teller=teller)
+    of_claim = _lines if study.layout != "claims" else lambda measured, i, _: _measured(measured, i)
+    statements = [
+        statement(study, claim, of_claim(measured, i, claim))
         for i, claim in enumerate(claims.claims_of(measured.about))
         if claim.paper is not None
     ]
-    held += [statement(asked, c, [_not_run(asked, c)]) for c in asked.claim if c.paper is not None and _extra(asked, c)]
-    return Source(tuple(s for s in held if s.lines), measured.failed)
+    statements += [
+        statement(study, c, [_not_run(study, c)]) for c in study.claim if c.paper is not None and _extra(study, c)
+    ]
+    return Source(tuple(s for s in statements if s.lines), measured.failed)
 
 
-def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
+def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statement:
     """Make the statement of a claim from its lines."""
     says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
@@ -162,7 +161,7 @@ def _due(claim: Claim) -> str:
     return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
-def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
+def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
     """List the comparisons of the i-th claim, of a cumulative study at its ends alone.
 
     Where a system took no part or nothing ran, the first line says so.
@@ -175,7 +174,7 @@ def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
     if gone or not any(not line.evidence for line in lines):
         why = f"{' and '.join(gone)} took no part" if gone else f"nothing ran with {_facts(claim)}"
         lines.insert(
-            0, Line(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why)
+            0, Evidence(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why)
         )
     return lines
 
@@ -199,13 +198,15 @@ def _step(verdict: Verdict) -> bool:
     return verdict.panel is not None and bool(verdict.panel["kind"])
 
 
-def _line(measured: Measured, verdict: Verdict) -> Line:
+def _line(measured: Measured, verdict: Verdict) -> Evidence:
     claim, panel, about = verdict.claim, verdict.panel, measured.about
     what = claims.claim_text(claim, about, panel["axis"] if panel else "")
     where = _everywhere(claim, measured) if panel is None else panel_text(panel, measured)
     where = "" if claim.what == "measure" else where
     reading = verdict.reading | ({("where", where)} if where else set())
-    return Line(what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence, reading)
+    return Evidence(
+        what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence, reading
+    )
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
@@ -245,15 +246,15 @@ def _extra(asked: Study, claim: Claim) -> bool:
     return any(condition.extra for condition in asked.condition if condition.name == claim.on.get("condition"))
 
 
-def _not_run(asked: Study, claim: Claim) -> Line:
+def _not_run(asked: Study, claim: Claim) -> Evidence:
     condition = next(c for c in asked.condition if c.name == claim.on["condition"])
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, asked, asked.axis(condition))
-    return Line(what, where, NONE, "full form", FULL.replace("NAME", asked.name), evidence=claim.evidence)
+    return Evidence(what, where, NONE, "full form", FULL.replace("NAME", asked.name), evidence=claim.evidence)
 
 
-def _measured(measured: Measured, i: int) -> list[Line]:
+def _measured(measured: Measured, i: int) -> list[Evidence]:
     """List the comparisons of the i-th claim of a study about measures: one for each law of lengths."""
     where = f"{measured.study.setting}, {_seeds(measured.seeds)}"
     lines = []
@@ -262,7 +263,9 @@ def _measured(measured: Measured, i: int) -> list[Line]:
         what = claim.says if claim.evidence else f"{law} lengths" if law else ""
         note = verdict.note if verdict.says in CLASSES else ""
         reading: Reading = frozenset({("lengths", law)} if law else ())
-        lines.append(Line(what, where, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence, reading))
+        lines.append(
+            Evidence(what, where, verdict.text, verdict.says, note, claims.weak(verdict), claim.evidence, reading)
+        )
     return lines
 
 

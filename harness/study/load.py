@@ -34,7 +34,7 @@ from harness.study.study import (
     Claim,
     Condition,
     Study,
-    beside,
+    evidence_of,
     named,
     systems_of,
 )
@@ -260,10 +260,10 @@ def _one_more_each(study: Study) -> None:
             raise UserError(f'condition "{step.name}": {again[1]} is changed by "{changed[again]}" already')
         changed.update(dict.fromkeys(keys, step.name))
         names = study.contestants(step)
-        beside = [
+        others = [
             (*map(each.get, BESIDE), each.get("rate_scale") == HELD) for each in map(study.settings, (base, step))
         ]
-        if beside[0] == beside[1] and all(study.spec_of(step, name) == study.spec_of(base, name) for name in names):
+        if others[0] == others[1] and all(study.spec_of(step, name) == study.spec_of(base, name) for name in names):
             raise UserError(f'condition "{step.name}": it changes nothing of the {START}')
         if not step.source:
             raise UserError(f'condition "{step.name}": the key "source" is missing')
@@ -307,7 +307,7 @@ def _claim(study: Study, claim: Claim) -> None:
         known = (*ON, *OTHER)
         if unknown := next((key for key in other if key not in known), None):
             raise UserError(f'also: unknown key "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
-        _claim(study, beside(claim, other))
+        _claim(study, evidence_of(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
 

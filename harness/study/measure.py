@@ -57,8 +57,8 @@ class Measured:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """Resolved specs of all runs and the hashes of their sources, as stored in their folders."""
-        each = (record.meta(self.folder.parent / run) for run in self.about.runs)
-        return tuple(Task.of(stored(about["spec"]), about["code_hash"]) for about in each)
+        facts_of_runs = (record.meta(self.folder.parent / run) for run in self.about.runs)
+        return tuple(Task.of(stored(about["spec"]), about["code_hash"]) for about in facts_of_runs)
 
     @property
     def xs(self) -> tuple[float, ...]:
@@ -92,7 +92,7 @@ def measure(
     asked = study.of(full)
     counted = Counted(teller or Silent(), quiet=study.layout == "table")
     call = receipt.Call(asked, full, stem or study.name, target)
-    if (kept := receipt.lookup(call, out)) and (done := _vouched(call, kept, counted)):
+    if (stored := receipt.lookup(call, out)) and (done := _vouched(call, stored, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
 
@@ -103,7 +103,7 @@ def measure(
         inputs = work.described()
         for line in inputs if not failed else ():
             counted.note(line)
-        with crew.kept():
+        with crew.shared():
             return work, replace(work.done(), failed=failed), inputs
 
     work, measured, inputs = without_failing(asked, failed, make, act)
@@ -117,9 +117,9 @@ def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study]
 
     Raises Failed where no system is left to stand first.
     """
-    left: Study | None = study
-    while left is not None:
-        work = make(left)
+    rest: Study | None = study
+    while rest is not None:
+        work = make(rest)
         try:
             return act(work)
         except Failed as why:  # again without it: finished runs cost nothing
@@ -128,7 +128,7 @@ def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study]
             gone = work.blamed(set(failed) - known)
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
-            left = left.without(gone)
+            rest = rest.without(gone)
     raise Failed(failed)
 
 
@@ -146,7 +146,7 @@ def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Meas
     return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
-Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
+Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # keyed by panel and system: seed -> x -> attainment
 
 
 class _Group(NamedTuple):
@@ -181,11 +181,11 @@ class Work:
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
     shard: str = "1-1"  # whose runs these are, in parts
-    _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # that were run, or were current
-    _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # of their rows, by path below `out`
+    _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # specs that were run, or were current
+    _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # their rows' stamps by path below `out`
     _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
     _scored: dict[Key, pa.Table] = field(init=False, default_factory=dict)
-    _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # by panel
+    _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # keyed by panel
 
     def done(self) -> Measured:
         """Run all stages in order: panels and their SLOs, curves, bounds, the table."""
@@ -230,7 +230,7 @@ class Work:
     def described(self) -> list[str]:
         """Describe the traces, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
-        notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
+        notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
     def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
@@ -242,10 +242,10 @@ class Work:
             for panel, count in zip(self.panels, models, strict=True)
             for name in panel.traces
         ]
-        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
-        receipt.write(call, digested, begun_ns, kept, self._specs, rules, self._stamps, traces)
+        answer = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
+        receipt.write(call, digested, begun_ns, answer, self._specs, rules, self._stamps, traces)
 
-    def _asked(self) -> dict[str, Trace]:
+    def _traces(self) -> dict[str, Trace]:
         """Load the traces under the names that were asked for, by name; a name with a placeholder is left out."""
         names = dict.fromkeys(name for panel in self.panels for name in panel.traces)
         return {name: load_trace(name) for name in names if "{" not in name}
@@ -272,7 +272,7 @@ class Work:
         """Run every point of the study; panels at a searched rate come after the panels that search it."""
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
-        grid = replace(grid, held=self._held(grid, curves, points))
+        grid = replace(grid, held=self._highest_held(grid, curves, points))
         points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
         points += self._refined(grid, points)
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self.xs_of_first(panel, points))]
@@ -287,23 +287,23 @@ class Work:
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
         """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
         groups = [group for panel in panels for group in self.groups(panel)]
-        kept: list[Point] = []
+        final: list[Point] = []
         seen: list[Point] = []
         for turn in count(1):
-            asked = {group: self.ask(grid, group, curves) for group in groups}
-            runs = [run for group, ask in asked.items() for run in runs_of(grid, group, ask)]
+            asks = {group: self.ask(grid, group, curves) for group in groups}
+            runs = [run for group, ask in asks.items() for run in runs_of(grid, group, ask)]
             if not runs:
-                return kept
+                return final
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
-            searched = any(not ask.last for ask in asked.values())
+            searched = any(not ask.last for ask in asks.values())
             folders = self.run([run.point.spec for run in runs], what, math.inf if searched else self._budget(grid))
             room = self._heard(runs, folders, curves)
             seen += [run.point for run in runs]
             self._shown(grid, seen)
-            kept += [run.point for run in runs if not run.ask.first_seed]
+            final += [run.point for run in runs if not run.ask.first_seed]
             bisects = self.study.sample.rule == "bisect"  # a group without room is searched no further
             groups = [
-                group for group in groups if group in room and not asked[group].last and (room[group] or not bisects)
+                group for group in groups if group in room and not asks[group].last and (room[group] or not bisects)
             ]
         raise AssertionError
 
@@ -380,16 +380,16 @@ class Work:
                 x = turned(point.x) if point.panel.axis in EASES else point.x
                 of.setdefault(seed, {})[x] = counted
 
-    def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
+    def _highest_held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""
-        held: dict[str, float | None] = {}
+        highest_x: dict[str, float | None] = {}
         for panel in grid.panels:
             seen = curves.get((panel.key, self.study.first))
             if panel.axis == "rate_scale" and seen:
                 xs = self.xs_of_first(panel, points)
                 runs = [(x, curve[x]) for _, curve in sorted(seen.items()) for x in xs if x in curve]
-                held[panel.key] = highest(runs, self.study.level)
-        return held
+                highest_x[panel.key] = highest(runs, self.study.level)
+        return highest_x
 
     def run(self, specs: Sequence[Spec], what: str, later: float = 0.0, *, shared: bool = False) -> list[Path]:
         """Run specs and return their folders.
@@ -416,12 +416,12 @@ class Work:
     def scored(self, grid: Grid, points: Sequence[Point]) -> Measured:
         """Write the study's folder and table; the runs are scored anew only if a run, a rule or the scoring changed."""
         ready = sweep.tasks(point.spec for point in points)
-        asked = [
+        placed = [
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
             for p, t in zip(points, ready, strict=True)
         ]
         seconds = [[panel.key, x, judge.seconds] for panel in grid.panels for x, judge in sorted(panel.targets.items())]
-        folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
+        folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(placed, key=record.dumps), seconds]))}"
         about = self._about(grid, points, ready)
 
         def make() -> pa.Table:
@@ -455,7 +455,7 @@ class Work:
             self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> About:
-        stand_ins = {name: trace for name, trace in self._asked().items() if trace.notice}
+        stand_ins = {name: trace for name, trace in self._traces().items() if trace.notice}
         return facts.about(grid, self.stem, points, ready, stand_ins, self._bound(grid))
 
     def _bound(self, grid: Grid) -> dict[str, Any] | None:

@@ -28,15 +28,15 @@ def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Pane
     """Yield the panel of each verdict of a claim, and its value for each seed; None is all panels together."""
     panels = [panel for panel in crossings.concerned(about.panels, claim.on) if _rps(panel) >= claim.at]
     if claim.measure == HELD_RPS:
-        each = [(group[0], _compared(about, table, group, claim)) for group in crossings.by_condition(panels)]
+        compared = [(group[0], _compared(about, table, group, claim)) for group in crossings.by_condition(panels)]
     else:
-        each = [(panel, _compared(about, table, [panel], claim)) for panel in panels]
-    each = [(panel, seeds) for panel, seeds in each if seeds]
+        compared = [(panel, _compared(about, table, [panel], claim)) for panel in panels]
+    compared = [(panel, seeds) for panel, seeds in compared if seeds]
     if claim.most:
-        seeds = sorted(set.intersection(*({*seeds} for _, seeds in each))) if each else []
-        yield None, [max(values[seed] for _, values in each) for seed in seeds]
+        seeds = sorted(set.intersection(*({*seeds} for _, seeds in compared))) if compared else []
+        yield None, [max(values[seed] for _, values in compared) for seed in seeds]
         return
-    for panel, values in each:
+    for panel, values in compared:
         yield panel, [values[seed] for seed in sorted(values)]
 
 
@@ -58,7 +58,7 @@ def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Cla
 def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:
     """Return a measure of a system by seed: of a panel, or the rate that it holds over the panels of a condition."""
     if measure == HELD_RPS:
-        return _held(about, table, panels, system)
+        return _highest_rates(about, table, panels, system)
     rows = _rows(table, panels[0], system, measure, model)
     return dict(
         zip(
@@ -87,17 +87,17 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
     return {seed: value for seed, (_, value) in best.items()}
 
 
-def _held(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
+def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
     """Return the highest rate within SLOs by seed: where attainment first falls below the level, between two rates.
 
     The least rate where that fails already, the greatest where none does.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]
-    each = [column(about, table, [panel], system, WITHIN) for panel in ordered]
+    columns = [column(about, table, [panel], system, WITHIN) for panel in ordered]
     held: dict[int, float] = {}
-    for seed in each[0] if each else ():
-        shares = [by_seed[seed] for by_seed in each]
+    for seed in columns[0] if columns else ():
+        shares = [by_seed[seed] for by_seed in columns]
         k = next((k for k, share in enumerate(shares) if share < about.level), len(rates))
         if k in {0, len(rates)}:
             held[seed] = rates[max(k - 1, 0)]

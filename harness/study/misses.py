@@ -36,7 +36,7 @@ class Misses(NamedTuple):
     runs: int
     offered: int
     missed: int
-    ns: Mapping[str, int]  # of all that missed, by cause (record.WAITS): sums to their latencies
+    ns: Mapping[str, int]  # time of all that missed, keyed by cause (record.WAITS): sums to their latencies
     explained: Mapping[str, int]  # how many of them by this cause (rows/causes.py)
     hollow: bool = False  # it could not run
 
@@ -70,7 +70,7 @@ class SweepMisses(NamedTuple):
     rows: list[Misses]
     scored: pa.Table  # the rows of the comparison's table that these are of
     rule: str
-    definition: str  # of a miss: a score below 1
+    definition: str  # a score below 1 is a miss
 
 
 def is_sweep(folder: Path) -> bool:

@@ -76,7 +76,7 @@ class Cost(NamedTuple):
 
 
 def usd_hour(usd: Mapping[str, Price], kind: str, gpus: int) -> float | None:
-    """Return the price of so many GPUs of a kind, or of a mix of kinds; None where a kind has none."""
+    """Return the price of GPUs of a kind, or of a mix of kinds, in USD an hour; None if a kind has no price."""
     counts = mix.copies(kind, gpus)
     return sum(usd[name].usd_hour * n for name, n in counts) if all(name in usd for name, _ in counts) else None
 

@@ -21,23 +21,23 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
     the simulator's, each model alone on a GPU: a host need not have a GPU a model for them.
     """
     engines.path(engine)
-    kept, notes = list[Condition](), list[str]()
+    conditions, notes = list[Condition](), list[str]()
     for condition in study.condition:
         least = min(counts(study, condition))
         if least > gpus:
             notes.append(f'skipped: condition "{condition.name}" needs {least} GPUs, there are {gpus}')
         else:
-            kept.append(_narrowed(study, condition, gpus))
-    if not kept:
+            conditions.append(_narrowed(study, condition, gpus))
+    if not conditions:
         raise UserError(f"{study.name}: no condition runs on {gpus} GPUs")
     spec = {**study.spec, "engine": engine, **({} if table is None else {"table": table})}
-    here = replace(study.restricted(kept), spec=spec, base_engine="sim")
+    here = replace(study.restricted(conditions), spec=spec, base_engine="sim")
     lacks = {name: lack(here.spec_of(here.condition[0], name)) for name in here.systems}
     notes += [f"skipped: {name} on {engine}: no {why}" for name, why in lacks.items() if why]
-    left = here.without([name for name, why in lacks.items() if why])
-    if left is None:
+    runnable = here.without([name for name, why in lacks.items() if why])
+    if runnable is None:
         raise UserError(*notes, f"{study.name}: no system of it runs on {engine}")
-    return left, notes
+    return runnable, notes
 
 
 def counts(study: Study, condition: Condition) -> tuple[int, ...]:
@@ -63,10 +63,10 @@ def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
 
 def lack(spec: Spec) -> str:
     """Return the names that an engine lacks for a contestant on any trace; empty where it lacks none."""
-    asked = replace(spec, trace="sample", gpus=8)
-    with blamed(asked):
+    tried = replace(spec, trace="sample", gpus=8)
+    with blamed(tried):
         try:
-            setup = Setup(replace(asked, gpus=traits(asked).gpus))
+            setup = Setup(replace(tried, gpus=traits(tried).gpus))
             return ", ".join(missing(setup.policy, setup.engine))
         except (Unsupported, Infeasible) as why:
             return str(why)

@@ -19,7 +19,7 @@ from harness.run.spec import from_dict
 from harness.study.measure import Measured
 
 FOLDER = ROOT / "results/studies"
-DIGITS = 16  # of a hash
+DIGITS = 16  # digits a hash is shown with
 
 
 def publish(measured: Measured, lines: Sequence[str]) -> Path:

@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
     study: Study
     full: bool
-    stem: str  # of the study's folder
+    stem: str  # start of the study's folder
     target: SloTarget | None
 
     @property
@@ -56,13 +56,13 @@ class Receipt(NamedTuple):
 def lookup(call: Call, out: Path) -> Receipt | None:
     """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
-    asked = call.digest if paths else ""
+    call_digest = call.digest if paths else ""
     for path in paths:
-        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # of another release
-            if (kept := NOTES.current(path, {"call": asked})) and _holds(kept, out):
-                rule, seconds, drain_s = kept["target"]
+        with suppress(KeyError, ValueError, TypeError, AttributeError, UserError):  # another release wrote it
+            if (facts := NOTES.current(path, {"call": call_digest})) and _holds(facts, out):
+                rule, seconds, drain_s = facts["target"]
                 target = SloTarget(rule, seconds and {model: (a, b) for model, (a, b) in seconds.items()}, drain_s)
-                return Receipt(path.parent, stored(kept["reference"]), target, kept["notes"])
+                return Receipt(path.parent, stored(facts["reference"]), target, facts["notes"])
     return None
 
 

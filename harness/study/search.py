@@ -20,7 +20,7 @@ PAST = 0.05  # below a target: past the knee at least by so much
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVE = 2.0
-QUARTER = 2.0**0.25 * (1 + 1e-9)  # of an octave: rates so near to a crossing give its place
+QUARTER = 2.0**0.25 * (1 + 1e-9)  # octaves: rates this near to a crossing give its place
 HALF_OCTAVE = 2.0**0.5
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 
@@ -32,8 +32,8 @@ Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 class Ask(NamedTuple):
     """The x to run next, of curves that are sampled together."""
 
-    xs: Mapping[str, tuple[float, ...]]  # by system
-    first_seed: bool = False  # of the first seed alone: a coarse search
+    xs: Mapping[str, tuple[float, ...]]  # keyed by system
+    first_seed: bool = False  # only the first seed runs: a coarse search
     last: bool = False  # nothing follows
 
 
@@ -45,7 +45,7 @@ class Range:
     given: tuple[float, ...]
     least: float
     most: float = math.inf
-    seeds: int = 1  # that a point takes
+    seeds: int = 1  # runs a point takes
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
@@ -56,8 +56,8 @@ def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
         first = bounds.given[-1:] if sample.rule == "bracket" else bounds.given
         return Ask(dict.fromkeys(curves, first), last=sample.rule in {"fixed", "knee"})
     search = {"bisect": bisected, "bracket": bracketed}[sample.rule]
-    asked = {name: search(sample, bounds, seeds) for name, seeds in curves.items()}
-    return Ask({name: (x,) for name, x in asked.items() if x is not None})
+    asks = {name: search(sample, bounds, seeds) for name, seeds in curves.items()}
+    return Ask({name: (x,) for name, x in asks.items() if x is not None})
 
 
 def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
@@ -141,9 +141,9 @@ def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str,
     rates = [x if math.log2(x).is_integer() else float(f"{x:.3g}") for x in exact]
     holds = {name: max((x for x in curve if min(_to(curve, x)) >= level), default=None) for name, curve in seen.items()}
     begins = {name: x / OCTAVE if (x := holds[name]) else low for name in contend}
-    beside = min((begins[name] for name in contend if holds[name]), default=low)
+    nearest = min((begins[name] for name in contend if holds[name]), default=low)
     return {
-        name: tuple(x for x in rates if begins.get(name, beside) <= x <= max(min(tell, high), *curve))
+        name: tuple(x for x in rates if begins.get(name, nearest) <= x <= max(min(tell, high), *curve))
         for name, curve in seen.items()
     }
 
@@ -155,7 +155,7 @@ def _to(curve: Mapping[float, float], x: float) -> list[float]:
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
     """Search rates of each system: double the lowest until it is past its knee, then take a grid around its knee."""
-    asked: dict[str, tuple[float, ...]] = {}
+    asks: dict[str, tuple[float, ...]] = {}
     grids: dict[str, tuple[float, ...]] = {}
     for name, seeds in curves.items():
         seen = mean(seeds)
@@ -164,8 +164,8 @@ def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
         if seen and (falls or times >= FAR):
             grids[name] = grid(seen, sample.points, bounds.level)
         else:
-            asked[name] = (2 * max(seen) if seen else bounds.least,)
-    return Ask(asked, first_seed=True) if asked else Ask(grids, last=True)
+            asks[name] = (2 * max(seen) if seen else bounds.least,)
+    return Ask(asks, first_seed=True) if asks else Ask(grids, last=True)
 
 
 def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
@@ -198,8 +198,8 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
         by_x.setdefault(x, []).append(shares)
     definitions = next(iter(by_x.values()))[0]
     means = ({x: sum(s[d] for s in each) / len(each) for x, each in by_x.items()} for d in definitions)
-    held = [statistics.held(curve, level) for curve in means]
-    return None if None in held else min(x for x in held if x is not None)
+    crossings = [statistics.held(curve, level) for curve in means]
+    return None if None in crossings else min(x for x in crossings if x is not None)
 
 
 # ------------------------------------------------------------------ where the level is crossed
@@ -266,10 +266,10 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
     means = {x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled}
     at = statistics.fewest(means, bounds.level).at if means else None
-    held = None if at is None or at.sign == ">" else round(at.mean)
-    n = bracket([round(x) for x in sampled if held is None or x < held], held, least, most, begin=most)
-    if n is None and held is not None and held < most and held + 1 not in sampled:
-        return held + 1
+    answer = None if at is None or at.sign == ">" else round(at.mean)
+    n = bracket([round(x) for x in sampled if answer is None or x < answer], answer, least, most, begin=most)
+    if n is None and answer is not None and answer < most and answer + 1 not in sampled:
+        return answer + 1
     return n
 
 

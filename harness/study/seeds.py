@@ -13,7 +13,7 @@ from harness.study.grid import Grid, Panel, Point
 from harness.study.search import contends
 from harness.study.study import BEST, Study, named, systems_of
 
-Windows = dict[str, tidy.Windows]  # by system: the misses of its runs by seed and x
+Windows = dict[str, tidy.Windows]  # keyed by system: misses of its runs by seed and x
 
 
 def refined(
@@ -30,15 +30,15 @@ def refined(
     it is told what they are, and the requests that may follow. `add` adds the misses of points to curves by panel.
     """
     panels = {panel.key: panel for panel in grid.panels if tells(panel)}
-    asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
+    more_points: Sequence[Point] = [point for point in points if point.panel.key in panels]
     spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
     for point in points:
         known.setdefault(point.panel.key, set()).add(point.spec)
     curves, added = dict[str, Windows](), list[Point]()
     had = {point.place for point in points}
     for turn in count(1):
-        add(asked, curves)
-        asked, taken, later = list[Point](), 0, 0.0
+        add(more_points, curves)
+        more_points, taken, later = list[Point](), 0, 0.0
         for key, panel in panels.items():
             for undecided in _more(grid, panel, curves.get(key, {})):
                 more = [pair for pair in undecided if pair[0].place not in had]
@@ -47,12 +47,12 @@ def refined(
                     later += part - spent[key]
                     known[key] |= {point.spec for point, _ in more}
                     had |= {point.place for point, _ in more}
-                    asked += [point for point, _ in more]
+                    more_points += [point for point, _ in more]
                     break
-        if not asked:
+        if not more_points:
             break
-        added += asked
-        run(asked, f"{grid.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided", later)
+        added += more_points
+        run(more_points, f"{grid.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided", later)
     return added
 
 
@@ -67,8 +67,8 @@ def _more(grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> Itera
     facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
     least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
     for names in dict.fromkeys((tuple(contend), tuple(usual))):
-        if left := enough.unsettled(curves, facts, pairs(study, names), study.level, scope.precision):
-            more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, study.level, least)
+        if undecided_names := enough.unsettled(curves, facts, pairs(study, names), study.level, scope.precision):
+            more = enough.more(curves, facts, dict(sorted(undecided_names.items())), scope.seeds, study.level, least)
             yield [(grid.point(panel, m.system, m.seed, shown(m.x)), m.requests) for m in more]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Row(NamedTuple):
+class Lead(NamedTuple):
     """A change of a constant, and the lead of the first system under it; without a lead `note` has the reason."""
 
     constant: Constant
@@ -45,7 +45,7 @@ class Leads:
     definition: str
     rates: tuple[float, ...]
     base: Estimate
-    rows: tuple[Row, ...]
+    rows: tuple[Lead, ...]
     level: float = LEVEL
 
     @property
@@ -112,7 +112,9 @@ def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
         about["definition"],
         tuple(about["rates"]),
         start,
-        tuple(Row(constant, row["setting"], lead(row), row["note"]) for constant, row in zip(known, rows, strict=True)),
+        tuple(
+            Lead(constant, row["setting"], lead(row), row["note"]) for constant, row in zip(known, rows, strict=True)
+        ),
         level,
     )
 
@@ -176,8 +178,8 @@ def sentence(leads: Leads) -> str:
         clause = f"is reversed by {_list(turned)}" if turned else "is reversed by no constant"
         clause += f"; it is not significant with {_list(by_order[0])}" if by_order[0] else ""
     else:
-        told = by_order[1] + by_order[-1]
-        clause = f"is not significant, but is with {_list(told)}" if told else "is never significant"
+        decided = by_order[1] + by_order[-1]
+        clause = f"is not significant, but is with {_list(decided)}" if decided else "is never significant"
     most = leads.ranked[0].name
     why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
     swing = f"Largest swing: {most}, {_swing(leads, most)}{why}."

@@ -18,7 +18,7 @@ from harness.study.measure import Work, runs_of, without_failing
 from harness.study.study import Study
 
 
-class Part(NamedTuple):
+class ShardWork(NamedTuple):
     """The work of a shard: its searches, of how many, and its runs; of a fixed grid no searches."""
 
     searches: int
@@ -36,7 +36,7 @@ def measure_shard(
     stem: str = "",
     workers: int | None = None,
     teller: Teller | None = None,
-) -> Part:
+) -> ShardWork:
     """Make the runs of a study that are a shard's own: whole searches, and of a fixed grid a part of its specs.
 
     SLO bases that its runs need are made too, whatever other shards make. No table is written: `measure` makes it when
@@ -49,17 +49,17 @@ def measure_shard(
         place = str(shard).replace("/", "-")
         return Work(left, out, full, stem or study.name, None, workers, counted, shard=place)
 
-    def act(work: Work) -> Part:
-        with crew.kept():
+    def act(work: Work) -> ShardWork:
+        with crew.shared():
             if fixed(work):
-                return Part(0, 0, run_part(work, shard), failed)
+                return ShardWork(0, 0, run_part(work, shard), failed)
             all_ = searches(work)
             mine = shard.part(all_, record.dumps)
             keys = frozenset(key for search in mine for key in search)
             part = replace(work, only=keys)
             if mine:
                 part.sampled(part.begun())
-            return Part(len(mine), len(all_), part.made, failed)
+            return ShardWork(len(mine), len(all_), part.made, failed)
 
     return without_failing(study.of(full), failed, make, act)
 
@@ -90,12 +90,12 @@ def fixed(work: Work) -> bool:
 def searches(work: Work) -> list[tuple[str, ...]]:
     """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
     of: dict[str, set[str]] = {}
-    held = any(panel.holds_rate for panel in work.every)
+    waits = any(panel.holds_rate for panel in work.every)
     by_place: dict[tuple[str, str], str] = {}
     for panel in work.every:
         mine = of.setdefault(panel.key, {panel.key})
         place = (panel.first.trace, panel.first.models)
-        if held and (other := by_place.setdefault(place, panel.key)) not in mine:
+        if waits and (other := by_place.setdefault(place, panel.key)) not in mine:
             mine |= of[other]
             of |= dict.fromkeys(mine, mine)
     return sorted({tuple(sorted(keys)) for keys in of.values()})

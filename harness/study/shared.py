@@ -10,8 +10,8 @@ from pathlib import Path
 from harness.policy.types import Gpus
 from harness.rows import record
 
-SHARE = 0.01  # of a model's requests on a GPU: what is less is not listed
-Shares = Mapping[str, Mapping[str, float]]  # by GPU and model: of the model's requests, those that ran there
+SHARE = 0.01  # share of a model's requests on a GPU; smaller ones are not listed
+Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share of the model's requests that ran there
 
 
 def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
@@ -63,8 +63,8 @@ def apart(shares: Shares) -> list[str]:
 def together(shares: Shares) -> dict[tuple[str, ...], list[str]]:
     """Return groups of models with a home on the same GPU, each with the GPUs on which they have it."""
     every, groups = homes(shares), dict[tuple[str, ...], list[str]]()
-    for gpu, each in shares.items():
-        here = tuple(sorted(model for model in each if every[model] == gpu))
+    for gpu, models in shares.items():
+        here = tuple(sorted(model for model in models if every[model] == gpu))
         if len(here) > 1:
             groups.setdefault(here, []).append(gpu)
     return groups

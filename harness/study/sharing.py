@@ -31,7 +31,7 @@ class Blocks:
         return len(self.holders)
 
     def prompt(self, tokens: int) -> list[int]:
-        """Return the blocks of a new sequence of so many tokens."""
+        """Return the blocks of a new sequence with this number of tokens."""
         return [self._new() for _ in range(-(-tokens // self.block_tokens))]
 
     def fork(self, sequence: Sequence[int]) -> list[int]:
@@ -41,7 +41,7 @@ class Blocks:
         return list(sequence)
 
     def append(self, sequence: list[int], tokens: int) -> None:
-        """Write a token to a sequence of so many; a block that others hold too is copied before."""
+        """Append a token to a sequence of this length; a shared block is copied first."""
         if tokens % self.block_tokens == 0:
             sequence.append(self._new())
         elif self.holders[sequence[-1]] > 1:

@@ -42,7 +42,7 @@ from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
 from harness.study.shared import placed
-from harness.study.sized import BOUNDS, Best, Criterion, Curve, Curves, Met, Question, Sized, Verdict
+from harness.study.sized import BOUNDS, Best, Criterion, Curve, Curves, Met, Outcome, Question, Sized
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
@@ -51,7 +51,7 @@ ONE_KIND = "not tried: it takes GPUs of one kind"
 
 def size(asked: Question, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
     """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
-    return Work(asked, out, workers, teller).done()
+    return SizeSearch(asked, out, workers, teller).done()
 
 
 class Outlook(NamedTuple):
@@ -62,10 +62,10 @@ class Outlook(NamedTuple):
     least: int  # GPUs that are tried first
     most: int
     runs: int  # at most
-    seconds: float  # of a processor, at most
+    seconds: float  # processor seconds, at most
 
 
-class Work:
+class SizeSearch:
     """One call of `size`."""
 
     def __init__(self, asked: Question, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
@@ -241,9 +241,9 @@ class Work:
             if not verdict.holds(target, by) and (answer is None or n < answer)
         ]
         floor, begin = (max(n, least) for n in self.begins[curve.kind])
-        cap, held = self._cap(curve, first), None if answer is None else answer // size
-        n = bracket(failed, held, floor, cap, begin=begin)
-        if n is None and held is None:
+        cap, answer_copies = self._cap(curve, first), None if answer is None else answer // size
+        n = bracket(failed, answer_copies, floor, cap, begin=begin)
+        if n is None and answer_copies is None:
             low, most = max(failed, default=floor - 1), self.most(curve.kind) // size
             curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
         return None if n is None else n * size
@@ -292,12 +292,12 @@ class Work:
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
         largest = max(n for _, n in mix.parts(kind))
         floor = max(math.ceil(m.tp / largest) for m in cluster.models.values())
-        most, asked = self.most(kind) // size, math.ceil(self.asked.least / size)
+        most, least = self.most(kind) // size, math.ceil(self.asked.least / size)
         if self.asked.least == self.asked.most:  # one count, and no other
-            floor = max(floor, asked)
+            floor = max(floor, least)
         if floor > most:
             raise NoRoom(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")
-        return floor, min(most, max(floor, asked, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
+        return floor, min(most, max(floor, least, math.ceil(weights / sum(gpu.mem_bytes for gpu in cluster.gpus))))
 
     # ------------------------------------------------------------ runs
 
@@ -316,22 +316,22 @@ class Work:
                 curve.kind, n, {view: [next(folders) for _ in view.seeds] for view in self.views}
             )
 
-    def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Verdict:
+    def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Outcome:
         every = tuple(chain.from_iterable(runs.values()))
         for about in map(record.meta, every):
             if why := about["skipped"] or about["infeasible"]:
-                return Verdict(gpus, unfit=str(why))
+                return Outcome(gpus, unfit=str(why))
         met = {
             view.name: met_of(folders, self.under(kind, view), self.asked.definition) for view, folders in runs.items()
         }
-        return Verdict(gpus, met, "", every)
+        return Outcome(gpus, met, "", every)
 
     def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
         """Count the misses of runs on a kind by view, model, hour and what binds, under this SLO or the question's."""
         return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
-        """Return so many GPUs of a kind (one, or one copy of a mix), with all models, each at its degree."""
+        """Return `gpus` GPUs of a kind (0: one, or one copy of a mix), with all models, each at its degree."""
         spec = replace(self.spec(kind, gpus=gpus), system=UNSHARED, preset=None, fields=(), slo="")
         return Setup(resolve(spec)).cluster
 
@@ -372,13 +372,13 @@ class Work:
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
     """Pool the requests of some runs under an SLO target, which all could run."""
-    each = [score.by_model(run, under, [definition])[definition] for run in runs]
-    blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in each), strict=True)
+    scores = [score.by_model(run, under, [definition])[definition] for run in runs]
+    blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in scores), strict=True)
     missed, offered = (np.concatenate(of)[None] for of in blocks)
     met, high, low = (1.0 - float(x[0]) for x in pooled.shares(pooled.Counts(np.ones(1), missed, offered)))
     share = Estimate(met, low, high, len(runs))
     models = dict[str, Counted]()
-    for names, lost, came in each:
+    for names, lost, came in scores:
         for name, *n in zip(names, lost.sum(1).tolist(), came.sum(1).tolist(), strict=True):
             before = models.get(name, (0.0, 0.0))
             models[name] = Counted(before[0] + n[0], before[1] + n[1])

@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     asked: Question
     best: Best | None
     words: Words
-    views: dict[str, str]  # by trace: the name of the view
+    views: dict[str, str]  # keyed by trace: the name of the view
     tried: tuple[Tried, ...]
 
 

@@ -19,9 +19,9 @@ from harness.policy.types import UserError
 from harness.run.teller import Teller
 from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
-from harness.study.size import Work, own_count, takes
+from harness.study.size import SizeSearch, own_count, takes
 from harness.study.size_kept import Kept
-from harness.study.sized import BOUNDS, Curve, Question, Tried, Verdict, allowed
+from harness.study.sized import BOUNDS, Curve, Outcome, Question, Tried, allowed
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -41,7 +41,7 @@ class Change(NamedTuple):
     asked: Question
     system: str
     looser: bool  # the SLO is longer: a promise less
-    verdict: Verdict | None = None
+    verdict: Outcome | None = None
     seconds: float = 0.0  # on this machine, of its runs
 
 
@@ -53,9 +53,9 @@ class Why:
     tried: Tried
     models: Hours  # none where it has no room
     weights_bytes: int
-    memory_bytes: int  # of all GPUs
+    memory_bytes: int  # bytes all GPUs have
     changes: tuple[Change, ...]
-    met: Mapping[str, float] = field(default_factory=dict)  # by model: its least attainment in a view, as in the table
+    met: Mapping[str, float] = field(default_factory=dict)  # a model's least attainment in a view, as in the table
 
     @property
     def total(self) -> Hour:
@@ -73,8 +73,8 @@ class Why:
     def cheapest(self) -> Change | None:
         """The first change that holds the target; one that keeps the SLO comes before one that does not."""
         target = self.kept.asked.target
-        held = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
-        return min(held, key=lambda change: change.looser, default=None)
+        holding = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
+        return min(holding, key=lambda change: change.looser, default=None)
 
 
 def why(
@@ -85,7 +85,7 @@ def why(
     UserError where nothing was tried that fails.
     """
     tried = _failing(kept, system)
-    work = Work(kept.asked, out, workers, teller)
+    work = SizeSearch(kept.asked, out, workers, teller)
     views = {} if tried.unfit else work.misses(tried.gpu, tried.runs)
     met = dict[str, float]()
     for model, hours in chain.from_iterable(of.items() for of in views.values()):
@@ -122,7 +122,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 # ------------------------------------------------------------------ changes
 
 
-def _changes(reason: Why, work: Work) -> list[Change]:
+def _changes(reason: Why, work: SizeSearch) -> list[Change]:
     """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
@@ -142,21 +142,21 @@ def _changes(reason: Why, work: Work) -> list[Change]:
     return changes
 
 
-def _wider(work: Work, tried: Tried, name: str) -> int | None:
+def _wider(work: SizeSearch, tried: Tried, name: str) -> int | None:
     """Return the next degree of parallelism of a model that these GPUs can hold."""
     model = work.cluster(tried.gpu, tried.gpus).models.get(name)
     return None if model is None else next((tp for tp in model.degrees if tp > model.tp), None)
 
 
 def scaled(rule: str, times: float) -> str:
-    """Return a rule whose seconds are so many times as long; not of classes, whose file has them."""
+    """Multiply the seconds of a rule; no rule of classes is taken, whose file has the seconds."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
     second = f"/{float(match[2]) * times:g}" if match[2] else ""
     return f"{float(match[1] or 1) * times:g}{second}x{match[3]}"
 
 
-def _longer(tried: Tried, work: Work) -> float | None:
+def _longer(tried: Tried, work: SizeSearch) -> float | None:
     """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
     asked = work.asked
     for times in () if asked.rule.startswith("classes:") else LONGER:
@@ -167,16 +167,16 @@ def _longer(tried: Tried, work: Work) -> float | None:
     return None
 
 
-def _run(change: Change, tried: Tried, work: Work) -> Change:
+def _run(change: Change, tried: Tried, work: SizeSearch) -> Change:
     """Run a change in all windows."""
     begun = perf_counter()
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
     curve = Curve(tried.gpu, change.system)
     try:
-        of = Work(asked, work.out, work.workers, work.teller)
+        of = SizeSearch(asked, work.out, work.workers, work.teller)
         if own_count(of.systems[change.system]):
             return change
         of.run_counts([(curve, tried.gpus)], 1.0, f"change: {change.what}")
     except UserError as error:
-        curve.tried[tried.gpus] = Verdict(tried.gpus, unfit=str(error))
+        curve.tried[tried.gpus] = Outcome(tried.gpus, unfit=str(error))
     return change._replace(verdict=curve.tried[tried.gpus], seconds=perf_counter() - begun)

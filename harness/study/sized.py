@@ -35,7 +35,7 @@ GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
 PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
 
 
-NEVER = 1e-9  # of a request: sums of shares are no more exact
+NEVER = 1e-9  # requests; sums of shares are no more exact
 
 
 Criterion = Literal["each", "pooled"]
@@ -46,16 +46,16 @@ class Question:
     """A question: what is served, on what, how well. Raises UserError for spares or nodes of a mix of kinds."""
 
     setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
-    kinds: tuple[str, ...]  # of GPUs, or mixes of kinds: a cluster of one has whole copies of it
+    kinds: tuple[str, ...]  # kinds of GPU, or mixes; a cluster of a mix has whole copies of it
     least: int
     most: int
     systems: tuple[str, ...]  # as --systems takes them
-    rule: str  # of SLOs
+    rule: str  # an SLO rule
     definition: str
     target: float  # share of requests that meet their SLO
     prices: Mapping[str, Price]
     spare: int = 0  # GPUs beside those that the target takes
-    node: int = 1  # whole nodes of so many GPUs are bought
+    node: int = 1  # GPUs of a node; whole nodes are bought
     growth: tuple[float, ...] = GROWTH
     windows: int = WINDOWS
 
@@ -95,11 +95,11 @@ class Question:
         )
 
     def bought(self, gpus: int) -> int:
-        """Return the GPUs that are bought where so many are needed: spares, then whole nodes."""
+        """Return the GPUs to buy if `gpus` are needed: with spares, in whole nodes."""
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return the price of what is bought for so many GPUs; None where a kind has none."""
+        """Return USD an hour of what is bought for `gpus` GPUs; None if a kind has no price."""
         return usd_hour(self.prices, kind, self.bought(gpus))
 
 
@@ -114,12 +114,12 @@ class Best(NamedTuple):
 class Met(NamedTuple):
     """The requests of a view that met their SLO."""
 
-    share: Estimate  # of all requests; no ends where the blocks are too few
+    share: Estimate  # share over all requests; without ends if the blocks are too few
     models: Mapping[str, Counted]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """The outcome of a strategy on a number of GPUs, over the windows of each view."""
 
     gpus: int
@@ -146,8 +146,8 @@ class Verdict:
     @property
     def worst(self) -> tuple[str, float]:
         """The model with the least attainment in any view."""
-        each = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
-        share, name = min(each, default=(0.0, "-"))
+        worst = [(of.met, name) for met in self.views.values() for name, of in met.models.items()]
+        share, name = min(worst, default=(0.0, "-"))
         return name, share
 
 
@@ -174,25 +174,25 @@ class Curve:
 
     kind: str
     system: str
-    tried: dict[int, Verdict] = field(default_factory=dict)  # by GPUs
+    tried: dict[int, Outcome] = field(default_factory=dict)  # keyed by GPUs
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
         """Return the least count from which on all that were tried hold the target."""
-        held = None
+        fewest = None
         for gpus in sorted(self.tried, reverse=True):
             if not self.tried[gpus].holds(target, by):
                 break
-            held = gpus
-        return held
+            fewest = gpus
+        return fewest
 
-    def below(self, gpus: int) -> Verdict | None:
+    def below(self, gpus: int) -> Outcome | None:
         """Return the verdict on the largest count below this one."""
         lower = [n for n in self.tried if n < gpus]
         return self.tried[max(lower)] if lower else None
 
     @property
-    def flat(self) -> tuple[Verdict, Verdict] | None:
+    def flat(self) -> tuple[Outcome, Outcome] | None:
         """The verdicts on the two largest counts, where the worst model meets no more on the larger; else None."""
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
@@ -222,7 +222,7 @@ class Curve:
         return row._replace(pooled=met.mean, low=met.low, high=met.high, worst=worst, worst_model=name)
 
 
-Curves = Mapping[tuple[str, str], Curve]  # by kind and system
+Curves = Mapping[tuple[str, str], Curve]  # keyed by kind and system
 
 
 @dataclass(frozen=True)
@@ -232,19 +232,19 @@ class Sized:
     asked: Question
     views: tuple[View, ...]
     curves: Curves
-    degrees: Mapping[str, Mapping[str, int]]  # of tensor parallelism by kind and model, where it was chosen
+    degrees: Mapping[str, Mapping[str, int]]  # degrees of tensor parallelism by kind and model, where chosen
     best: Best | None
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
     cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
-    placed: Mapping[str, Mapping[str, float]]  # by GPU and model: the share of its requests that ran there, of the best
+    placed: Mapping[str, Mapping[str, float]]  # the best's, by GPU and model: the share of its requests that ran there
     million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
-    dedicated: Mapping[str, int]  # by kind: GPUs where each model has its own
+    dedicated: Mapping[str, int]  # keyed by kind: GPUs if each model has its own
     lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
     tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
-    rules: Mapping[str, str] = field(default_factory=dict)  # of SLOs by kind of GPU; of a mix with the kind of the base
-    servers: Mapping[str, str] = field(default_factory=dict)  # by kind: what the servers do, and the KV that is left
-    kept_share: float = 1.0  # of the log's requests: the others' streams were dropped
-    streams: tuple[str, ...] = ()  # by which rule streams and models meet
+    rules: Mapping[str, str] = field(default_factory=dict)  # SLO rules by kind of GPU; a mix names the kind of the base
+    servers: Mapping[str, str] = field(default_factory=dict)  # what a kind's servers do, and the KV that is left
+    kept_share: float = 1.0  # share of the log's requests; the others' streams were dropped
+    streams: tuple[str, ...] = ()  # the rule that assigns streams to models
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
     refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
 

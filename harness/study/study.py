@@ -31,7 +31,7 @@ AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # fields that 
 HELD = "held"  # as a rate: the highest at which the study's first system holds the level
 UNSHARED = "unshared"  # leaves out what sharing costs
 CONTROLS = ("dedicated", UNSHARED, "static:oracle")  # references of every figure, which contend for nothing
-PRECISION = 0.1  # of a ratio
+PRECISION = 0.1  # relative half-width of a ratio's interval
 AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from tuning
 AA = " (A/A)"  # the ending of its name
 START = "fair default"  # the condition without changes of a cumulative study
@@ -56,7 +56,7 @@ class Sample:
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
-    points: Natural = 0  # knee: at least so many of each curve; bisect: at most
+    points: Natural = 0  # knee: the fewest points of each curve; bisect: the most
     each: Literal["system", "panel"] = "system"  # the unit of sampling; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
     below: NonNegative = (
@@ -70,10 +70,10 @@ class Scope:
 
     seeds: Count = 5
     points: Natural = 0  # instead of the sample's
-    window_s: Seconds = 0.0  # of synthetic traces; 0: the trace's span
-    replayed_s: Seconds = 0.0  # of replayed traces; 0: all that a seed replays
+    window_s: Seconds = 0.0  # s, for synthetic traces; 0: the trace's span
+    replayed_s: Seconds = 0.0  # s, for replayed traces; 0: all that a seed replays
     budget: Natural = 0  # simulated requests for more seeds of systems that are not yet told apart
-    precision: Share = PRECISION  # of a ratio: an interval so narrow, either way, asks for no more
+    precision: Share = PRECISION  # a ratio with an interval this narrow, either way, asks for no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Condition:
 
     name: str
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
-    systems: Mapping[str, str] = field(default_factory=dict)  # by name: replacements of the study's systems here
+    systems: Mapping[str, str] = field(default_factory=dict)  # keyed by name: replacements of the study's systems here
     among: tuple[str, ...] = ()  # only these of the study's systems; none: all
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields, a panel for each combination of values
     along: str = ""  # "": the study's
@@ -92,11 +92,11 @@ class Condition:
     extra: bool = False  # only for --full
     window_s: float = 0.0  # instead of the scope's
     seeds: Natural = 0  # instead of the scope's; 1 of a real trace is one case: the half that it replays
-    band: Mapping[str, Any] = field(default_factory=dict)  # of a step: fields of its spec, at the other end
-    origin: str = ""  # of an assumption: one of ORIGINS
+    band: Mapping[str, Any] = field(default_factory=dict)  # a step's fields of its spec at the other end
+    origin: str = ""  # an assumption's origin, one of ORIGINS
     source: str = ""  # file and section
-    kind: str = ""  # of a cumulative study: base, cumulative or alone
-    other_end: bool = False  # of a band
+    kind: str = ""  # in a cumulative study: base, cumulative or alone
+    other_end: bool = False  # it stands at the other end of a band
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +126,19 @@ class Claim:
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
     system: str
     over: str = ""
-    definition: str = ""  # of attainment; "": the study's first
+    definition: str = ""  # a definition of attainment; "": the study's first
     metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
     paper: Paper = None
     bound: Literal["", "up to", "at least"] = ""  # the kind of the paper's number
     even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
-    at: NonNegative = 0.0  # of `met` and `missed`; of a measure the least rate_rps of its panels' traces
+    at: NonNegative = 0.0  # x for `met` and `missed`; for a measure the least rate_rps of its panels' traces
     measure: str = ""  # the column
-    model: str = ""  # of which the column is; "": of all together
+    model: str = ""  # model that the column is about; "": all together
     most: bool = False  # one verdict of all panels, the greatest seed by seed, in place of one each
-    least: str = ""  # in place of the measure: the value of this field under which, of systems that set it, it is least
-    headline: str = ""  # in the first line of the answer: over whom
-    why: str = (
-        ""  # where ours differs: a sufficient cause of the paper's number; or the reason why it is not comparable
-    )
+    least: str = ""  # compares not the measure but this field's value under which the measure is least
+    headline: str = ""  # over whom, in the answer's first line
+    why: str = ""  # a sufficient cause of the paper's number if ours differs; or why it is not comparable
     comparable: bool = True  # false where the paper leaves out facts that a comparison needs
     lacks: str = ""  # the datum without which it cannot be tested
     input: str = ""  # the constant of ours that is the paper's number
@@ -149,7 +147,7 @@ class Claim:
     subject: str = ""  # subject of a difference or a measure, in words
     says: str = ""  # the paper's statement in words
     section: str = ""  # the paper's section
-    name: str = ""  # of a statement to which several claims belong, of whatever study
+    name: str = ""  # statement to which several claims belong, in whatever study
     evidence: bool = False  # stands beside the statement and is not judged with it
     also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
 
@@ -164,36 +162,36 @@ class Study:
     """Conditions and systems side by side; the first system is the study's own."""
 
     name: str
-    systems: Mapping[str, str]  # by the name that tables have: as --systems takes them
+    systems: Mapping[str, str]  # keyed by the name in tables: as --systems takes them
     condition: tuple[Condition, ...]
     more: tuple[str, ...] = ()  # systems that --full runs beside them, as --systems takes them
     paper: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict)  # common to all conditions but for their changes
-    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of every condition, unless it has its own
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # every condition has these unless it has its own
     along: str = "rate_scale"
     at: tuple[Any, ...] = ()
     sample: Sample = Sample()
     quick: Scope = Scope()
     full: Scope | None = None  # for --full; None: there is no more
-    definitions: tuple[str, ...] = ("both",)  # of attainment; the first decides where a search ends
+    definitions: tuple[str, ...] = ("both",)  # definitions of attainment; the first decides where a search ends
     level: Share = 0.99
     slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
     base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
     cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
-    requests: Natural = 0  # the fewest that a point has, summed over its seeds
-    warmup_s: Seconds | None = None  # of windows that are not the trace's own
+    requests: Natural = 0  # minimum requests per point, summed over seeds
+    warmup_s: Seconds | None = None  # s, for windows that are not the trace's own
     bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
     claim: tuple[Claim, ...] = ()
     layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table", "claims", "ideas"] = "lines"
-    titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names. Of a tradeoff: of its settings
+    titles: tuple[str, ...] = ()  # titles over columns of panels; none: the traces' names. A tradeoff has its settings'
     notes: tuple[str, ...] = ()  # for the caption
     for_system: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
-    )  # by system: fields of a spec that only it has
+    )  # keyed by system: fields of a spec that only it has
     measures: tuple[str, ...] = ()  # columns of the table beside attainment (columns.py)
-    setting: str = ""  # of all runs in words, where claims are about measures
+    setting: str = ""  # the setting of all runs in words, if claims are about measures
     headline: str = ""  # the first line of an answer in claims, with {} where the numbers stand
     shown: tuple[str, ...] = ()  # measures of which such an answer has a table, a row a system and a column a condition
 
@@ -215,15 +213,15 @@ class Study:
         return replace(self.restricted(c for c in self.condition if not c.extra), more=())
 
     def without(self, gone: Collection[str]) -> Study | None:
-        """Drop systems; return None if no remaining system occurs in every condition."""
-        left = {name: text for name, text in self.systems.items() if name not in gone}
-        first = next((name for name in left if all(name in (c.among or left) for c in self.condition)), None)
+        """Drop systems; None if no remaining system occurs in every condition."""
+        systems = {name: text for name, text in self.systems.items() if name not in gone}
+        first = next((name for name in systems if all(name in (c.among or systems) for c in self.condition)), None)
         if first is None:
             return None
         conditions = tuple(replace(c, among=tuple(n for n in c.among if n not in gone)) for c in self.condition)
         return replace(
             self,
-            systems={first: left[first], **left},
+            systems={first: systems[first], **systems},
             condition=conditions,
             bounds=tuple(n for n in self.bounds if n not in gone),
         )
@@ -285,8 +283,8 @@ class Study:
         if unknown := next((name for name in models if name not in sets), None):
             raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sets)})')
         parts = ((c, tuple(name for name in self.sets(c) if name in models)) for c in self.condition)
-        left = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
-        return replace(left, vary={key: value for key, value in self.vary.items() if key != "models"})
+        part = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
+        return replace(part, vary={key: value for key, value in self.vary.items() if key != "models"})
 
     def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
         """Return a condition with a part of its model sets."""
@@ -307,10 +305,10 @@ class Study:
 
     def restricted(self, conditions: Iterable[Condition]) -> Study:
         """Return the study with these conditions, and the claims that are about some of them."""
-        left = tuple(conditions)
-        names = {condition.name for condition in left}
+        conditions_ = tuple(conditions)
+        names = {condition.name for condition in conditions_}
         claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
-        return replace(self, condition=left, claim=claims)
+        return replace(self, condition=conditions_, claim=claims)
 
     # -------------------------------------------------------------- a condition of it
 
@@ -386,7 +384,7 @@ class Study:
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
 
 
-def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
+def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return the claim of further evidence: with another system, over or definition, and other facts."""
     changes = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}

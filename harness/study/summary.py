@@ -18,7 +18,7 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import Estimate, Style
 from harness.rows.statistics import Crossing
 
-LEVELS = (0.99, 0.97, 0.90)  # of attainment: rates at these stand beside each other
+LEVELS = (0.99, 0.97, 0.90)  # levels of attainment whose rates stand beside each other
 CONTEST = 2  # systems on equally many GPUs, beside which others contend for nothing
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
@@ -32,7 +32,7 @@ class Column(NamedTuple):
     unit: str
     factor: float
     more: bool | None
-    definition: str  # of the tidy table; empty: it comes from the crossing
+    definition: str  # a definition of the tidy table; empty: the crossing has it
     over: str = "pooled"
     headline: bool = False  # it keeps its interval where there is little room
     brief: bool = False  # it is among the few that answer at a glance
@@ -100,8 +100,8 @@ class SystemSummary:
     gpus: int
     control: bool
     infeasible: bool  # some run has no room: then there are no values
-    values: Mapping[str, Estimate | None]  # by the column's key
-    invalid: bool = False  # of runs on real servers: some measured something else
+    values: Mapping[str, Estimate | None]  # keyed by the column's key
+    invalid: bool = False  # some run on real servers measured something else
     check: str = ""  # the mark of its file: "unchecked" by `bench check` as it is now, or "checked in part"
     unserved: str = ""  # the models of which it meets no SLO, in words: "4 of 16 models at 0 %"
 
@@ -130,7 +130,7 @@ class Summary:
     offered_rps: float
     columns: tuple[Column, ...]
     systems: tuple[SystemSummary, ...]
-    gpus: int  # of most systems that contend
+    gpus: int  # most contending systems have it
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
     level: float
     subject: str  # the label that the answer is about: of a system given as a file, else the first
@@ -149,8 +149,8 @@ class Summary:
     @property
     def marked(self) -> list[str]:
         """Explain the mark, in a line; empty where no system has it."""
-        each = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
-        return [f"{MARK} {', '.join(each)} even where load is least"] if each else []
+        unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
+        return [f"{MARK} {', '.join(unserved)} even where load is least"] if unserved else []
 
     def best(self, column: Column) -> set[str]:
         """Return the labels with the best value of a column among contestants, where one is better than another."""
@@ -203,9 +203,9 @@ def summarize(
     sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
-    each = [points.gpus[label] for label in contend]
-    gpus = max(sorted(set(each)), key=each.count) if each else 0  # of as many, the fewest
-    apart = {label for label in contend if points.gpus[label] != gpus} if each.count(gpus) >= CONTEST else set()
+    counts = [points.gpus[label] for label in contend]
+    gpus = max(sorted(set(counts)), key=counts.count) if counts else 0  # ties: the fewest
+    apart = {label for label in contend if points.gpus[label] != gpus} if counts.count(gpus) >= CONTEST else set()
     contend = [label for label in contend if label not in apart]
     shown = points.telling_rate(contend, definition, level)
     invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
@@ -224,7 +224,7 @@ def summarize(
         )
         for label in labels
     )
-    systems = tuple(_beside(systems, bound, panel, rate_key(level)))
+    systems = tuple(_shares_of_bound(systems, bound, panel, rate_key(level)))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     return Summary(
@@ -240,7 +240,7 @@ def summarize(
     )
 
 
-def _beside(
+def _shares_of_bound(
     systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
 ) -> Iterator[SystemSummary]:
     """Add to each system its rate (`key`) in % of the bound's; None of controls and of other numbers of GPUs."""
@@ -279,7 +279,7 @@ def _always(column: Column) -> bool:
 class _Points:
     """Every point of a sweep."""
 
-    estimates: Mapping[tuple[str, float, str, str], Estimate]  # by label, rate scale, definition, over
+    estimates: Mapping[tuple[str, float, str, str], Estimate]  # keyed by label, rate scale, definition, over
     gpus: Mapping[str, int]
 
     def at(self, label: str, rate: float, name: str, over: str = "pooled") -> Estimate | None:

@@ -23,7 +23,7 @@ from harness.run.spec import canonical, digest
 from harness.run.teller import Silent, Teller
 from harness.study import columns
 
-Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
+Key = tuple[str, str, str]  # a scored run's folder, system and SLO rule
 
 
 class Place(NamedTuple):
@@ -79,11 +79,11 @@ def table_of(
     plain, tables = record.plain(schema()), []
     for place in places:
         scores = scored[place.key]
-        beside = [
+        place_columns = [
             pa.array([place.condition] * len(scores), pa.string()),
             pa.array([place.x] * len(scores), pa.float64()),
         ]
-        tables.append(pa.Table.from_arrays([*beside, *scores.columns], schema=plain))
+        tables.append(pa.Table.from_arrays([*place_columns, *scores.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
     return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
@@ -134,8 +134,8 @@ def counted(scores: pa.Table, definition: str) -> tidy.Counted | None:
         )
     )
     rows = scores.filter(which)
-    each = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
-    return tidy.Counted(*(float(of.sum()) for of in each)) if len(rows) else None
+    counts = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
+    return tidy.Counted(*(float(of.sum()) for of in counts)) if len(rows) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:

@@ -64,7 +64,7 @@ BASE = Spec(
 )
 DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
-PLACES = 4  # of a score: a hundredth of a point
+PLACES = 4  # a hundredth of a point of score
 
 LISTED = re.compile(r"\[\n((?: {4}.*,\n)+)\]")  # a list with a line a value, as tomli_w writes all
 
@@ -77,7 +77,7 @@ class Draw(NamedTuple):
     fields: Fields
     held: float
     score: float
-    gain: Estimate  # of `held` over the defaults, paired
+    gain: Estimate  # gain in `held` over the defaults, paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def tune(
     """Run every draw of each system in every cell, and choose a draw each; of a shard for its systems alone.
 
     Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws, and for a
-    system that does not fit on so many GPUs.
+    system that does not fit on the number of GPUs.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
@@ -182,8 +182,8 @@ def _tuned(
     units, scores = [], []
     for _ in tried:
         got = {cell: score.attained(next(folders), under[cell[0][0]], [DEFINITION])[DEFINITION] for cell in cells}
-        held = {cell: float(share >= LEVEL) for cell, share in got.items()}
-        units.append([fmean(held[world, seed, rate] for rate in RATE_SCALES) for world in WORLDS for seed in SEEDS])
+        reached = {cell: float(share >= LEVEL) for cell, share in got.items()}
+        units.append([fmean(reached[world, seed, rate] for rate in RATE_SCALES) for world in WORLDS for seed in SEEDS])
         scores.append(round(fmean(got.values()), PLACES))
     chosen_from = [
         Draw(fields, round(fmean(mine), PLACES), mean, rounded([a - b for a, b in zip(mine, units[0], strict=True)]))

@@ -78,24 +78,24 @@ def sensitivity(
     pair = leading(base, silent)
     rates = base.xs if knee else (telling(base, pair),)
     specs = [base.study.spec_of(base.study.condition[0], name) for name in pair]
-    changes, left = settings(specs, only)
+    changes, unchanged = settings(specs, only)
     tried = [(change, _misfit(change, specs, rates, base)) for change in changes]
     varied = varying(base, pair, rates, [change for change, why in tried if not why], specs[0])
     measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
     lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
-    lines += [_line(Setting(name, "", {}), note=why) for name, why in left.items()]
+    lines += [_line(Setting(name, "", {}), note=why) for name, why in unchanged.items()]
     known = {constant.name: constant for constant in constants(specs)}
 
     def make() -> pa.Table:
         import pyarrow as pa
 
-        told = (
+        text = (
             line | dict(zip(Constant._fields[1:], known[line["constant"]][1:], strict=True))
             if line["constant"]
             else line
             for line in lines
         )
-        return pa.Table.from_pylist(list(told), schema=forms.LEAD_COLUMNS)
+        return pa.Table.from_pylist(list(text), schema=forms.LEAD_COLUMNS)
 
     about = {
         "first": pair[0],

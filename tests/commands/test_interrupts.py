@@ -19,8 +19,9 @@ from harness.loop.interrupted import Interrupted, Terminated, came, terminable
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import record
+from tests.bench import bench
 from tests.cases import cases
-from tests.commands.test_bad_input import COMPARE, bench
+from tests.commands.test_bad_input import COMPARE
 from tests.harness.engines.servers.test_stub import ENGINE, SPEC
 
 PATIENCE_S = 20.0  # of an end, far below the 30 s after which workers are killed

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from harness.engines import attach
 from harness.loop import strangers
 from harness.policy.types import UserError
+from tests.bench import bench, mistake, ok
 from tests.cases import cases
-from tests.commands.test_bad_input import COMPARE, bench, mistake
-from tests.harness.cli.test_cli import ok
+from tests.commands.test_bad_input import COMPARE
 from workloads import checkpoint
 from workloads.patterns import Pattern, Steps, Unbounded
 

@@ -20,8 +20,8 @@ from harness.loop.system import ROOT
 from harness.rows import forms, record, stored
 from harness.run import sources
 from harness.store import Kind, digest
+from tests.bench import bench
 from tests.cases import cases
-from tests.commands.test_bad_input import bench
 from traces.kept import LOGS, canonical
 
 LEADS = pa.Table.from_pylist([{"constant": "swap", "mean": 0.5}], schema=forms.LEAD_COLUMNS)

@@ -19,7 +19,8 @@ from harness.rows import crossings, record, tidy
 from harness.rows.about import About
 from plots import caption, fewest, fig_study, lines, matrix, parts, style
 from tests.harness.study.study_table import met
-from tests.plots.test_plots import GRID, PLAIN, lightness, rows, xs
+from tests.plots.test_plots import GRID, PLAIN, rows, xs
+from tests.plots.test_style import lightness
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
@@ -338,7 +339,7 @@ def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["a log"]
     assert [patch.get_facecolor() for patch in axis.patches] == [mpl.colors.to_rgba(style.FILLS["one case"].color)]
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in written(figure)
-    assert "Left out: 5 of 90 requests beyond 8 tokens of log." in matrix.told(table, facts)
+    assert "Left out: 5 of 90 requests beyond 8 tokens of log." in matrix.full_caption(table, facts)
     assert len(matrix.points(table, facts)) == 2  # apart
 
 

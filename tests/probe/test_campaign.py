@@ -14,7 +14,7 @@ from harness.rows import record
 from harness.validate import prediction
 from probe import order
 from tests import ROOT
-from tests.harness.cli.test_cli import bench
+from tests.bench import bench
 
 SYSTEMS = ("static:equal", "elastic", "swap:sleep")
 

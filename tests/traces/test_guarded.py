@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.policy.types import UserError
+from tests.bench import bench, mistake
 from tests.cases import cases
-from tests.commands.test_bad_input import bench, mistake
 from traces import guarded, readers
 from traces.readers import prometheus
 

@@ -26,8 +26,8 @@ from harness.run import perfetto as trace_event
 from harness.run import retrace
 from harness.run.stretches import Part, by_cause, folded
 from plots import fig_causes
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench, ok
 from tests.harness.run.test_sweep import files
 
 SYSTEMS = "static,prism,qlm,aegaeon,muxserve:original"

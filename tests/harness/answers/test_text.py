@@ -409,10 +409,7 @@ def test_parts_that_are_switched_off() -> None:
 
 # ------------------------------------------------------------------ tables
 
-LAID = [
-    (True, ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]),
-    (False, ["a  b", "1  x|y"]),
-]
+LAID = [(True, ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]), (False, ["a  b", "1  x|y"])]
 
 
 @cases(("markdown", "expected"), LAID)

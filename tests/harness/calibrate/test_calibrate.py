@@ -15,8 +15,8 @@ from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.validate import hosts
 from plots import scatter
+from tests.bench import ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import ok
 from tests.harness.engines.servers.test_stub import fails
 
 

@@ -15,9 +15,9 @@ from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.policy.types import UserError
 from probe import report
 from probe.plan import PLAN
+from tests.bench import ok
 from tests.cases import cases
 from tests.harness.calibrate import raw
-from tests.harness.cli.test_cli import ok
 
 SPEC = quantities.gpu("h200")
 

@@ -25,9 +25,9 @@ from harness.engines.servers.process import Process, free_port
 from harness.engines.servers.timed import Rig, Subject, Wanted
 from harness.policy.types import Inst, UserError
 from tests import ROOT
+from tests.bench import ok
 from tests.cases import cases
 from tests.harness.calibrate.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
-from tests.harness.cli.test_cli import ok
 
 KNOWN, SHARE = Known(1.0), 0.6
 SERVERS = [Inst(f"m/{k}", (0,)) for k in (1, 2, 3, 4)]

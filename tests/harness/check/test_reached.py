@@ -11,9 +11,9 @@ from harness.check.cases import cases as workloads
 from harness.check.check import check
 from harness.check.reached import Reached
 from harness.rows import vetted
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.commands.test_bad_input import COMPARE, bench
-from tests.harness.cli.test_cli import ok
+from tests.commands.test_bad_input import COMPARE
 
 SOURCE = (Path(__file__).parent / "sound" / "admits_each.py").read_text("utf-8")
 START, ARRIVED = 'case Woke("start"):', "case Arrived(request):"

@@ -23,19 +23,8 @@ from harness.loop.system import ROOT
 from harness.run.teller import Left
 from tests.cases import cases
 
-COMPARE = (
-    "compare",
-    "--systems",
-    "static,chunked",
-    "--trace",
-    "sample",
-    "--models",
-    "llama-3.2-1b*2",
-    "--seeds",
-    "2",
-    "--workers",
-    "1",
-    "--no-plot",
+COMPARE = tuple(
+    ("compare --systems static,chunked --trace sample --models llama-3.2-1b*2 --seeds 2 --workers 1 --no-plot").split()
 )
 WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 
@@ -131,10 +120,7 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
     ):
         at[0] = at_s
         teller.progress(what, done, total)
-    assert capsys.readouterr().err.splitlines() == [
-        "fig7: 1 of 4, about 15 s left",
-        "scores: 3 of 9, about 12 s left",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["fig7: 1 of 4, about 15 s left", "scores: 3 of 9, about 12 s left"]
 
 
 @pytest.mark.parametrize("ci", ["", "1"])

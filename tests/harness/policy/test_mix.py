@@ -257,7 +257,7 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
     tails = {"m": (0.2, 0.03), "n": (0.3, math.nan)}
     placed = {"3": {"m": 1.0}, "4": {"n": 1.0}}
     answer = sized(asked=asked, curves={(MIX, "static"): held}, best=(MIX, "static", 12), placed=placed, tails=tails)
-    told = dict(words.told(answer))
+    told = dict(words.details(answer))
     assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m at home 100 %", "n at home 100 %")
     assert told["longest P95 of a model"] == "TTFT 0.3 s (n), TPOT 30 ms (m)"
     assert told["rented"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")

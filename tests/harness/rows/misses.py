@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.rows import record, tidy
-from tests.harness.cli.test_cli import ok
+from tests.bench import ok
 
 FILE = Path(__file__).parent / "misses.parquet"
 WINDOWS = 72

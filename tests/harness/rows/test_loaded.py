@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness.policy.types import UserError
 from harness.rows import loaded, record
-from tests.harness.cli.test_cli import ok
+from tests.bench import ok
 
 
 @pytest.fixture(scope="module")

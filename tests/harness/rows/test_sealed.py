@@ -19,8 +19,8 @@ from harness.policy.types import UserError
 from harness.rows import forms, record, sealed, tidy
 from harness.store import MARK, SEAL
 from harness.study.study import AXES
+from tests.bench import bench, mistake
 from tests.cases import cases
-from tests.commands.test_bad_input import bench, mistake
 from tests.fuzz.odd import GONE, changed
 from tests.fuzz.results import COMPARE, Store, facts, flipped, rewrite
 from tests.harness.rows.test_record import META, batch

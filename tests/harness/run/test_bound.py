@@ -52,12 +52,8 @@ KINDS = (
     worlds.RESERVED,
     worlds.HOSTED,
 )
-SETS = (
-    "llama-3.1-8b",
-    "llama-3.1-8b*2",
-    "llama-3.2-1b*2,llama-3.1-8b",
-    "llama-3.2-3b*4",
-    "qwen-2.5-14b,llama-3.2-1b*2",
+SETS = tuple(
+    ("llama-3.1-8b llama-3.1-8b*2 llama-3.2-1b*2,llama-3.1-8b llama-3.2-3b*4 qwen-2.5-14b,llama-3.2-1b*2").split()
 )
 
 

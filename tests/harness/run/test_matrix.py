@@ -31,11 +31,11 @@ NOTHING = Jobs((), *(np.zeros(0, kind) for kind in (float, np.int32, np.int32, n
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[matrix.Row]:
+def rows() -> list[matrix.Coverage]:
     return list(matrix.rows())
 
 
-def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.Row]) -> None:
+def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.Coverage]) -> None:
     assert [(row.system, row.preset) for row in rows] == [
         (name, preset) for name in system.names() for preset in (None, *system.find(name).presets)
     ]
@@ -43,7 +43,7 @@ def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.R
     assert {"sim", "torch"} <= set(engine.names())
 
 
-def refusal(row: matrix.Row, where: str) -> str:
+def refusal(row: matrix.Coverage, where: str) -> str:
     """Return the refusal of a system by `replay` on an engine that cannot serve it."""
     spec = Spec(row.system, preset=row.preset, **ROOMY)
     policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
@@ -53,7 +53,7 @@ def refusal(row: matrix.Row, where: str) -> str:
     return str(refused.value)
 
 
-def test_a_cell_is_what_replay_refuses_the_pair_for(rows: list[matrix.Row], subtests: pytest.Subtests) -> None:
+def test_a_cell_is_what_replay_refuses_the_pair_for(rows: list[matrix.Coverage], subtests: pytest.Subtests) -> None:
     for row in rows:
         for where, lack in row.lacks.items():
             with subtests.test(f"{row.system}:{row.preset} on {where}"):
@@ -148,7 +148,7 @@ def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.Mo
     assert text == page(list(matrix.rows(systems, engines))), "make docs writes it anew"
 
 
-def test_bench_list_prints_the_page(rows: list[matrix.Row]) -> None:
+def test_bench_list_prints_the_page(rows: list[matrix.Coverage]) -> None:
     result = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
     assert (result.exit_code, result.output) == (0, page(rows))
 

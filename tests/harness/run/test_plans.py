@@ -23,8 +23,8 @@ from harness.run.placement import homes
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench, ok
 from traces import drawing
 from workloads.build import PLAN_SEED, build, plan, requests_seen
 from workloads.picking import FOLDED_S, window_fold

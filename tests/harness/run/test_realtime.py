@@ -17,8 +17,8 @@ from harness.run.realtime import Span
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from harness.study.bases import ahead
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench, ok
 from tests.harness.run.test_sweep import Heard
 
 # The simulator as an engine whose seconds are real would say them; what it runs takes none.
@@ -66,7 +66,7 @@ def real(tmp_path: Path) -> Spec:
     ],
 )
 def test_runs_are_added_up(spans: list[Span], says: str) -> None:
-    assert realtime.told(spans) == says
+    assert realtime.duration(spans) == says
 
 
 def test_only_runs_in_real_time_have_a_span(real: Spec) -> None:

@@ -15,8 +15,8 @@ from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec
 from harness.run.streams import lines
 from harness.study.traffic import million_tokens_hour
+from tests.bench import bench
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench
 from tests.workloads.test_workloads import SPAN_S, drawn
 from traces import schema
 from traces.chosen import chosen

@@ -16,7 +16,7 @@ from harness.policy.types import UserError
 from harness.run.setup import Setup
 from harness.study import deploy
 from harness.study.deploy import Plan, Seat, Way
-from harness.study.size import Work, size
+from harness.study.size import SizeSearch, size
 from harness.study.sized import Question, Sized
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, sized
@@ -54,7 +54,7 @@ def typed(text: str) -> list[tuple[dict[str, str], list[str]]]:
 
 def test_fixed_shares_of_a_card_are_what_its_models_take_and_no_more_than_the_server_has(tmp_path: Path) -> None:
     answer, plan = answered(ask("static"), tmp_path)
-    work = Work(answer.asked, tmp_path)
+    work = SizeSearch(answer.asked, tmp_path)
     setup = Setup(work.spec("h100", "static", 1, work.views[0], 0))
     its, text = setup.settings, deploy.files(plan, "vllm")["vllm.sh"]
     servers = typed(text)

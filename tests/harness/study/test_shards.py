@@ -161,21 +161,11 @@ def test_collect_and_status_say_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_is_collected_too(tmp_path: Path) -> None:
-    words = (
-        "compare",
-        "--systems",
-        "static:equal,elastic",
-        "--trace",
-        "sample",
-        "--models",
-        "llama-3.2-1b*3",
-        "--rate-scale",
-        "1,2",
-        "--seeds",
-        "1",
-        "--workers",
-        "1",
-        "--no-plot",
+    words = tuple(
+        (
+            "compare --systems static:equal,elastic --trace sample --models llama-3.2-1b*3 --rate-scale 1,2 "
+            "--seeds 1 --workers 1 --no-plot"
+        ).split()
     )
     usual = bench(*words, "-o", tmp_path / "whole")
     assert bench(*words, "-o", tmp_path / "parts", "--collect")[0] == 75

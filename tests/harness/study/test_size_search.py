@@ -12,12 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
-from harness import compare, size
 from harness.answers import size as words
-from harness.cli.app import main
-from harness.cli.python import _trace as traced
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.rows import record
@@ -26,18 +22,15 @@ from harness.rows.tidy import Counted
 from harness.run.shard import Shard
 from harness.study import shared, size_kept, size_why
 from harness.study import size as sizes
-from harness.study.compare import filled
 from harness.study.degrees import fitting, widened
-from harness.study.load import study
-from harness.study.size import Work
-from harness.study.sized import Curve, Met, Question, Sized, Verdict, located
+from harness.study.size import SizeSearch
+from harness.study.sized import Curve, Met, Outcome, Question, Sized, located
 from harness.study.traffic import views
+from tests.bench import bench
 from tests.cases import cases
 from traces import schema
 from traces.load import of_table, trace
-from workloads import slo
 from workloads.models import as_asked, model_set
-from workloads.usual import POOL_BYTES, TRACE, WORLD
 
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
@@ -59,12 +52,12 @@ def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Quest
     return Question(**fields | more)
 
 
-def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Verdict:
+def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Outcome:
     met = Met(Estimate(pooled, pooled - 0.01, pooled, 1), {"m": Counted(round(1000 * (1 - worst), 6), 1000.0)})
-    return Verdict(gpus, {} if unfit else {"w": met}, unfit)
+    return Outcome(gpus, {} if unfit else {"w": met}, unfit)
 
 
-class Faked(Work):
+class Faked(SizeSearch):
     """A search whose runs are worked numbers: by kind and system, from how many GPUs on each model, and all, hold."""
 
     needs: Mapping[tuple[str, str], tuple[int, int]]
@@ -384,10 +377,6 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
 Asking = Callable[..., Any]
 
 
-def bench(*words_: object) -> Any:
-    return CliRunner().invoke(main, [str(word) for word in words_])
-
-
 def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> None:
     ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
            "--gpus", "1-4", "--systems", "prism,static", "--windows", "1", "--grow", "2", "-o", tmp_path)  # fmt: skip
@@ -452,90 +441,7 @@ def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, w
 # ---------------------------------------------------------------- from Python
 
 
-def test_the_commands_are_functions_too(tmp_path: Path) -> None:
-    slo = "absolute:ttft=1,tpot=1"
-    common: dict[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "slo": slo, "out": tmp_path}
-    compared = compare("prism,static", gpus=1, rate_scale=[1, 2], seeds=2, **common)
-    runs = compared.runs
-    assert list(runs.columns) == [
-        "run",
-        "label",
-        "x",
-        "gpus",
-        "seed",
-        "infeasible",
-        "skipped",
-        "attainment",
-        "mean_model",
-        "worst_model",
-    ]
-    assert len(runs) == 2 * 2 * 2
-    assert (runs["worst_model"] <= runs["mean_model"]).all()
-    assert runs["attainment"].between(0, 1).all()
-    assert set(runs["run"]) == {path.name for path in tmp_path.iterdir() if (path / "requests.parquet").is_file()}
-    requests = compared.requests
-    assert set(requests["label"]) == {"prism", "static"}
-    assert not [name for name in requests.columns if name.startswith("p_")]
-    answer = size(gpus=(1, 4), systems="prism,static", windows=1, grow=(2,), price={"h100": 2.5}, **common)
-    assert answer.best is not None
-    assert answer.sentence == answer.facts["sentence"]
-    priced = answer.tried[answer.tried["gpu"] == "h100"]
-    assert (priced["usd_day"] == 60.0 * priced["gpus"]).all()
-
-
-def test_functions_have_the_defaults_of_the_commands() -> None:
-    assert filled({}) == {**WORLD, "trace": TRACE, "pool_bytes": POOL_BYTES}
-    assert filled({"gpu": "h100*2+l40s*4"}) == {**WORLD, "trace": TRACE, "gpu": "h100*2+l40s*4", "gpus": 6}
-    assert filled({"models": "quant3"})["trace"] == model_set("quant3").trace
-    assert filled({"models": "quant3", "trace": "sample", "gpus": 2}, ["trace"])["trace"] == model_set("quant3").trace
-    assert [slo.in_full(text) for text in ("P95", "P95@l40s", "2xP95", "absolute:ttft=1,tpot=1")] == [
-        "5xP95",
-        "5xP95@l40s",
-        "2xP95",
-        "absolute:ttft=1,tpot=1",
-    ]
-    assert slo.in_full("P95", 3) == "3xP95"
-
-
-def test_a_log_is_read_from_python_too_and_stderr_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("timestamp,model,prompt_tokens,completion_tokens\n0,a,10,5\n1.5,b,20,6\n3,a,10,5\n")
-    path = traced(str(log), None, tmp_path)
-    assert list(trace(path).models) == ["a", "b"]
-    assert path in capsys.readouterr().err
-    assert traced("sample", None, tmp_path) == "sample"
-    assert len(trace(traced(str(log), "3:zipf=1", tmp_path)).models) <= 3
-    with pytest.raises(UserError, match="--spread splits logs of one stream and files"):
-        traced("sample", "3", tmp_path)
-
-
 # ---------------------------------------------------------------- files to begin with
-
-
-def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
-    for name in ("classes.toml", "my-set.toml", "my-study.toml"):
-        made = bench("new", tmp_path / name)
-        assert made.exit_code == 0, made.output
-        assert f"{name}" in made.stdout.splitlines()[-1]
-    chosen = slo.resolve(slo.parse(f"classes:{tmp_path / 'classes.toml'}"), model_set(str(tmp_path / "my-set.toml")))
-    assert chosen == {"chat": (0.5, 0.05), "code": (10.0, 0.2), "rag": (10.0, 0.2)}
-    assert len(study(str(tmp_path / "my-study.toml")).condition) == 2
-    assert "overwrites nothing" in bench("new", tmp_path / "classes.toml").stderr
-    refused = bench("new", tmp_path / "mine.toml")
-    assert (refused.exit_code, "classes.toml, set.toml, study.toml" in refused.stderr) == (2, True)
-
-
-@cases(
-    ("text", "pair"),
-    [
-        ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)),
-        ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
-        ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)),
-        ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
-    ],
-)
-def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
-    assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)
 
 
 @cases(
@@ -550,7 +456,7 @@ def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
     tmp_path: Path, models: str, gpu: str, tp: int, shape: str
 ) -> None:
     asked = question(("static",), kinds=(gpu,), setting={"trace": "sample", "models": models})
-    path, degrees = Work(asked, tmp_path).sets[gpu]
+    path, degrees = SizeSearch(asked, tmp_path).sets[gpu]
     assert degrees == {f"{shape.partition(':')[0]}/1": tp}
     (member,) = tomllib.loads(Path(path).read_text("utf-8"))["model"]
     assert (member["shape"], member["tp"]) == (shape, tp)

@@ -14,10 +14,10 @@ from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
 from harness.study.binds import Hour
-from harness.study.size import Work
+from harness.study.size import SizeSearch
 from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled
-from harness.study.sized import Best, Tried, Verdict
+from harness.study.sized import Best, Outcome, Tried
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, verdict
 
@@ -62,7 +62,7 @@ def test_a_rule_with_longer_seconds(rule: str, times: float, longer: str) -> Non
     assert scaled(rule, times) == longer
 
 
-def failed(*changes: tuple[str, bool, Verdict], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
+def failed(*changes: tuple[str, bool, Outcome], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
     of = kept(*ROWS)
     made = tuple(
         Change(name, of.asked, name, looser=looser, verdict=each, seconds=1.5) for name, looser, each in changes
@@ -101,7 +101,7 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
 def test_an_explanation_has_the_numbers_of_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model meets 98 of 100 in the busiest hour and 999 of 1,000 in the log: 98.0 % stands in both, not 99.7."""
     views = {"log": {"a": {0: Hour(1000, 1, {"KV": 1})}}, "hour": {"a": {0: Hour(100, 2, {"KV": 2})}}}
-    monkeypatch.setattr(Work, "misses", lambda *_: views)
+    monkeypatch.setattr(SizeSearch, "misses", lambda *_: views)
     monkeypatch.setattr(size_why, "_changes", lambda *_: [])
     of = kept(*ROWS)
     reason = size_why.why(of, tmp_path)

@@ -192,20 +192,10 @@ def test_the_defaults_are_what_was_chosen(name: str) -> None:
 
 @cases(
     "named",
-    [
-        "prism:osdi26",
-        "prism:v1",
-        "muxserve:plusplus",
-        "muxserve:turns",
-        "muxserve:original",
-        "static:rate",
-        "static:equal",
-        "static:oracle",
-        "elastic:kvcached",
-        "elastic:sleep",
-        "qlm:sleep",
-        "qlm:edf",
-    ],
+    (
+        "prism:osdi26 prism:v1 muxserve:plusplus muxserve:turns muxserve:original static:rate "
+        "static:equal static:oracle elastic:kvcached elastic:sleep qlm:sleep qlm:edf"
+    ).split(),
 )
 def test_presets_of_a_paper_say_every_tuned_field(named: str) -> None:
     name, _, preset = named.partition(":")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.run.setup import load_models
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench, ok
 from traces.load import trace
 
 NAMES = (*(f"m{k:02d}" for k in range(12)), "chat", "code")

@@ -8,8 +8,8 @@ from harness.engines.costs import quantities
 from harness.engines.costs.prices import listed, prices
 from harness.policy.types import UserError
 from harness.study import offers
+from tests.bench import bench, mistake
 from tests.cases import cases
-from tests.commands.test_bad_input import bench, mistake
 from workloads.models import model_set, sets
 
 CHAT = offers.Load(1024, 256, 0.05)

@@ -22,8 +22,8 @@ from harness.run.spec import Spec
 from harness.study.bases import base_specs
 from harness.study.compare import filled
 from harness.study.study import STUDIES
+from tests.bench import bench, mistake
 from tests.cases import cases
-from tests.commands.test_bad_input import bench, mistake
 
 NAMED = {"chunk_tokens": 2048, "batch_cap": 256, "mem_fraction": 0.9, "admission": "prompt"}
 

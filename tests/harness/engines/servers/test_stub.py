@@ -31,8 +31,8 @@ from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Inst, Jobs, Option, UserError
 from harness.policy.view import View
 from harness.rows import record
+from tests.bench import bench, ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import bench, ok
 from tests.harness.engines.servers import stubbed
 from workloads.models import shape
 

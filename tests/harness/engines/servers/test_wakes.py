@@ -23,7 +23,7 @@ from harness.policy.types import Jobs, UserError
 from harness.rows import tidy
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from tests.harness.cli.test_cli import ok
+from tests.bench import ok
 from tests.harness.engines.servers import stubbed
 from tests.harness.engines.servers import test_started as test_servers_started
 from tests.harness.engines.servers.staged import MS, Script, Stage, jobs, routed, waits

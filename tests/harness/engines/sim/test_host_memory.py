@@ -24,8 +24,8 @@ from harness.policy.types import GIB, Host, Inst, Jobs, Plan, UserError
 from harness.rows.setting import machine as named
 from harness.run.resolve import resolve
 from harness.run.spec import Spec, as_dict, from_dict
+from tests.bench import bench, mistake
 from tests.cases import cases
-from tests.commands.test_bad_input import bench, mistake
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)

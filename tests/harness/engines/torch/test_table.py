@@ -30,8 +30,8 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.validate import predicted, tiers, torch_timed
+from tests.bench import ok
 from tests.cases import cases
-from tests.harness.cli.test_cli import ok
 from workloads.models import shape
 
 NAMES = ("llama-3.2-1b", "qwen-3-32b")

@@ -33,7 +33,7 @@ from harness.rows import record  # noqa: E402
 from harness.run.execute import execute  # noqa: E402
 from harness.run.resolve import resolve  # noqa: E402
 from harness.run.spec import Spec  # noqa: E402
-from tests.harness.cli.test_cli import ok  # noqa: E402
+from tests.bench import ok  # noqa: E402
 from workloads.models import shape, shapes  # noqa: E402
 
 GRANULE = CPU.granule
