@@ -16,6 +16,7 @@ kv_tokens, kv_ahead, kv_over, kv_rest
 within           of the requests that arrive in the window, the share that ends in `ALONE_X` times what it takes alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table; tp2_loss_B: what TP2 loses
 usd_hour         the listed price of the run's GPUs an hour; usd_million that of a million output tokens that they make
+kvpr_above       the largest KVPR of Prism's start over the least of any placement (`pressure.py`)
 samples_N, beams_N
                  share of KV blocks that N samples or beams of a request share (`sharing.py`), by the trace's lengths
 """
@@ -38,7 +39,7 @@ from harness.policy.types import Inst, Shape
 from harness.rows import record, requests, tidy
 from harness.run.setup import Setup
 from harness.run.spec import Spec, stored
-from harness.study import sharing
+from harness.study import pressure, sharing
 from harness.study.offers import usd_hour
 from traces import laws, synthetic
 
@@ -270,6 +271,10 @@ def _usd_million(ran: Ran) -> dict[str, float]:
     return {"": _usd_hour(ran)[""] / 3600 / tokens_s * 1e6 if tokens_s else math.nan}
 
 
+def _kvpr_above(ran: Ran) -> dict[str, float]:
+    return {"": pressure.above(ran.setup)}
+
+
 def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
     preset = synthetic.preset(ran.spec.trace)
     return {"": _shared(preset.lengths, preset.max_tokens, sequences, beams, ran.spec.seed)}
@@ -295,6 +300,7 @@ COLUMNS: Mapping[str, Column] = {
     "kv_used": _kv_used,
     **{f"kv_{part}": partial(_memory, part=part) for part in ("tokens", "ahead", "over", "rest")},
     "batch": partial(_memory, part="batch"),
+    "kvpr_above": _kvpr_above,
     "usd_hour": _usd_hour,
     "usd_million": _usd_million,
     **{f"decode_tps_{batch}": partial(_tables, batch=batch, loss=False) for batch in (16, 128)},

@@ -282,3 +282,17 @@ def test_a_system_is_listed_once(tmp_path: Path) -> None:
         study(written(tmp_path, 'systems = ["static", "static"]\n' + text))
     with pytest.raises(UserError, match=r"mine\.toml: systems is empty"):
         study(written(tmp_path, "systems = []\n" + text))
+
+
+def test_a_file_of_slo_classes_may_lie_beside_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (there / "slow.toml").write_text('[class.slow]\nttft_s = 9.0\ntpot_s = 0.2\n[models]\n"*" = "slow"\n')
+    (there / "mine.toml").write_text(
+        'systems = ["prism"]\nslo = "classes:slow.toml"\nat = [1.0]\n[[condition]]\nname = "a"\n'
+    )
+    monkeypatch.chdir(here)
+    assert study("../there/mine.toml").slo == "classes:../there/slow.toml"
+    (there / "slow.toml").rename(here / "slow.toml")  # as seen from here, where none lies beside it
+    assert study("../there/mine.toml").slo == "classes:slow.toml"

@@ -1,0 +1,50 @@
+"""The KVPR of a run's start beside the least that any placement has: all of them are tried, so sets are small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.run.setup import Setup
+
+F8 = NDArray[np.float64]
+MOST = 1 << 17  # placements that are tried
+
+
+def above(setup: Setup) -> float:
+    """Return the largest KVPR of a Prism's start over the least of any placement that holds all models.
+
+    Each model is held with one longest request. NaN where the start leaves a model out, where models take several GPUs,
+    and where placements are too many to try.
+    """
+    policy: Any = setup.policy
+    for _ in policy.begin(0.0):  # its loads, and the state that it plans them by
+        pass
+    models, room = list(policy.models.values()), [float(gpu.mem_bytes) for gpu in policy.cluster.gpus]
+    start = [next(iter(m.home or ()), -1) for m in models]
+    if min(start) < 0 or any(m.model.tp > 1 for m in models) or len(room) ** len(models) > MOST:
+        return math.nan
+    d, w, need = (np.array([getattr(m, key) for m in models], np.float64) for key in ("d", "w", "need"))
+    return largest(start, d, w, room) / least(d, w, need, room)
+
+
+def largest(at: Sequence[int], d: F8, w: F8, room: Sequence[float]) -> float:
+    """Return the largest KVPR of a placement: on each GPU, the demands over the bytes beside weights."""
+    here = [np.array(at) == g for g in range(len(room))]
+    return max(float(d[on].sum() / (room[g] - w[on].sum())) for g, on in enumerate(here))
+
+
+def least(d: F8, w: F8, need: F8, room: Sequence[float]) -> float:
+    """Return the least of `largest` over all placements in which every GPU has the bytes that its models need."""
+    every = np.array(list(product(range(len(room)), repeat=len(d))), np.int8)
+    worst, fits = np.zeros(len(every)), np.ones(len(every), bool)
+    for g, bytes_ in enumerate(room):
+        here = every == g
+        fits &= here @ need <= bytes_
+        worst = np.maximum(worst, (here @ d) / (bytes_ - here @ w))
+    return float(worst[fits].min(initial=math.inf))

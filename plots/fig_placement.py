@@ -1,0 +1,94 @@
+"""KVPR of Prism's starts by Algorithm 1 and by search, over the least of any placement, beside the rate they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from harness.rows import crossings, record, tidy
+from harness.rows.about import About
+from harness.study import measured
+from plots import page, style
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.figure import Figure
+
+MEASURE = "kvpr_above"
+COLORS = (style.BLUE, style.ORANGE, style.GREEN)
+CAPTION = (
+    "Simulated: prism on hyperbolic-like, streams dealt to models by Latin squares; mean of {n} seeds. KVPR: of all "
+    "placements that hold every model with one longest request. No bar: in some windows the start leaves a model out."
+)
+
+
+def points(table: pa.Table, about: About) -> pd.DataFrame:
+    """Return what is drawn: a row a condition and start, with the KVPR over the least, and the rate that holds."""
+    rows = []
+    for panel in about.panels:
+        for name in about.systems:
+            # a start is the same at all rates: each seed is told once
+            above = np.array([*measured.column(about, table, [panel], name, MEASURE).values()], np.float64)
+            at = crossings.crossing(crossings.of_panel(table, panel), panel, name, about.definitions[0], about.level)
+            rows.append(
+                {
+                    "condition": panel["name"],
+                    "start": name,
+                    "kvpr_above": float(above.mean()) if len(above) else np.nan,
+                    "kvpr_most": float(above.max()) if len(above) else np.nan,
+                    "rps": np.nan if at is None else at.at.mean,
+                    "rps_told": "" if at is None else at.at.text(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def draw(frame: pd.DataFrame, seeds: int) -> Figure:
+    """Draw both, a bar a condition and start; call within `style.theme()`."""
+    starts = list(dict.fromkeys(frame["start"]))
+    color = dict(zip(starts, COLORS, strict=False))
+    names = [f"{row.condition}\n{row.start}" for row in frame.itertuples()]
+    figure, ((pressure, rate),) = page.panels(
+        [(2, 0.3 * len(frame))],
+        left_in=page.names_in(names, 5.5),
+        right_in=0.15,
+        above_in=0.3,
+        text=CAPTION.format(n=seeds),
+    )
+    for axis, column, heading, unit in (
+        (pressure, "kvpr_above", "(a) largest KVPR over the least", "times"),
+        (rate, "rps", "(b) rate that it holds", "requests per second"),
+    ):
+        page.rows(axis, names, labelled=axis is pressure, points=5.5)
+        values = frame[column].fillna(0.0)
+        told = (
+            frame["rps_told"]
+            if column == "rps"
+            else [
+                "" if np.isnan(mean) else f"{mean:.2f}, at most {most:.2f}"
+                for mean, most in zip(frame["kvpr_above"], frame["kvpr_most"], strict=True)
+            ]
+        )
+        page.bars(
+            axis, [(x, color[s], t, -1.0) for x, s, t in zip(values, frame["start"], told, strict=True)], max(values)
+        )
+        page.named(axis, heading, unit, "")
+    return figure
+
+
+def draws(folder: Path) -> bool:
+    """Tell whether a folder holds a study that measures KVPR."""
+    if not (folder / record.SWEEP).is_file():
+        return False
+    return record.footer(folder / record.SWEEP).get("study") == "placement"
+
+
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:  # noqa: ARG001 - its caption is its own
+    """Draw the study in a folder to `stem`.pdf, .png and .csv; return their paths. Raises UserError."""
+    about = About.read(folder / record.SWEEP)
+    frame = points(tidy.stored(folder / record.SWEEP), about)
+    with style.theme():
+        return style.save(draw(frame, about.seeds), stem, frame, command)
