@@ -453,8 +453,8 @@ def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
         tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
         plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
     )
-    numbers = (np.array(column, np.int32) for column in ([0, 1], [100, 100], [200, 5]))
-    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), *numbers, np.full(2, 1.0), np.full(2, 0.1))
+    model, prompts, outputs = np.array([[0, 1], [100, 100], [200, 5]], np.int32)
+    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), model, prompts, outputs, np.full(2, 1.0), np.full(2, 0.1))
     fields = Swap.presets[preset]
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
     replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]

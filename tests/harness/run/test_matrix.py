@@ -130,9 +130,9 @@ def test_a_broken_file_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_words_fold_names_of_one_kind() -> None:
     lacks = matrix.Lack(("Move", "Move.to:gpu", "Run.phase:decode", "event TurnEnded", "option kv=elastic"))
-    assert matrix._told(lacks) == "no KV moves, turns, KV elastic"
-    assert matrix._told(matrix.Lack(why="room: no place for it")) == "no room"
-    assert matrix._told(matrix.Lack()) == "yes"
+    assert matrix._cell(lacks) == "no KV moves, turns, KV elastic"
+    assert matrix._cell(matrix.Lack(why="room: no place for it")) == "no room"
+    assert matrix._cell(matrix.Lack()) == "yes"
 
 
 def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.MonkeyPatch) -> None:
