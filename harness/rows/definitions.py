@@ -14,8 +14,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from harness.rows.attainment import Limits, Slo
-    from harness.rows.requests import Bools, Floats, Rows
+    from harness.rows.requests import Bools, Floats, Limits, Rows, Slo
 
     Rule = Callable[[Rows, Limits], Floats | Bools]
 R = TypeVar("R", bound="Rule")
@@ -43,7 +42,7 @@ class Definition(NamedTuple):
 
     def score(self, rows: Rows, slo: Slo) -> Floats | None:
         """Score each request; None without token times where it needs them: it is never approximated."""
-        from harness.rows.attainment import limits
+        from harness.rows.requests import limits
 
         if self.by_token and rows.tokens is None:
             return None
@@ -87,7 +86,7 @@ def ttft(rows: Rows, slo: Limits) -> Bools:
 @definition("tpot", part="decode")
 def tpot(rows: Rows, slo: Limits) -> Bools:
     """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
-    from harness.rows.attainment import tpot_s
+    from harness.rows.requests import tpot_s
 
     return rows.done & ~(tpot_s(rows) > slo.tpot_s)
 
@@ -95,7 +94,7 @@ def tpot(rows: Rows, slo: Limits) -> Bools:
 @definition("ttft tpot", part="whole")
 def e2e(rows: Rows, slo: Limits) -> Bools:
     """1 where done and last token - arrival <= TTFT + (n - 1) x TPOT, the deadline of the last token asked for."""
-    from harness.rows.attainment import deadline_s
+    from harness.rows.requests import deadline_s
 
     return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
 
@@ -117,7 +116,7 @@ def token_mean(rows: Rows, slo: Limits) -> Floats:
     """
     import numpy as np
 
-    from harness.rows.attainment import late
+    from harness.rows.requests import late
 
     owner, counts = rows.stamps.owner, rows.stamps.counts
     missed = np.bincount(owner, late(rows, slo), len(rows))
@@ -135,7 +134,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
     """
     import numpy as np
 
-    from harness.rows.attainment import late, time_fraction
+    from harness.rows.requests import late, time_fraction
 
     stamps = rows.stamps
     scores = (rows.done & (stamps.counts > 0)).astype(float)  # of a single segment

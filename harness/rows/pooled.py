@@ -28,7 +28,7 @@ from harness.rows.statistics import MIRROR, falling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.rows.requests import Floats
+    from harness.rows.statistics import Floats
 
 Z = 1.959963984540054  # of 95 %
 ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and of a 95 % interval

@@ -12,7 +12,9 @@ import numpy as np
 from harness.rows.estimate import Estimate
 
 if TYPE_CHECKING:
-    from harness.rows.requests import Floats
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 T_BELOW = 8  # runs; with fewer a bootstrap interval is too short, so the t interval stands in
 _RESAMPLES = 9_999

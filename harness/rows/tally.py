@@ -2,12 +2,16 @@
 
 A run in one piece has the numbers of a sum over all. Latencies are kept until quantiles are taken, those of a long run
 in files.
+
+Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
+`done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
+cannot improve them. Per-token measures of a run without token times are None, never approximated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +20,8 @@ import numpy as np
 
 from harness import spilled
 from harness.rows import causes
-from harness.rows.attainment import Limits, busy, interpolated, norm_s, quantile, tpot_s
 from harness.rows.definitions import DEFINITIONS, both
-from harness.rows.requests import Rows, take
+from harness.rows.requests import Limits, Rows, interpolated, norm_s, quantile, take, tpot_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +33,32 @@ LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
 BITS = 16  # of a number, by which many of them are ranked at a time
+
+
+def share(scores: Floats, weights: Floats | None = None) -> float:
+    """Average the scores of the offered requests, each by its weight (1); NaN if none was offered."""
+    if weights is None:
+        return float(scores.mean()) if len(scores) else math.nan
+    whole = float(weights.sum())
+    return float((scores * weights).sum()) / whole if whole else math.nan
+
+
+def jain(values: Iterable[float]) -> float:
+    """Compute Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
+    x = np.fromiter(values, np.float64)
+    return float(x.sum() ** 2 / (len(x) * (x**2).sum())) if x.any() else math.nan
+
+
+def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
+    """Return the seconds with at least one request in the system, the union of [arrival, end], and the latest end.
+
+    `reach_s` is that of requests which came before. A request without an end counts its stored waits, which reach to
+    the run's end.
+    """
+    end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
+    order = np.argsort(rows.arrival_s, kind="stable")
+    start, reach = rows.arrival_s[order], np.maximum.accumulate(np.append(reach_s, end[order]))
+    return float((reach[1:] - np.maximum(start, reach[:-1])).sum()), float(reach[-1])
 
 
 def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:

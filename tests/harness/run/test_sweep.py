@@ -24,7 +24,8 @@ import pytest
 from harness.engines.costs import quantities
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
-from harness.rows import attainment, record, tidy
+from harness.rows import record, requests
+from harness.rows.scoring import Run, score
 from harness.run import estimates, slo, sweep
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -218,7 +219,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= paths
-    others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
+    others = {f"harness/{x}.py" for x in ("cli/app", "rows/scoring", "check/new", "check/laws")}
     others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
     others |= {f"harness/study/{x}.py" for x in ("study", "measure")}
     others |= {f"harness/answers/{x}.py" for x in ("table", "explain")}
@@ -379,7 +380,7 @@ def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
     about = record.meta(folder)
     assert "GiB" in about["infeasible"]
     assert record.read(folder).num_rows == 0
-    scored = tidy.score(tidy.Run(folder.name, about, record.read(folder), {})).to_pylist()
+    scored = score(Run(folder.name, about, record.read(folder), {})).to_pylist()
     assert {row["value"] for row in scored if row["definition"] == "both"} == {0.0}
 
 
@@ -627,9 +628,9 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
     assert np.all(np.diff(limits.ttft_s[order]) >= -1e-12)  # one shape: longer prompts get more
 
 
-def own_limits(folder: Path, rule: str) -> attainment.Limits:
+def own_limits(folder: Path, rule: str) -> requests.Limits:
     limits = slo.limits(folder, slo.SloTarget(rule, None))
-    assert isinstance(limits, attainment.Limits)
+    assert isinstance(limits, requests.Limits)
     return limits
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows.crossings import Standing
 from harness.rows.estimate import RATIO, Estimate
+from harness.rows.ranking import Standing
 from harness.rows.statistics import interval
 from harness.study import claims
 from harness.study.claims import Support, Verdict, by_number, lowest, weak
