@@ -150,7 +150,7 @@ def run(name: str, case: Case) -> Trial | None:
 def checked(part: Any, script: Script) -> Any:
     """Return a batch of rows, and note a breach if its schema is another one."""
     if not part.schema.equals(SCHEMA):
-        script.seen.append(("rows", "rows are not of the schema in harness/rows/schema.py"))
+        script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
     return part
 
 
