@@ -50,7 +50,7 @@ class Counted(NamedTuple):
         return 1.0 - self.missed / self.offered if self.offered else 0.0
 
 
-Windows = dict[int, dict[float, Counted]]  # by seed and x
+Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
@@ -101,7 +101,7 @@ class Unfit(NamedTuple):
     """Seeds with which a system has no value at any x."""
 
     word: str  # does not fit: its models; skipped: it cannot be asked for this
-    why: str  # of the first one
+    why: str  # the first one's reason is shown
     seeds: int
     of: int
 

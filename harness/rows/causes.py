@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from harness.rows.requests import Bools, Floats, Limits, Rows, Slo
 
-CAUSES = (*WAITS, "failed")  # of misses
+CAUSES = (*WAITS, "failed")  # a miss has one of them
 HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 

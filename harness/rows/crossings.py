@@ -54,7 +54,7 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
     match key:
         case "condition":
             return bool(panel["name"] == value)
-        case "trace":  # by the beginning of its name: a generator's has parameters
+        case "trace":  # the name's beginning counts, as a generator's has parameters
             return str(panel["trace"]).startswith(value)
         case "column":
             return bool(panel["column"] + 1 == value)
@@ -299,7 +299,7 @@ class Loss(NamedTuple):
     x: float
     pooled: Estimate  # the whole's attainment less that without the part
     model: str  # the one that loses most
-    most: Estimate  # of it
+    most: Estimate
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:

@@ -32,7 +32,7 @@ class Definition(NamedTuple):
     judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
-    part: Part  # of a request's time that explains its miss
+    part: Part  # explains a miss by this part of a request's time
     pooled: bool  # a request counts as many times as it asked for tokens
 
     @property
@@ -55,7 +55,7 @@ class Definition(NamedTuple):
         return rows.output_tokens.astype(float) if self.pooled else np.ones(len(rows))
 
 
-DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
+DEFINITIONS: dict[str, Definition] = {}  # keeps the order of this file
 
 
 def definition(
@@ -137,7 +137,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
     from harness.rows.requests import late, time_fraction
 
     stamps = rows.stamps
-    scores = (rows.done & (stamps.counts > 0)).astype(float)  # of a single segment
+    scores = (rows.done & (stamps.counts > 0)).astype(float)  # holds for a single segment
     for i in np.unique(np.searchsorted(stamps.at, np.flatnonzero(late(rows, slo)), "right") - 1):
         if scores[i]:
             seconds = stamps.ns[stamps.at[i] : stamps.at[i + 1]] / 1e9

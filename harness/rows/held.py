@@ -20,12 +20,12 @@ DAY_H = 24
 class Held(NamedTuple):
     """A setting of a panel: its attainment, as a share, and what it cost."""
 
-    name: str  # of the setting: the study's name of the system
+    name: str  # is the study's name of the system
     met: Estimate
     worst: Estimate  # the same of the model that has least
     gpu_h: Estimate  # GPU-hours a day for which weights were on a GPU or on their way, over the window
     loads: float  # mean of whole runs
-    gpus: int  # of the panel
+    gpus: int  # the panel has so many
 
 
 def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:

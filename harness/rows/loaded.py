@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyarrow import dataset
 
-CELL_BYTES = 8  # of a frame; categories take less, copies while it is made more
+CELL_BYTES = 8  # a cell of a frame takes so many; categories take less, copies while it is made take more
 GB = 1e9
 MOST_GB = 2.0
 SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # beside a run, by the tables of comparisons

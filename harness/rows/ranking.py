@@ -13,7 +13,7 @@ from harness.rows.crossings import EASES, RATED, concerned, inverse, of_panel, p
 from harness.rows.estimate import POINTS, RATIO, Estimate
 from harness.rows.pooled import Counts
 
-STANDINGS = {  # of two systems: the sign in tables, and its meaning
+STANDINGS = {  # a standing maps to its sign in tables and its meaning
     "ahead": ("+", "ahead"),
     "ahead, by less than 25 %": ("+<", "ahead, by less than 25 %"),
     "equal within 25 %": ("=", "equal within 25 %"),
@@ -27,7 +27,7 @@ STANDINGS = {  # of two systems: the sign in tables, and its meaning
 UNDECIDED, CASE, NO_ROOM = "not decided", "one case", "no room"
 SIDED = ("ahead", "behind", "turns")  # beginnings of the standings that name a side: chance alone may give them
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
-NEAR = 0.005  # of attainment: differences within it are called equal
+NEAR = 0.005  # differences of attainment within it are called equal
 FALSE = 0.05  # the probability that some verdict of a table names a side where nothing differs
 
 
@@ -39,12 +39,12 @@ class Standing(NamedTuple):
     """
 
     ratio: Estimate | None
-    says: str  # of STANDINGS
+    says: str  # is a key of STANDINGS
     note: str  # room or rates that are missing
     p: float = 1.0  # the p-value
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
-    differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
+    differences: tuple[tuple[float, Estimate], ...] = ()  # x as shown, and ours less theirs as a share of 1
     shared: float = 0.0  # correlation of their misses by window: the variance that common random numbers save
 
     @property
@@ -169,7 +169,7 @@ class Cases(NamedTuple):
     above: int  # 1
     near: int  # within 25 % of 1, either way
     below: int  # 1
-    of: int  # that have a ratio
+    of: int  # so many have a ratio
 
     def agree(self, says: str) -> int:
         """Count the ratios on the side that a verdict names; 0 for a verdict without a side."""

@@ -51,7 +51,7 @@ FORMS = {
     SENSITIVITY: forms.LEADS,
     TURNS: forms.TURNS,
     SIZE: forms.SIZED,
-}  # of facts, by file
+}  # a file's facts have this form
 
 VERSION = 2  # `schema` of the files that are written and read; nullable columns come without another
 META = (

@@ -68,10 +68,10 @@ class Rows:
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]  # asked for
     made_tokens: NDArray[np.int32]
-    first_tokens: NDArray[np.int32]  # in the first chunk
+    first_tokens: NDArray[np.int32]  # the first chunk has so many
     state: NDArray[np.int32]  # indexes record.STATES
     waits_s: Floats  # (requests, causes), in the order of record.WAITS
-    ttft_waits_s: Floats  # of those, until the first token; NaN: not known
+    ttft_waits_s: Floats  # counts up to the first token; NaN: not known
     gap_waits_s: Floats  # and of those, in the longest gap between two tokens; NaN: not known, or it has none
     alone_s: Floats  # (requests, 2): its prefill's and decode's steps alone; NaN: not known
     tokens: Tokens | None

@@ -19,12 +19,12 @@ SCHEMA = pa.schema(
         pa.field("arrival_ns", pa.int64(), nullable=False),  # intended; negative in warm-up
         pa.field("admit_ns", pa.int64()),
         pa.field("first_ns", pa.int64()),
-        pa.field("done_ns", pa.int64()),  # of the final state: the last token where `done`
-        pa.field("first_tokens", pa.int32(), nullable=False),  # in the first chunk; 0: none came
+        pa.field("done_ns", pa.int64()),  # is when the final state was reached: the last token where `done`
+        pa.field("first_tokens", pa.int32(), nullable=False),  # the first chunk has so many; 0: none came
         pa.field("state", CODES, nullable=False),
         *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
-        *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, up to the first token
-        *(pa.field(f"gap_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, in its longest gap between two tokens
+        *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # counts up to the first token
+        *(pa.field(f"gap_{wait}_ns", pa.int64()) for wait in WAITS),  # counts within its longest gap between two tokens
         pa.field("alone_prefill_ns", pa.int64()),  # its steps alone on an idle GPU, under the run's batching limits
         pa.field("alone_decode_ns", pa.int64()),
         pa.field("preemptions", pa.int32(), nullable=False),

@@ -25,7 +25,7 @@ class Run:
     meta: Mapping[str, Any]
     table: pa.Table | record.Pieces
     slo_s: Slo
-    label: str = ""  # in tables and legends; the system's name (and preset) if empty
+    label: str = ""  # names it in tables and legends; empty: the system's name (and preset) does
 
 
 def scores(runs: Iterable[Run]) -> pa.Table:

@@ -104,8 +104,8 @@ class Bound(NamedTuple):
     cap: str  # the field of the spec
     label: str
     offered_rps: float  # the lowest rate at which it did
-    share: float  # of steps at that rate
-    most: float  # of steps at any point
+    share: float  # is a share of steps at that rate
+    most: float  # is the largest share of steps at a point
 
 
 def bound(table: pa.Table) -> list[Bound]:

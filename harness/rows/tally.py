@@ -32,7 +32,7 @@ QUANTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
-BITS = 16  # of a number, by which many of them are ranked at a time
+BITS = 16  # bits that rank many numbers at a time
 
 
 def share(scores: Floats, weights: Floats | None = None) -> float:
@@ -80,11 +80,11 @@ def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tu
 class Attained:
     """The sums of a definition of attainment."""
 
-    missed: Floats  # by model and block of the window. So with the next
+    missed: Floats  # has a row a model and a column a block of the window, as the next
     asked: Floats
-    met: Floats  # by model, weighted. So with the next
+    met: Floats  # has a weighted sum a model, as the next
     whole: Floats
-    scores: float = 0.0  # of all, weighted
+    scores: float = 0.0  # is weighted
     weights: float = 0.0
     causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(causes.CAUSES), np.int64))  # of misses
 
@@ -134,7 +134,7 @@ class Measured:
             "done": self.done / self.offered if self.offered else math.nan,
             "undefined_tpot": self.undefined / self.offered if self.offered else math.nan,
             **quantiles,
-            "tpot_mean_s": _mean(self.tpot),  # of finished requests only: stands beside `done`
+            "tpot_mean_s": _mean(self.tpot),  # counts finished requests only, so it stands beside `done`
             "norm_mean_s": _mean(self.norm),  # likewise
         }
 
@@ -158,7 +158,7 @@ class Tally:
             for name in definitions
         }
         self.lacks: set[str] = set()  # definitions that need token times, of a run without
-        self.offered = np.zeros(n, np.int64)  # by model
+        self.offered = np.zeros(n, np.int64)  # has a number a model
         self.pooled, self.each = Measured(), [Measured() for _ in models]
         self._model = spilled.like(most, np.int32)
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}

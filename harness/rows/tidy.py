@@ -21,9 +21,9 @@ CAPS: Mapping[str, str] = {
 
 HELD = "gpu_held"  # share of GPU time with weights on the GPU or on their way to it; of the simulator's runs only
 
-WAKES = "wakes"  # of servers by themselves, which sleep when idle; of runs only where servers do
+WAKES = "wakes"  # counts servers that woke by themselves; only runs whose servers sleep when idle have it
 
-HITS = "hit_share"  # of prompts' tokens, found in the prefix cache; of engines' statistics only where there is one
+HITS = "hit_share"  # is the share of prompts' tokens found in the prefix cache; only runs with one have it
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 
@@ -45,10 +45,10 @@ RUN_SCHEMA = [
     ("slo", WORD),
     ("plan_origin", WORD),
     ("tier", WORD),
-    ("fit", WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
+    ("fit", WORD),  # says how a synthetic trace fits its target: "within" or where it is off; null: not measured
     ("fidelity", WORD),
     ("departs", WORD),  # how its engine differs from its paper's; null: as published
-    ("degrees", WORD),  # of parallelism: "own", chosen by the system; null: the model set's
+    ("degrees", WORD),  # "own": the system chose its degrees of parallelism; null: they are the model set's
     ("invalid", WORD),  # why a run on real servers is not valid; null: it is, or it is of another kind
     ("skipped", WORD),  # reason; its rows have no value
     ("infeasible", WORD),  # reason; its attainment is 0
@@ -57,12 +57,12 @@ RUN_SCHEMA = [
 TABLE_SCHEMA = pa.schema(
     [
         *RUN_SCHEMA,
-        ("definition", WORD),  # of attainment (definitions.py), or a measure with its unit in the name
+        ("definition", WORD),  # names a definition of attainment (definitions.py), or a measure with its unit
         ("over", WORD),  # pooled | model | mean (over models) | worst (model) | jain
         ("model", WORD),  # null unless over = model
         ("n", pa.int64()),  # offered requests under the value
         ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
-        # by stretch of the window, of attainment pooled and by model; tokens where a definition counts them; else null
+        # has a number a stretch of the window, for pooled and models' attainment; tokens where a definition counts them
         ("missed", pa.list_(pa.float64())),
         ("offered", pa.list_(pa.float64())),
     ]
@@ -71,7 +71,7 @@ TABLE_SCHEMA = pa.schema(
 _TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
          "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
 
-STORED = pa.schema(  # of a table on disk: panels first
+STORED = pa.schema(  # describes a table on disk: panels come first
     [
         field.with_nullable(field.name not in _TOLD)
         for field in (pa.field("condition", WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)

@@ -45,7 +45,7 @@ from harness.policy.types import Inst
 
 QUIET_S = 1e-9  # past an instant: what forms at it has formed
 TOLD_EVERY = 2000  # instants between two reports of progress
-BOUNDARY, GRANT, LINK, TAIL = range(4)  # where a transfer stands: a move waits for the boundary of its request first
+BOUNDARY, GRANT, LINK, TAIL = range(4)  # stages of a transfer: a move waits for the boundary of its request first
 Ints = NDArray[np.int64]
 
 
@@ -127,17 +127,17 @@ class Recorder:
         self._noted = 0  # instants
         self._at = sim.config.start_s  # the last of them
         self._work, self._rate, self._part, self._since, self._began = (np.zeros(0) for _ in range(5))  # by lane
-        self._running: dict[int, _Running] = {}  # by lane
-        self._turns: dict[int, tuple[float, int]] = {}  # by lane: when a turn began, and the steps before it
+        self._running: dict[int, _Running] = {}  # has an entry a lane
+        self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and the steps before it
         self._lowest = 0  # no request before this one is alive
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
         self._live, self._column, self._lane = (np.zeros(0, np.int64) for _ in range(3))  # of requests that are alive
         self._facts: dict[str, float] = {}
         self.asked: set[Inst] = set()  # whose load was asked for in this instant
         self._transfers: dict[int, int] = {}  # those under way: row of the kernel's to index of ours
-        self._stages: dict[int, int] = {}  # by index
-        self._carried: dict[int, tuple[int, float]] = {}  # by link: index of the transfer, and since when
-        self._memory: list[tuple[int, int]] = []  # by GPU
+        self._stages: dict[int, int] = {}  # an index maps to its stage
+        self._carried: dict[int, tuple[int, float]] = {}  # a link maps to the index of its transfer, and since when
+        self._memory: list[tuple[int, int]] = []  # has an entry a GPU
 
     def trace(self) -> Trace:
         """Return the trace; call it once, when the run is over."""

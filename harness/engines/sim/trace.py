@@ -18,7 +18,7 @@ ADMISSION, LOAD, TRANSFER, QUEUE, PREFILL, DECODE = range(6)
 SECONDS = ("admission", "load", "transfer", "queue", "kv", "closed", "compute", "time_slice", "contention")
 LINKS = ("from host", "to host", "to GPUs of its node", "to other nodes")  # those of a GPU, in the kernel's order
 _, _, _, _, KV, CLOSED, COMPUTE, TIME_SLICE, CONTENTION = range(9)
-KINDS = ("load", "swap out", "swap in", "move")  # of a transfer, by the kernel's codes
+KINDS = ("load", "swap out", "swap in", "move")  # the kernel's code of a transfer is an index of it
 
 
 class Stretch(NamedTuple):
@@ -31,8 +31,8 @@ class Stretch(NamedTuple):
     request: int
     start_s: float
     end_s: float
-    doing: str  # of DOING
-    inst: Inst | None  # of its batch; None: it is in none
+    doing: str  # is one of DOING
+    inst: Inst | None  # its batch has it; None: it is in none
     seconds: Mapping[str, float]  # those above 0
     facts: Mapping[str, float]  # what it was waiting for, of the request that is looked at
 
@@ -48,8 +48,8 @@ class Step(NamedTuple):
     steps: int
     decodes: int  # members that decode in it
     prompts: int  # with a piece in it
-    tokens: int  # of prompts
-    sms: int  # of its partition; -1: all
+    tokens: int  # prompts have so many
+    sms: int  # its partition has so many; -1: all
     solo_s: float
 
 
@@ -67,9 +67,9 @@ class Turn(NamedTuple):
 class Transfer:
     """Weights or KV on their way; NaN where it did not come so far."""
 
-    kind: str  # of KINDS
+    kind: str  # is one of KINDS
     model: str
-    source: Gpus | Host | None  # of KV
+    source: Gpus | Host | None  # KV comes from there
     to: Gpus | Host
     request: int  # whose KV it is; -1: of weights
     size_bytes: int
@@ -105,7 +105,7 @@ class Trace:
     start_s: float
     end_s: float = math.nan
     gpu_bytes: tuple[int, ...] = ()
-    sms: int = 0  # of each GPU
+    sms: int = 0  # each GPU has so many
     stretches: list[Stretch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
