@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from harness.rows.about import About, Panel
-    from harness.rows.crossings import Standing
+    from harness.rows.ranking import Standing
 
 WORDS = 64  # words in a picture's caption
 CORRECTED = "Verdicts are corrected together (Holm)."

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from harness.rows import crossings, record, tidy
+from harness.rows import crossings, record, summaries, tidy
 from harness.rows.record import SWEEP
 from plots import caption, form, page, style
 
@@ -53,7 +53,7 @@ def points(table: pa.Table) -> pd.DataFrame:
 
     A series is a label, with its GPU count where that is not the common one, and its fidelity where they differ.
     """
-    frame = tidy.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
+    frame = summaries.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
     common = frame.groupby("gpus").size().idxmax() if len(frame) else 0
     mixed = frame["fidelity"].nunique() > 1
 
@@ -98,7 +98,7 @@ def draw(
     A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
     of a real trace: a thin line each. `every` are the `points` of its parts, where they are in hand.
     """
-    frames, unfit = every or [points(part) for part in parts(table, halves)], tidy.infeasible(table)
+    frames, unfit = every or [points(part) for part in parts(table, halves)], summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in frames]
     frame = pd.concat(frames)
     if not len(frame):
@@ -364,7 +364,7 @@ def _listed(values: pd.Series) -> str:
 
 def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
-    unfit = tidy.infeasible(table)
+    unfit = summaries.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     sentences = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
     notes = " ".join(part for part in sentences if part)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
-from harness.rows import crossings, setting, tidy
+from harness.rows import crossings, setting, summaries, tidy
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import fewest, overview, page, style
@@ -85,7 +85,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 def curves(table: pa.Table, facts: About) -> pd.DataFrame:
     """One row a (panel, system, x): each definition's mean, low and high, and weights moved."""
     names = [*dict.fromkeys([*facts.definitions, "both"])]
-    frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *tidy.POINT])
+    frame = summaries.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *summaries.POINT])
     panels = {panel["condition"]: panel for panel in facts.panels}
     parts = {key: crossings.of_panel(table, panel) for key, panel in panels.items()}
 
@@ -316,11 +316,11 @@ def _handles(drawn: Drawn) -> list[Line2D]:
         here = frame[frame["condition"] == panel["condition"]].groupby("label")["gpus"].unique()
         for label, counts in here.items():
             took.setdefault(str(label), set()).update(map(int, counts))
-        apart |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
+        apart |= summaries.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
     handles = []
     for label, look in drawn.looks.items():
         name = style.called(label)
-        name = tidy.with_gpus(name, took[label]) if label in apart else name
+        name = summaries.with_gpus(name, took[label]) if label in apart else name
         handles.append(style.handle(name, look, line=label not in facts.controls))
     return [*handles, page.dashed(f"crosses {100 * facts.level:g} %")]
 

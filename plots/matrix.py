@@ -14,10 +14,10 @@ import pandas as pd
 from matplotlib.patches import Patch, Rectangle
 
 from harness.policy.types import UserError
-from harness.rows import crossings, estimate
+from harness.rows import estimate, ranking
 from harness.rows.about import About
-from harness.rows.crossings import NO_ROOM, Standing
 from harness.rows.estimate import NONE, RATIO, Estimate
+from harness.rows.ranking import NO_ROOM, Standing
 from plots import page, style
 from plots.caption import CORRECTED, brief, caption, definition, flat, sampling
 
@@ -59,7 +59,7 @@ def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts.panels))
     rows = []
-    for claim, panel, standing in crossings.claimed(table, facts):
+    for claim, panel, standing in ranking.claimed(table, facts):
         e = standing.ratio
         rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                      "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
@@ -119,7 +119,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
             hatch=fill.hatch,
             edgecolor="#909090",
             linewidth=0.4,
-            label=CASES if says == crossings.CASE else style.signed(says, first),
+            label=CASES if says == ranking.CASE else style.signed(says, first),
         )
         for says, fill in style.FILLS.items()
         if says in {row["standing"] for cases in cells.values() for row in cases}
@@ -169,7 +169,7 @@ def _paper(rows: Sequence[Row], ratio: str) -> list[str]:
 def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:
     """Draw the range of several cases over how many of them are above 1."""
     alike = {row["standing"] for row in rows} == {NO_ROOM}
-    c = crossings.cases(
+    c = ranking.cases(
         [
             Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
             for row in rows
@@ -179,7 +179,7 @@ def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> N
     noted = {row["note"] for row in rows}
     text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
     under = f"{c.above} of {c.of} above 1" if c else ""
-    _fill(axis, x, y, NO_ROOM if alike else crossings.CASE, text or NONE, under, wide_in)
+    _fill(axis, x, y, NO_ROOM if alike else ranking.CASE, text or NONE, under, wide_in)
 
 
 def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:

@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 from matplotlib.lines import Line2D
 
-from harness.rows import crossings, tidy
+from harness.rows import by_window, crossings, ranking
 from harness.rows.about import About, Panel
-from harness.rows.crossings import Standing
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import Standing
 from harness.rows.statistics import Crossing
 from plots import page, style
 from plots.caption import CORRECTED, brief, definition, flat
@@ -158,7 +158,7 @@ def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Mark
     """Return the systems' rows of each cell, their standings corrected together (Holm)."""
     by_cell = [_rows(table, facts, cell) for cell in shown]
     judged = [row for cell_rows in by_cell for row in cell_rows if row.standing is not None]
-    standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
+    standings = ranking.corrected([row.standing for row in judged if row.standing is not None])
     for row, standing in zip(judged, standings, strict=True):
         row.standing = standing
     return by_cell
@@ -173,7 +173,7 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
             continue
-        gone = all((lost := tidy.unfit(part, label)) is not None and lost.every for part in every)
+        gone = all((lost := by_window.unfit(part, label)) is not None and lost.every for part in every)
         crossing = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
         halves = {
             half: c
@@ -182,7 +182,7 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
         }
         row = Marks(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
         if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
-            row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
+            row.standing = ranking.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
         if row.at is not None:
             at[label] = row.at
         made.append(row)

@@ -21,9 +21,10 @@ from PIL import Image
 
 from harness.policy import mix
 from harness.rows import setting as words
-from harness.rows import tidy, vetted
+from harness.rows import summaries, vetted
 from harness.rows.checked import note
-from harness.rows.crossings import MARK, STANDINGS, Standing, verdict_text
+from harness.rows.crossings import MARK
+from harness.rows.ranking import STANDINGS, Standing, verdict_text
 from harness.rows.record import write_bytes
 from plots import form, hover
 
@@ -402,11 +403,11 @@ def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
 
 def caps(table: pa.Table) -> str:
     """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
-    bound = tidy.bound(table)
+    bound = summaries.bound(table)
     sentences = []
     for cap in dict.fromkeys(b.cap for b in bound):
         most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.cap == cap)
-        sentences.append(f"The engine's {cap} was reached in more than {100 * tidy.BINDS:g} % of steps: {most}.")
+        sentences.append(f"The engine's {cap} was reached in more than {100 * summaries.BINDS:g} % of steps: {most}.")
     return " ".join(sentences)
 
 

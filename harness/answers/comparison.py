@@ -16,7 +16,7 @@ from harness.answers.table import Table
 from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.answers.verdict import verdict
 from harness.policy import mix
-from harness.rows import estimate, setting, tidy
+from harness.rows import estimate, setting, summaries
 from harness.rows.checked import checked, note
 from harness.rows.vetted import IN_PART, UNCHECKED
 from harness.run import streams
@@ -153,7 +153,7 @@ def next_command(
     """
     if ways:
         return again(words, *ways[0].options)
-    if wrong := tidy.invalid(measured.table):
+    if wrong := summaries.invalid(measured.table):
         return _valid(" ".join(wrong.values()), measured, words)
     ran = [row for row in shown.systems if row.values.get(rule) is not None]
     if not ran:

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.answers.table import aligned
 from harness.policy.types import GIB, UserError
-from harness.rows import attainment, causes, definitions, requests
+from harness.rows import causes, definitions, requests, tally
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
 from harness.run.stretches import COUNTED, Part, by_cause
@@ -74,7 +74,7 @@ def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
 
 
 def request(
-    table: pa.Table, rid: int, slo: attainment.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
+    table: pa.Table, rid: int, slo: requests.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
 ) -> Iterator[str]:
     """Yield lines about one request: its SLO, the causes of a miss, its `parts` in order, and their sums by cause.
 
@@ -82,10 +82,10 @@ def request(
     """
     q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
-    ttft_s, tpot_s = float(rows.ttft_s[0]), float(attainment.tpot_s(rows)[0])
+    ttft_s, tpot_s = float(rows.ttft_s[0]), float(requests.tpot_s(rows)[0])
     which = np.arange(table.num_rows) == rid
-    limits_of = slo.take(which) if isinstance(slo, attainment.Limits) else slo
-    limits = [float(x[0]) for x in attainment.limits(rows, limits_of)]
+    limits_of = slo.take(which) if isinstance(slo, requests.Limits) else slo
+    limits = [float(x[0]) for x in requests.limits(rows, limits_of)]
     where = f"gpu {q['gpus']}" if q["gpus"] else "never ran"
     against = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
     if q["output_tokens"] > 1:
@@ -155,7 +155,7 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
     return f"{met} {name}: {value_s:.4g} s, {limit}" if limit != "no SLO" else f"{name}: {value_s:.4g} s, no SLO"
 
 
-def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: str, again: str) -> Iterator[str]:
+def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str, again: str) -> Iterator[str]:
     """Yield lines about all misses: by model, their main causes, and the longest ones.
 
     A miss scores less than 1 by a definition of attainment; `again` is this command without what it asks.
@@ -164,14 +164,14 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
     offered = requests.in_window(rows, window_s)
     ids = offered.nonzero()[0]
     rows = requests.take(rows, offered)
-    slo = attainment.limits(rows, slo.take(offered) if isinstance(slo, attainment.Limits) else slo)
+    slo = requests.limits(rows, slo.take(offered) if isinstance(slo, requests.Limits) else slo)
     score = DEFINITIONS[definition].score(rows, slo)
     if score is None:
         raise UserError(f"this run has no token times, which {definition} needs (--definition names another)")
     missed = int((score < 1).sum())
     share = f"{100 * missed / max(1, len(rows)):.1f} %"
     in_part, weights = DEFINITIONS[definition].by_token, DEFINITIONS[definition].weights(rows)
-    part = f"; a request counts in part: attainment {100 * attainment.share(score, weights):.1f} %" if in_part else ""
+    part = f"; a request counts in part: attainment {100 * tally.share(score, weights):.1f} %" if in_part else ""
     yield f"{missed} of {len(rows)} requests missed ({share}, {definition}){part}"
     if not missed:
         return

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from harness.answers.table import Table, joined
-from harness.rows import crossings, tidy
+from harness.rows import by_window, crossings, memo, ranking
 from harness.rows.about import About, Panel
-from harness.rows.crossings import NO_ROOM, Standing, verdict_text
 from harness.rows.estimate import NONE
+from harness.rows.ranking import NO_ROOM, Standing, verdict_text
 from harness.rows.statistics import Crossing
 from harness.study.study import systems_of
 
@@ -69,10 +69,10 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
         definition = claim["definition"] or about.definitions[0]
         for panel in crossings.concerned(about.panels, claim["on"]) if claim["what"] == "ratio" else ():
             rows = crossings.of_panel(table, panel)
-            ran = set(tidy.column(rows, "label"))
+            ran = set(memo.column(rows, "label"))
             rates: dict[str, Crossing | None] = {
                 name: None
-                if (gone := tidy.unfit(rows, name)) and gone.every
+                if (gone := by_window.unfit(rows, name)) and gone.every
                 else crossings.crossing(rows, panel, name, definition, about.level)
                 for name in about.systems
                 if name in ran
@@ -82,12 +82,12 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
                 continue
             best = max(readings, key=lambda name: -1.0 if (at := rates[name]) is None else at.at.mean)
             beside = {
-                name: crossings.side_by_side(rows, panel, (best, name), definition, about.level)
+                name: ranking.side_by_side(rows, panel, (best, name), definition, about.level)
                 for name in rates
                 if name not in readings
             }
             each.append((claim, panel, best, rates, beside))
-    judged = iter(crossings.corrected([s for *_, beside in each for s in beside.values()]))
+    judged = iter(ranking.corrected([s for *_, beside in each for s in beside.values()]))
     return [
         Idea(claim, panel, best, rates, {name: next(judged) for name in beside})
         for claim, panel, best, rates, beside in each

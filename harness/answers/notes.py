@@ -18,7 +18,7 @@ from harness.answers.text import departures, invalid, own_degrees, stated, unche
 from harness.answers.verdict import FINE
 from harness.policy import fields
 from harness.policy.types import GIB
-from harness.rows import estimate, record, statistics, tidy
+from harness.rows import estimate, record, statistics, summaries
 from harness.rows.estimate import Estimate
 from harness.run import room
 from harness.run.room import Remedy
@@ -87,7 +87,7 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
     A remedy is tried on all seeds, at the lowest and the highest rate.
     """
     specs: dict[str, dict[tuple[float, int], Spec]] = {}
-    gone = tidy.infeasible(measured.table)
+    gone = summaries.infeasible(measured.table)
     ends = {min(measured.xs), max(measured.xs)}
     of = dict(zip(measured.table["run"].to_pylist(), measured.table["label"].to_pylist(), strict=True))
     for task in measured.tasks:
@@ -210,21 +210,21 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
 
 def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
     """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
-    bound = tidy.bound(table)
+    bound = summaries.bound(table)
     lines = []
     for cap in dict.fromkeys(b.cap for b in bound):
         mine = [b for b in bound if b.cap == cap]
         where = ", ".join(
             f"{b.label} from {estimate.number(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine
         )
-        over = f"more than {100 * tidy.BINDS:g} % of steps"
+        over = f"more than {100 * summaries.BINDS:g} % of steps"
         lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
     return lines
 
 
 def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
     """Yield each model of each system at a rate with the means of some measures over all seeds; NaN where one lacks."""
-    frame = tidy.summary(scored, names, ("model",))
+    frame = summaries.summary(scored, names, ("model",))
     frame = frame[frame["rate_scale"] == rate_scale]
     for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
         means = dict(zip(values["definition"], values["mean"], strict=True))

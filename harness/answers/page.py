@@ -26,7 +26,7 @@ from harness.answers.text import Shown
 from harness.answers.verdict import verdict
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import crossings, estimate, record, setting, tidy
+from harness.rows import crossings, estimate, record, setting, summaries, tidy
 from harness.rows.about import About
 from harness.rows.checked import note
 from harness.rows.definitions import DEFINITIONS
@@ -134,7 +134,7 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         *text.unchecked_lines(table),
     ]
     notes += text.invalid(table)
-    notes += [f"{label} does not fit: {why}" for label, why in tidy.infeasible(table).items()]
+    notes += [f"{label} does not fit: {why}" for label, why in summaries.infeasible(table).items()]
     notes += [line for line in (misses_of(table, shown, rule),) if line]
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
@@ -164,7 +164,7 @@ def _head(column: Column) -> str:
 
 def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield attainment by rate, a row a rate, if there are several."""
-    frame = tidy.summary(table, ["offered_rps"])
+    frame = summaries.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
     by = {
         system.label: crossings.attained(table, "rate_scale", system.label, rule)

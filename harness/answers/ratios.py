@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from harness.answers.table import Table, joined
-from harness.rows import crossings, estimate, tidy
+from harness.rows import by_window, crossings, estimate, ranking
 from harness.rows.about import About, Panel
-from harness.rows.crossings import STANDINGS, Standing, verdict_text
 from harness.rows.estimate import NONE, RATIO
+from harness.rows.ranking import STANDINGS, Standing, verdict_text
 from harness.study import claims
 from harness.study.study import START
 
@@ -62,7 +62,7 @@ def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str])
 
 def _range(standings: Sequence[Standing]) -> str:
     """Write the range in which the ratios of several cases lie."""
-    c = crossings.cases(standings)
+    c = ranking.cases(standings)
     return NONE if c is None else estimate.span(c.least, c.most, RATIO)
 
 
@@ -82,7 +82,7 @@ def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
             if key != panel["condition"] or not standing.says.startswith(("ahead", "behind", "equal")):
                 continue
             every = _of_pair(standings, logs, pair)
-            if (c := crossings.cases([s for s in every if "does not fit" not in s.note])) is not None:
+            if (c := ranking.cases([s for s in every if "does not fit" not in s.note])) is not None:
                 shares.append(c.agree(standing.says) / c.of)
             apart += bool(every) and c is None
     if shares:
@@ -96,7 +96,7 @@ def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
 
 def _short(pair: Standing | None, *, spread: bool) -> str:
     """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
-    if pair is None or pair.says == crossings.NO_ROOM:
+    if pair is None or pair.says == ranking.NO_ROOM:
         return NONE
     if spread or pair.ratio is None:
         return verdict_text(pair)
@@ -108,7 +108,7 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> s
 
     Of a system without room on any seed it is the word for that.
     """
-    gone = tidy.unfit(rows, name)
+    gone = by_window.unfit(rows, name)
     if gone and gone.every:
         return gone.word
     c = crossings.crossing(rows, panel, name, about.definitions[0], about.level, over)
@@ -140,7 +140,7 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
         text = "; ".join(f"{word} under {joined(names)}" for word, names in by.items() if names)
         sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
         turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
-        if (c := crossings.cases([standing for key, standing in ours.items() if key in several])) is not None:
+        if (c := ranking.cases([standing for key, standing in ours.items() if key in several])) is not None:
             text += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{text}."
         if (paper := papers.get(pair)) is not None:

@@ -20,10 +20,23 @@ from harness.answers.commands import check_command
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Ablation
-from harness.rows import crossings, estimate, record, setting, statistics, tidy, vetted
+from harness.rows import (
+    by_window,
+    crossings,
+    estimate,
+    memo,
+    ranking,
+    record,
+    setting,
+    statistics,
+    summaries,
+    tidy,
+    vetted,
+)
 from harness.rows.about import About, Panel
-from harness.rows.crossings import CASE, MARK, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.crossings import MARK
 from harness.rows.estimate import NONE, POINTS, Estimate
+from harness.rows.ranking import CASE, STANDINGS, Standing, side_by_side, verdict_text
 from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
@@ -131,7 +144,9 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     if place:
         yield title
         title = ""
-    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # keyed by system: the first panel's reason, and all panels
+    unfit: dict[
+        str, tuple[by_window.Unfit, list[str]]
+    ] = {}  # keyed by system: the first panel's reason, and all panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = (
@@ -142,7 +157,7 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
         for name in (*about.systems, *_bounds(about)):
             if name not in labels:
                 continue  # not of this condition
-            if gone := tidy.unfit(rows, name):
+            if gone := by_window.unfit(rows, name):
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
                 unfit.setdefault(name, (gone, []))[1].append(f"{at or panel['trace']}{some}")
             if gone and gone.every:
@@ -221,7 +236,7 @@ def _standings(shown: Shown) -> Standings:
     """
     about = shown.about
     if about.layout in {"steps", "matrix"}:
-        every = crossings.claimed(shown.table, about)
+        every = ranking.claimed(shown.table, about)
         return {
             (claimed.panel["condition"], claimed.claim["system"], claimed.claim["over"]): claimed.standing
             for claimed in every
@@ -233,11 +248,11 @@ def _standings(shown: Shown) -> Standings:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
         for pair in pairs:
-            gone = any((lack := tidy.unfit(rows, name)) and lack.every for name in pair)
+            gone = any((lack := by_window.unfit(rows, name)) and lack.every for name in pair)
             if panel["axis"] != "gpus" and ran.issuperset(pair) and not gone:
                 keys.append((panel["condition"], *pair))
                 standings.append(side_by_side(rows, panel, pair, about.definitions[0], about.level))
-    return dict(zip(keys, crossings.corrected(standings), strict=True))
+    return dict(zip(keys, ranking.corrected(standings), strict=True))
 
 
 def _legend_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
@@ -247,9 +262,9 @@ def _legend_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
 
 def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
     """Explain the signs that were printed, and the numbers beside them."""
-    judged = [s for _, s in standings if s.says not in {crossings.CASE, crossings.NO_ROOM}]
+    judged = [s for _, s in standings if s.says not in {ranking.CASE, ranking.NO_ROOM}]
     if judged:
-        decided = sum(s.says != crossings.UNDECIDED for s in judged)
+        decided = sum(s.says != ranking.UNDECIDED for s in judged)
         shared = sorted(max(0.0, s.shared) for s in judged)[len(judged) // 2]
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
         yield f"verdicts on {first}: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
@@ -259,7 +274,7 @@ def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator
         at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
         yield f"points: difference of attainment at {', or '.join(at)}, where a ratio of rates does not decide"
         if any(s.says == "equal within 25 %" for _, s in points):
-            yield f"= with points: equal within {100 * crossings.NEAR:g} points"
+            yield f"= with points: equal within {100 * ranking.NEAR:g} points"
 
 
 def _signs(printed: Collection[str]) -> str:
@@ -300,10 +315,10 @@ def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     The marks are "(unchecked)", "(checked in part)", and † where a system meets no SLO of some model.
     """
     took: dict[str, set[int]] = {}
-    for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
+    for name, gpus in zip(memo.column(rows, "label"), memo.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
-    free, late = tidy.own_gpus(took, panel["gpus"]), marks(rows)
-    shown = {name: tidy.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
+    free, late = summaries.own_gpus(took, panel["gpus"]), marks(rows)
+    shown = {name: summaries.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
     gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
     return {
         name: label + f" ({late.get(name)})" * (name in late) + MARK * (name in gone) for name, label in shown.items()
@@ -328,7 +343,7 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
 
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:
     """Render the fewest GPUs of each seed alone, from the least to the most."""
-    curves = tidy.curves(rows, name, about.definitions[0], "x")
+    curves = by_window.curves(rows, name, about.definitions[0], "x")
     counts = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
     ends = dict.fromkeys(e.text(STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
@@ -341,7 +356,7 @@ def _heads_beside(about: About) -> list[str]:
 
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
     """Render attainment at the shown x, and the counts of loads, evictions and moves there: means over seeds."""
-    curves = {d: tidy.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
+    curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
     if not xs:
         return [NONE] * (1 + len(curves))
@@ -390,7 +405,7 @@ def _unserved(shown: Shown) -> Iterator[str]:
 
 def stated(rows: pa.Table, column: str, word: str) -> list[str]:
     """List the labels of which a column states a reason, a line each with it."""
-    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, column), strict=True)
+    pairs = zip(memo.column(rows, "label"), memo.column(rows, column), strict=True)
     return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
@@ -401,14 +416,14 @@ def departures(rows: pa.Table) -> list[str]:
 
 def invalid(rows: pa.Table) -> list[str]:
     """List the labels whose runs on real servers are not valid, a line each with the reason."""
-    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
+    return [f"invalid: {label}: {why}" for label, why in summaries.invalid(rows).items()]
 
 
 def own_degrees(rows: pa.Table) -> list[str]:
     """Say in a line which labels chose their own degrees of parallelism, if any did."""
     if "degrees" not in rows.column_names:
         return []
-    degrees = setting.degrees(zip(tidy.column(rows, "label"), tidy.column(rows, "degrees"), strict=True))
+    degrees = setting.degrees(zip(memo.column(rows, "label"), memo.column(rows, "degrees"), strict=True))
     return [degrees] if degrees else []
 
 
@@ -475,7 +490,7 @@ def _copies(shown: Shown) -> Iterator[str]:
     for panel in shown.about.panels:
         rows = crossings.of_panel(shown.table, panel)
         for d in shown.about.definitions:
-            ours, theirs = (tidy.curves(rows, system, d, "x") for system in (name, name + AA))
+            ours, theirs = (by_window.curves(rows, system, d, "x") for system in (name, name + AA))
             for x in sorted({x for curve in theirs.values() for x in curve}):
                 pair = [[curve[x] for curve in side.values() if x in curve] for side in (ours, theirs)]
                 gap = statistics.paired(*(dict(enumerate(values)) for values in pair))

@@ -14,19 +14,9 @@ import pyarrow as pa
 from harness.answers.table import joined
 from harness.rows import estimate, pooled, statistics
 from harness.rows.about import Panel
-from harness.rows.crossings import (
-    CASE,
-    NEAR,
-    STANDINGS,
-    UNDECIDED,
-    Standing,
-    broad,
-    corrected,
-    difference,
-    inverse,
-    side_by_side,
-)
+from harness.rows.crossings import broad, difference, inverse
 from harness.rows.estimate import POINTS, RATIO, SHARE, Estimate
+from harness.rows.ranking import CASE, NEAR, STANDINGS, UNDECIDED, Standing, corrected, side_by_side
 from harness.study.summary import Summary, SystemSummary, levels, panel_of, rate_key
 
 ALIKE = 1.01  # a worst model's rate so near to the pooled one is the same

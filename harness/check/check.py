@@ -28,7 +28,7 @@ from harness.loop.guard import Endless
 from harness.policy.fields import domains
 from harness.policy.types import Option
 
-SEEDS, LONG = 3, 8  # of --full: workloads of each case, and how many times longer they are
+SEEDS, LONG = 3, 8  # --full tries so many workloads of each case, so many times as long
 
 
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:

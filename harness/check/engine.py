@@ -49,7 +49,7 @@ from harness.policy.view import View
 from harness.rows.record import SCHEMA, STATES, WAITS
 from workloads.models import shape
 
-LONGEST_S = 600.0  # of the engine's clock: by then every case is over
+LONGEST_S = 600.0  # every case is over by then on the engine's clock
 HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 

@@ -22,11 +22,11 @@ class Case(NamedTuple):
 
     script: Callable[[Event, Cluster], Iterable[Action]]
     jobs: Jobs
-    needs: frozenset[str] = frozenset()  # of `can`, beside Load, Run and Admit
+    needs: frozenset[str] = frozenset()  # names parts of `can`, beside Load, Run and Admit
     tells: frozenset[type] = frozenset({Arrived, Finished})  # without these the script is of no use
     all_done: bool = True  # no request may end otherwise
     gpus: int = 1
-    room_tokens: int = 0  # of KV that a GPU has room for beside the weights, for each model; 0: as much as it has
+    room_tokens: int = 0  # a GPU has room for so much KV a model beside the weights; 0: as much as it has
 
 
 def batch(model: str) -> Batch:

@@ -345,7 +345,7 @@ def _differ(first: Sequence[Any], second: Sequence[Any]) -> int | None:
 
 # ------------------------------------------------------------------ of two processes
 
-Prints = Mapping[str, Sequence[str]]  # by subject: a short hash of each decision, then of all rows
+Prints = Mapping[str, Sequence[str]]  # a subject maps to a short hash of each decision, then of all rows
 
 
 def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:

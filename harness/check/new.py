@@ -108,7 +108,7 @@ name = "twice the traffic"
 spec = { rate_scale = 2.0 }
 """
 
-FILES = {"classes.toml": CLASSES, "set.toml": SET, "study.toml": STUDY}  # by how a file's name ends
+FILES = {"classes.toml": CLASSES, "set.toml": SET, "study.toml": STUDY}  # the end of a file's name maps to its text
 
 
 def write(path: Path) -> None:

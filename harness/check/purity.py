@@ -95,7 +95,7 @@ class Reader(ast.NodeVisitor):
 
     def __init__(self, tree: ast.AST) -> None:
         self.breaches: list[tuple[int, str]] = []
-        self.modules: dict[str, str] = {}  # by the name that they have in the file
+        self.modules: dict[str, str] = {}  # maps the name that they have in the file
         self.private = {name for node in ast.walk(tree) for name in bound(node) if name.startswith("_")}
         self.annotates = False
         for node in ast.walk(tree):

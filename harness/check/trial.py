@@ -59,7 +59,7 @@ class Subject(NamedTuple):
 
     make: Any
     preset: str | None
-    name: str  # of the case
+    name: str  # names the case
     case: Case
     fields: tuple[tuple[str, Option], ...] = ()
 
@@ -113,12 +113,12 @@ class Trial(NamedTuple):
     notes: Sequence[tuple[str, Breach]]  # laws broken while it ran
     error: BaseException | None = None  # what ended the run
     impossible: str | None = None  # why there was no run
-    rows: Sequence[Mapping[str, Any]] = ()  # of requests.parquet
-    refused: Sequence[Action] = ()  # by injection
+    rows: Sequence[Mapping[str, Any]] = ()  # are those of requests.parquet
+    refused: Sequence[Action] = ()  # an injection maps to what it met
     repeats: Sequence[tuple[int, Action]] = ()  # see Probe
     seen: int = 0  # requests that had come by the end
     kv_bytes: int = 0  # held at the end, on GPUs
-    held: Sequence[Held] = ()  # in order of time; the last one is of the end
+    held: Sequence[Held] = ()  # stand in order of time; the last one is the end's
     hears: frozenset[type] = frozenset()
 
 
@@ -293,7 +293,7 @@ class Stand:
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
         self._stands: list[Action] = []  # refused for now, oldest first; none of Run
-        self._due: list[Action] = []  # of these, to be issued again before anything else
+        self._due: list[Action] = []  # these are to be issued again before anything else
 
     def ready(self) -> None:
         """See Engine."""

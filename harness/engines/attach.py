@@ -38,7 +38,7 @@ from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
 
-ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # of the whole list of models
+ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # the whole list of models may take so long
 NAME = 80  # characters of a server's model that are printed
 STYLE_OF = {kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}  # by who says to have made a server
 HERE = {"localhost", "127.0.0.1", "::1"}
@@ -76,7 +76,7 @@ class Attached:
         self.style = OPENAI
         self.lacks = "" if self.urls else "the URLs of servers that run: --engine attach+urls=http://HOST:PORT"
         self.facts: Mapping[str, str] = {"servers": " ".join(self.urls) or "none"}
-        self.matched: dict[str, tuple[Server, str]] = {}  # by model, with the way in which it was found
+        self.matched: dict[str, tuple[Server, str]] = {}  # a model maps to its server and the way in which it was found
 
     def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
         """Ask every URL for its models; see Kind."""

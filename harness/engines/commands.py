@@ -47,7 +47,7 @@ class Serve:
     model: str  # the name that requests call it by
     weights: Path  # a folder, or a GGUF
     port: int
-    max_tokens: int  # of a request, prompt and output
+    max_tokens: int  # a request may have so many, prompt and output
     batch_cap: int  # requests that step together
     chunk_tokens: int  # most tokens of a step
     drawn: bool = True  # the folder has no weights: the server draws them
@@ -58,7 +58,7 @@ class Gpu:
     """One server's part of a GPU."""
 
     index: int = 0
-    fraction: float = 0.90  # of its memory, for weights, KV and the rest of the process: a static partition
+    fraction: float = 0.90  # is the share of its memory for weights, KV and the rest of the process: a static partition
     sm_percent: int | None = None  # MPS caps its SMs at this %, which needs the MPS daemon; None: all, without MPS
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
     kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process

@@ -36,7 +36,7 @@ class LlamaCpp(Started):
     """Servers of llama.cpp."""
 
     name, package = "llamacpp", "xllamacpp"
-    block_tokens = 256  # of which its contexts are multiples
+    block_tokens = 256  # its contexts are multiples of it
     # A thread of it serves a connection until that is closed, so idle ones could keep requests waiting. It holds a
     # token's bytes back until they are a character: of 720 tokens of random weights 29 had no chunk of their own.
     style = Style(counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0)

@@ -39,7 +39,7 @@ from harness.policy.types import (
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
 
-Refusal = tuple[Failed, str]  # of which kind, and why
+Refusal = tuple[Failed, str]  # says which kind, and why
 Tokens = NDArray[np.int64]
 # Options `kv` with contiguous KV: what a request may ever use of it is reserved when it is let in.
 CONTIGUOUS = ("max", "pow2", "oracle")
@@ -72,12 +72,12 @@ class Config:
     node_gpus: int = 8
     host: str = "vllm-0.15"
     table: str | None = None
-    pcie_gbps: float | None = None  # of links, in one direction; None: the card's
+    pcie_gbps: float | None = None  # is for one direction of the links; None: the card's
     nvlink_gbps: float | None = None
     net_gbps: float | None = None
     disk_gbps: float | None = None
-    host_bytes: int | None = None  # of a node's memory for weights, those used last; None: it holds all
-    scaled: constants.Factors = field(default_factory=dict)  # of constants of the machine
+    host_bytes: int | None = None  # so much of a node's memory holds the weights used last; None: it holds all
+    scaled: constants.Factors = field(default_factory=dict)  # multiplies constants of the machine
     block_tokens: int = 16
     batch_cap: int = 256
     chunk_tokens: int = 2048
@@ -87,18 +87,18 @@ class Config:
     admission: Admission = "prompt"
     mem_fraction: float = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
+    sharing: Literal["own", "fluid", "turns"] = "own"  # processes share a GPU the system's way, or one way for all
     process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
     pool_bytes: int | None = None  # of each GPU for weights and KV, processes beside it; None: by `mem_fraction`
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
-    kept_pages: float = KEPT_PAGES  # of elastic KV, that a model keeps mapped while its weights are in
+    kept_pages: float = KEPT_PAGES  # a model keeps so much elastic KV mapped while its weights are in
     noise: float = 0.0
     seed: int = 0
     window_s: float = math.inf  # statistics are of [0, window_s)
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
-    homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
+    homes: Mapping[str, Gpus] = field(default_factory=dict)  # each model is to live there, if that is given
     profile: str = ""  # a file of measured steps that policies see; "": they see the cost table's
 
     @property
@@ -127,10 +127,10 @@ class Machine(NamedTuple):
     spec: quantities.GpuSpec
     ladder: Mapping[str, quantities.Way]
     host: quantities.HostProfile
-    quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
-    poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
-    switching: float = 0.0  # of a slice that a switch to another process takes in addition
-    others: Mapping[str, Machine] = {}  # by kind
+    quantum_s: float = 0.0  # a process's slice of a GPU lasts so long where processes take turns
+    poll_s: float = 0.0  # a look for others' attention behind a kernel takes so long, in orders with `op_s`
+    switching: float = 0.0  # is the share of a slice that a switch to another process takes in addition
+    others: Mapping[str, Machine] = {}  # a kind maps to its machine
 
     def of(self, kind: str) -> Machine:
         """Return the machine of a kind."""

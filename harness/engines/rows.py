@@ -146,9 +146,9 @@ def token_times(
     prefill gave it a token.
     """
     seg, stay = log[log["request"] < 0], log[log["request"] >= 0]
-    last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # of each batch
+    last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # each batch has its own
     np.maximum.at(last, seg["batch"], seg["tick_from"] + seg["step_to"])
-    base = np.concatenate([[0], np.cumsum(last + 1)])  # where its ticks begin
+    base = np.concatenate([[0], np.cumsum(last + 1)])  # its ticks begin there
     at, j = spelled(seg["step_to"] - seg["step_from"], seg["step_from"] + 1)
     a, b, done, rate, since = (
         seg[name].copy()[at] for name in ("first_s", "slope_s", "anchor_work", "rate", "anchor_s")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.policy.types import Gpus, Jobs
-from harness.rows.waits import WAITS
+from harness.rows.schema import WAITS
 
 ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
 NAMES = ("unfinished", "done", "dropped", "failed")
@@ -19,9 +19,9 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
         ("first", "f8"),  # first token
         ("done", "f8"),  # last token, or other end
         *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
-        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # of those, until its first token; 0 where none came
+        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # counts up to its first token; 0 where none came
         ("made", "i8"),  # tokens
-        ("preemptions", "i8"),  # of it
+        ("preemptions", "i8"),
         ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
         ("last_inst", "i8"),
     ]
@@ -39,9 +39,9 @@ def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArra
 class Noted(NamedTuple):
     """Records of an engine in real time."""
 
-    R: NDArray[Any]  # of FIELDS
+    R: NDArray[Any]  # has the columns of FIELDS
     ends: NDArray[np.int8]  # indices of NAMES
-    stamps_s: list[list[float]]  # of each one's tokens
+    stamps_s: list[list[float]]  # each one's tokens have them
     places: list[Gpus]
     late_s: NDArray[np.float64]  # from a request's arrival until the engine saw it
     end_s: float

@@ -32,7 +32,7 @@ from harness.policy.view import BatchState, RequestState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # of what is told of an instant
+ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # decides the order in which an instant is told
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Live:
     model: str
     prompt_tokens: int
     output_tokens: int
-    since_s: float  # of its cause of waiting
+    since_s: float  # is the index of its cause of waiting
     cause: str = "admission"  # one of record.WAITS
     batch: Batch | None = None
     made: int = 0
@@ -76,7 +76,7 @@ class WallClock:
         self.config = config
         self.now_s = config.start_s  # when the clock was last read: it stands still while a policy decides
         self.live: dict[int, Live] = {}
-        self.batches: dict[Batch, dict[int, Live]] = {}  # by id, in order of Admit
+        self.batches: dict[Batch, dict[int, Live]] = {}  # an id maps to its member, in order of Admit
         self.counts: dict[Batch, Counts] = {}
         self.routes: dict[str, Batch] = {}
         self.oracle = False
@@ -88,7 +88,7 @@ class WallClock:
         self._places: dict[Gpus, int] = {}
         self._busy_at: dict[float, float] = {}  # seconds of steps that had ended as the window began, and as it ended
         self._future: list[tuple[float, int]] = []  # a heap of arrivals
-        self._heirs: dict[int, int] = {}  # of closed loops: each request's successor
+        self._heirs: dict[int, int] = {}  # closed loops have each request's successor
 
     # ------------------------------------------------------------ what an engine adds
 

@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield what happened to each request, in order of id (schema: harness/rows/record.py)."""
+        """Yield what happened to each request, in order of id (schema: harness/rows/schema.py)."""
         ...
 
     def stats(self) -> Mapping[str, float]:

@@ -27,7 +27,7 @@ IMPORTS = Path(importlib.__file__).parent
 # Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
 # workers and in checks, and no result depends on it.
 LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
-TICKS = 8  # of the timer within the limit
+TICKS = 8  # the timer fires so often within the limit
 LONGEST = 120  # characters of an exception's text
 
 

@@ -13,13 +13,14 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from harness.loop.system import user_cache
+from harness.loop.system import ROOT, user_cache
 from harness.policy.types import UserError
 
 SILENT = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
@@ -30,6 +31,9 @@ NAMED = (
     (ast.MatchStar, "name"),
     (ast.MatchMapping, "rest"),
 )
+# Rewrites that make the same rows: files as they are now, and those that stored runs know in their place.
+# Written by `python -m tests.tools.as_before`. A file that changes again counts as itself, and the entry goes.
+REWRITES = ROOT / "harness/run/as_before.toml"
 MOST_KEPT = 4000  # sources of which the meaning is kept on this machine
 
 
@@ -77,6 +81,24 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
     _kept()[name] = made
     _NEW.add(name)
     return made
+
+
+# ------------------------------------------------------------------ rewrites of files that make the same rows
+
+
+def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
+    """Return names and digests of files as stored runs know them: where all of a rewrite is there, as before it."""
+    for now, before in rewrites():
+        if now <= files:
+            files = files - now | before
+    return files
+
+
+@cache
+def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
+    """Read the rewrites: the files of each by name and digest, now and before."""
+    entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
+    return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

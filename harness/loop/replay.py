@@ -22,7 +22,7 @@ from harness.policy.events import Arrived, Done, Event, Freed, TurnEnded, Woke
 from harness.policy.types import Infeasible, Jobs, Unsupported
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
-MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
+MOST_ACTIONS = 1_000_000  # one answer may have so many: several for each request of a large backlog
 
 PLACING = frozenset({Load, Evict, Limit, Move})
 
@@ -147,7 +147,7 @@ class Replay:
         self.outcome, self.agenda, self.watch = Outcome(), Agenda(), Watch()
         self.standing = Standing([], log)
         self.view = engine.view()
-        self.seen = log.watch(self.view) if log else self.view  # by the policy
+        self.seen = log.watch(self.view) if log else self.view  # the policy spent so much
         self.heard: deque[Event] = deque()
         self.thinking: tuple[Action, ...] = ()  # the answer that lands at `free_s`
         self.free_s = -math.inf  # no next decision before it

@@ -21,25 +21,25 @@ class About:
     layout: str
     paper: str
     level: float
-    definitions: tuple[str, ...]  # of attainment, the study's first decides
+    definitions: tuple[str, ...]  # attainment is judged by them; the study's first decides
     slo: str
-    titles: tuple[str, ...]  # of the columns of panels
+    titles: tuple[str, ...]  # each stands above a column of panels
     systems: tuple[str, ...]  # as tables name them, the study's own first
     controls: tuple[str, ...]
     seeds: int  # runs of each point
     sample: Mapping[str, Any]
     panels: tuple[Panel, ...]
     claims: tuple[Mapping[str, Any], ...]  # fields of study.Claim
-    values: tuple[float | None, ...]  # by claim: the seconds of those that need no run
+    values: tuple[float | None, ...]  # one a claim: seconds where it needs no run
     notes: tuple[str, ...]
     judges: tuple[Facts, ...]  # as slo.judgements has them
-    runs: Mapping[str, str]  # by folder: the system's name
-    texts: Mapping[str, str] = field(default_factory=dict)  # by name: the system as --systems takes it
+    runs: Mapping[str, str]  # a folder maps to the system's name
+    texts: Mapping[str, str] = field(default_factory=dict)  # a name maps to the system as --systems takes it
     fuller: str = ""  # what --full has more of
-    setting: str = ""  # of all runs in words, where claims are about measures
+    setting: str = ""  # describes all runs where claims are about measures
     headline: str = ""  # the first line of its answer, with {} where the numbers stand
     shown: tuple[str, ...] = ()  # measures that the answer has a table of
-    bound: Mapping[str, Any] | None = None  # of a comparison along rates, as study.bound has it
+    bound: Mapping[str, Any] | None = None  # study.bound gives it for a comparison along rates
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:

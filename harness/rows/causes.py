@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.rows.attainment import late, limits
 from harness.rows.definitions import DEFINITIONS, tpot, ttft
-from harness.rows.record import STATES, WAITS
-from harness.rows.requests import take
+from harness.rows.requests import late, limits, take
+from harness.rows.schema import STATES, WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from harness.rows.attainment import Limits, Slo
-    from harness.rows.requests import Bools, Floats, Rows
+    from harness.rows.requests import Bools, Floats, Limits, Rows, Slo
 
-CAUSES = (*WAITS, "failed")  # of misses
+CAUSES = (*WAITS, "failed")  # a miss has one of them
 HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 

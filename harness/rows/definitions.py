@@ -14,8 +14,7 @@ from inspect import cleandoc
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from harness.rows.attainment import Limits, Slo
-    from harness.rows.requests import Bools, Floats, Rows
+    from harness.rows.requests import Bools, Floats, Limits, Rows, Slo
 
     Rule = Callable[[Rows, Limits], Floats | Bools]
 R = TypeVar("R", bound="Rule")
@@ -33,7 +32,7 @@ class Definition(NamedTuple):
     judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
-    part: Part  # of a request's time that explains its miss
+    part: Part  # explains a miss by this part of a request's time
     pooled: bool  # a request counts as many times as it asked for tokens
 
     @property
@@ -43,7 +42,7 @@ class Definition(NamedTuple):
 
     def score(self, rows: Rows, slo: Slo) -> Floats | None:
         """Score each request; None without token times where it needs them: it is never approximated."""
-        from harness.rows.attainment import limits
+        from harness.rows.requests import limits
 
         if self.by_token and rows.tokens is None:
             return None
@@ -56,7 +55,7 @@ class Definition(NamedTuple):
         return rows.output_tokens.astype(float) if self.pooled else np.ones(len(rows))
 
 
-DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
+DEFINITIONS: dict[str, Definition] = {}  # keeps the order of this file
 
 
 def definition(
@@ -87,7 +86,7 @@ def ttft(rows: Rows, slo: Limits) -> Bools:
 @definition("tpot", part="decode")
 def tpot(rows: Rows, slo: Limits) -> Bools:
     """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
-    from harness.rows.attainment import tpot_s
+    from harness.rows.requests import tpot_s
 
     return rows.done & ~(tpot_s(rows) > slo.tpot_s)
 
@@ -95,7 +94,7 @@ def tpot(rows: Rows, slo: Limits) -> Bools:
 @definition("ttft tpot", part="whole")
 def e2e(rows: Rows, slo: Limits) -> Bools:
     """1 where done and last token - arrival <= TTFT + (n - 1) x TPOT, the deadline of the last token asked for."""
-    from harness.rows.attainment import deadline_s
+    from harness.rows.requests import deadline_s
 
     return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
 
@@ -117,7 +116,7 @@ def token_mean(rows: Rows, slo: Limits) -> Floats:
     """
     import numpy as np
 
-    from harness.rows.attainment import late
+    from harness.rows.requests import late
 
     owner, counts = rows.stamps.owner, rows.stamps.counts
     missed = np.bincount(owner, late(rows, slo), len(rows))
@@ -135,10 +134,10 @@ def qos(rows: Rows, slo: Limits) -> Floats:
     """
     import numpy as np
 
-    from harness.rows.attainment import late, time_fraction
+    from harness.rows.requests import late, time_fraction
 
     stamps = rows.stamps
-    scores = (rows.done & (stamps.counts > 0)).astype(float)  # of a single segment
+    scores = (rows.done & (stamps.counts > 0)).astype(float)  # holds for a single segment
     for i in np.unique(np.searchsorted(stamps.at, np.flatnonzero(late(rows, slo)), "right") - 1):
         if scores[i]:
             seconds = stamps.ns[stamps.at[i] : stamps.at[i + 1]] / 1e9

@@ -30,8 +30,8 @@ RATE = Style()
 RATIO = Style(decimals=2, unit="x")
 COUNT = Style(decimals=0)
 GPUS = Style(decimals=0, reached=True)
-SCALE = Style(unit="x", reached=True)  # of SLOs
-SHARE = Style(decimals=1)  # in percent
+SCALE = Style(unit="x", reached=True)  # scales SLOs
+SHARE = Style(decimals=1)  # percent
 POINTS = Style(decimals=1, signed=True)  # differences of shares in percent
 
 

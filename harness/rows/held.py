@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.rows import crossings, tidy
+from harness.rows import by_window, crossings, tidy
 from harness.rows.estimate import Estimate
 from harness.rows.statistics import interval
 
@@ -20,12 +20,12 @@ DAY_H = 24
 class Held(NamedTuple):
     """A setting of a panel: its attainment, as a share, and what it cost."""
 
-    name: str  # of the setting: the study's name of the system
+    name: str  # is the study's name of the system
     met: Estimate
     worst: Estimate  # the same of the model that has least
     gpu_h: Estimate  # GPU-hours a day for which weights were on a GPU or on their way, over the window
     loads: float  # mean of whole runs
-    gpus: int  # of the panel
+    gpus: int  # the panel has so many
 
 
 def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:
@@ -42,7 +42,7 @@ def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -
 
 def _values(rows: pa.Table, name: str, measure: str) -> list[float]:
     """Return a measure of each run of a system."""
-    curves = tidy.curves(rows, name, measure, "x")
+    curves = by_window.curves(rows, name, measure, "x")
     return [value for of_seed in curves.values() for value in of_seed.values()]
 
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows import parts, record, tidy
-from harness.rows.record import SCHEMA, SWEEP
+from harness.rows.record import SWEEP
+from harness.rows.schema import CODES, SCHEMA
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyarrow import dataset
 
-CELL_BYTES = 8  # of a frame; categories take less, copies while it is made more
+CELL_BYTES = 8  # a cell of a frame takes so many; categories take less, copies while it is made take more
 GB = 1e9
 MOST_GB = 2.0
-CODES = pa.dictionary(pa.int32(), pa.string())
 SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # beside a run, by the tables of comparisons
 
 

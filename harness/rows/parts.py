@@ -30,7 +30,7 @@ DATASET, STAGED = "runs", "_staged"
 MANY = 10_000  # runs of a study, above which they lie in parts
 PER_PART = 256  # runs of a part, at most on average
 MOST_DIGITS = 4
-FEW_PARTS = 8  # of which a sample is
+FEW_PARTS = 8  # a sample is taken from so many
 FORM: Mapping[str, Any] = {"schema": int, "runs": {str: forms.RUN}, "groups": {str: [int, int]}}
 NAME = pa.field("run", pa.dictionary(pa.int32(), pa.string()), nullable=False)
 
@@ -40,7 +40,7 @@ class Partition(NamedTuple):
 
     study: str
     shard: str  # I-N
-    runs: int  # that are planned, of all shards
+    runs: int  # all shards together plan so many
 
     @property
     def digits(self) -> int:

@@ -28,9 +28,9 @@ from harness.rows.statistics import MIRROR, falling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.rows.requests import Floats
+    from harness.rows.statistics import Floats
 
-Z = 1.959963984540054  # of 95 %
+Z = 1.959963984540054  # gives 95 %
 ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and of a 95 % interval
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
@@ -116,7 +116,7 @@ def shares(c: Counts) -> Shares:
     # A window that is rare and bad may not show until the next rate.
     events[:-1] = np.minimum(events[:-1], np.where(some[1:], events[1:], np.inf))
     size = np.divide(missed, events, out=np.ones_like(missed), where=some)
-    for i in np.flatnonzero(~some)[::-1]:  # where nothing was missed, an episode as at the next rate, or the one before
+    for i in np.flatnonzero(~some)[::-1]:  # no miss: an episode is as large as at the next rate, or the one before
         near = size[i + 1 :] if i + 1 < len(size) else size[some][-1:]
         size[i] = near[0] if len(near) else 1.0
     low = np.where(some, gammaincinv(np.where(some, events, 1.0), 0.025), 0.0)

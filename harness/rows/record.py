@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from harness import spilled
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.rows import forms, parts, sealed, waits
+from harness.rows import forms, parts, schema, sealed
+from harness.rows.schema import CODES
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
 from harness.store import seal
@@ -35,6 +36,7 @@ from harness.store import seal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+SCHEMA, STATES, WAITS = schema.SCHEMA, schema.STATES, schema.WAITS
 ROWS = "requests.parquet"
 SIDE = "side.json"
 SOLO = "solo.parquet"
@@ -49,46 +51,17 @@ FORMS = {
     SENSITIVITY: forms.LEADS,
     TURNS: forms.TURNS,
     SIZE: forms.SIZED,
-}  # of facts, by file
+}  # a file's facts have this form
 
-STATES = ("done", "dropped", "failed", "unfinished")
 VERSION = 2  # `schema` of the files that are written and read; nullable columns come without another
-WAITS = waits.WAITS
 META = (
     "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
     "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served", "arithmetic",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
-_CODES = pa.dictionary(pa.int32(), pa.string())
-
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False),
-        pa.field("model", _CODES, nullable=False),
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("output_tokens", pa.int32(), nullable=False),  # asked for
-        pa.field("made_tokens", pa.int32(), nullable=False),
-        pa.field("arrival_ns", pa.int64(), nullable=False),  # intended; negative in warm-up
-        pa.field("admit_ns", pa.int64()),
-        pa.field("first_ns", pa.int64()),
-        pa.field("done_ns", pa.int64()),  # of the final state: the last token where `done`
-        pa.field("first_tokens", pa.int32(), nullable=False),  # in the first chunk; 0: none came
-        pa.field("state", _CODES, nullable=False),
-        *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
-        *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, up to the first token
-        *(pa.field(f"gap_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, in its longest gap between two tokens
-        pa.field("alone_prefill_ns", pa.int64()),  # its steps alone on an idle GPU, under the run's batching limits
-        pa.field("alone_decode_ns", pa.int64()),
-        pa.field("preemptions", pa.int32(), nullable=False),
-        pa.field("gpus", _CODES, nullable=False),  # "0"; "0+1" a TP group; "0>1" moved; "" never ran
-        pa.field("fidelity", _CODES, nullable=False),
-        pa.field("token_ns", pa.list_(pa.field("element", pa.int64(), nullable=False))),  # from the intended arrival
-    ]
-)
-
 SOLO_COLUMNS = pa.schema([pa.field(name, pa.float64(), nullable=False) for name in ("ttft_s", "tpot_s")])
-_DICTS = [f.name for f in SCHEMA if f.type == _CODES]
+_DICTS = [f.name for f in SCHEMA if f.type == CODES]
 
 # Errors of a disk that refuses; any other OSError comes from an engine's rows and is not the user's mistake.
 _REFUSED = frozenset(
@@ -247,7 +220,7 @@ def _groups(batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator
     room = ROW_GROUP
     for batch in batches:
         if not batch.schema.equals(SCHEMA):
-            raise ValueError(f"rows are not of the schema in harness/rows/record.py: {_differences(batch.schema)}")
+            raise ValueError(f"rows are not of the schema in harness/rows/schema.py: {_differences(batch.schema)}")
         while batch.num_rows >= room:
             yield _canonical([*held, batch.slice(0, room)], counts)
             batch, held, room = batch.slice(room), [], ROW_GROUP

@@ -1,15 +1,20 @@
-"""The rows of a run as arrays: one element a request."""
+"""The rows of a run as arrays, one element a request; their latencies, and the limits that an SLO sets them.
+
+TTFT, the time to first token, is first token - intended arrival. TPOT, the time per output token, is (last - first) /
+(n - n_first): see `tpot_s`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from harness.rows.record import STATES, WAITS, Pieces
+from harness.rows.schema import STATES, WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,10 +68,10 @@ class Rows:
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]  # asked for
     made_tokens: NDArray[np.int32]
-    first_tokens: NDArray[np.int32]  # in the first chunk
+    first_tokens: NDArray[np.int32]  # the first chunk has so many
     state: NDArray[np.int32]  # indexes record.STATES
     waits_s: Floats  # (requests, causes), in the order of record.WAITS
-    ttft_waits_s: Floats  # of those, until the first token; NaN: not known
+    ttft_waits_s: Floats  # counts up to the first token; NaN: not known
     gap_waits_s: Floats  # and of those, in the longest gap between two tokens; NaN: not known, or it has none
     alone_s: Floats  # (requests, 2): its prefill's and decode's steps alone; NaN: not known
     tokens: Tokens | None
@@ -112,10 +117,9 @@ def rows(table: pa.Table) -> Rows:
 
 
 def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
-    """Return the models of a run that is read in pieces, sorted, the last arrival in seconds, and its requests."""
+    """Return the sorted models of a run in pieces, its last arrival in seconds, and its requests; by two columns."""
     models, last_ns, n = set[str](), 0, 0
-    of = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, Pieces) else pieces
-    for table in of:
+    for table in pieces:
         models.update(_codes(table, "model")[0])
         last_ns, n = max(last_ns, int(_numpy(table, "arrival_ns").max(initial=0))), n + len(table)
     return tuple(sorted(models)), last_ns / 1e9, n
@@ -171,3 +175,93 @@ def _tokens(table: pa.Table) -> Tokens | None:
     column = table.column("token_ns").combine_chunks()
     counts = np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
     return Tokens(column.flatten().to_numpy(), np.concatenate([[0], np.cumsum(counts)]))
+
+
+# ------------------------------------------------------------------ latencies
+
+
+def tpot_s(rows: Rows) -> Floats:
+    """Compute (last - first) / (n - n_first) of finished requests, n_first = tokens of the first chunk.
+
+    NaN where undefined: not finished, or all tokens came at once (one-token outputs).
+    """
+    gaps = rows.made_tokens - rows.first_tokens
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(rows.done & (gaps > 0), (rows.e2e_s - rows.ttft_s) / gaps, np.nan)
+
+
+def norm_s(rows: Rows) -> Floats:
+    """Compute the normalised latency: (last - arrival) / n of finished requests, NaN of others."""
+    return np.where(rows.done, rows.e2e_s / np.maximum(rows.made_tokens, 1), np.nan)
+
+
+def quantile(values: Floats, q: float) -> float:
+    """Return the linear-interpolation quantile in which a missing value (NaN) is infinite; NaN of nothing."""
+    ranked = np.sort(np.where(np.isnan(values), np.inf, values))
+    if not len(ranked):
+        return math.nan
+    return interpolated((len(ranked) - 1) * q, ranked)
+
+
+def interpolated(place: float, ranked: Mapping[int, float] | Floats) -> float:
+    """Return the value at a place, from 0, among ranked values, between those of the ranks below and above."""
+    low, share = int(place), place - int(place)
+    if share == 0.0 or ranked[low] == ranked[low + 1]:
+        return float(ranked[low])
+    return float(ranked[low] + share * (ranked[low + 1] - ranked[low]))
+
+
+# ------------------------------------------------------------------ limits and deadlines
+
+
+class Limits(NamedTuple):
+    """TTFT and TPOT limits in seconds, one of each per request."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+
+    def take(self, which: Bools | slice) -> Limits:
+        """Return the limits of the requests that `which` selects."""
+        return Limits(self.ttft_s[which], self.tpot_s[which])
+
+
+Slo = Mapping[str, tuple[float, float]] | Limits  # model -> (TTFT, TPOT) in seconds (not named: none), or by request
+
+
+def limits(rows: Rows, slo: Slo) -> Limits:
+    """Return the limits of each request; infinite for a model without an SLO."""
+    if isinstance(slo, Limits):
+        return slo
+    pairs = np.array([slo.get(name, (math.inf, math.inf)) for name in rows.models]).reshape(-1, 2)
+    return Limits(pairs[rows.model, 0], pairs[rows.model, 1])
+
+
+def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
+    """Return the seconds from arrival to the deadline of token k = 0, 1, ...: TTFT + k x TPOT.
+
+    The first token's is TTFT, also where TPOT is infinite.
+    """
+    with np.errstate(invalid="ignore"):  # 0 x inf
+        return slo.ttft_s + np.where(k > 0, k * slo.tpot_s, 0.0)
+
+
+def late(rows: Rows, slo: Limits) -> Bools:
+    """Mark the tokens that come after their deadline."""
+    stamps, counts = rows.stamps, rows.stamps.counts
+    k = np.arange(len(stamps.ns)) - np.repeat(stamps.at[:-1], counts)
+    each = Limits(*(np.repeat(seconds, counts) for seconds in slo))
+    return np.asarray(stamps.ns / 1e9 > deadline_s(each, k))
+
+
+def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
+    """Return the share of a request's time to its last token that counts as good: see the definition `qos`."""
+    n, last = len(stamps), float(stamps[-1])
+    if last <= 0.0:
+        return 1.0
+    allowed = np.concatenate([[ttft], ttft + np.arange(1, n + 1) * tpot])
+    start, first, good = 0.0, 0, 0.0
+    while len(behind := np.flatnonzero(stamps[first:] - start > allowed[first:n])):
+        k = first + int(behind[0])
+        good += float(allowed[k - 1]) if k > first else 0.0
+        start, first = float(stamps[k]), k + 1
+    return (good + min(float(allowed[n]), last - start)) / last

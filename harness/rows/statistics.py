@@ -12,7 +12,9 @@ import numpy as np
 from harness.rows.estimate import Estimate
 
 if TYPE_CHECKING:
-    from harness.rows.requests import Floats
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 T_BELOW = 8  # runs; with fewer a bootstrap interval is too short, so the t interval stands in
 _RESAMPLES = 9_999
@@ -51,7 +53,7 @@ def _bca(x: Floats) -> tuple[float, float]:
     picks = np.random.default_rng(0).integers(0, len(x), (_RESAMPLES, len(x)))
     means = x[picks].mean(axis=1)
     bias = ndtri((np.sum(means < mean) + 0.5 * np.sum(means == mean)) / _RESAMPLES)
-    spread = (x - mean) / most  # of the leave-one-out means, up to a factor that cancels
+    spread = (x - mean) / most  # spreads the leave-one-out means, up to a factor that cancels
     bend = (spread**3).sum() / (6.0 * (spread**2).sum() ** 1.5)
     z = bias + ndtri(np.array([0.025, 0.975]))
     low, high = np.quantile(means, ndtr(bias + z / (1.0 - bend * z)))

@@ -2,12 +2,16 @@
 
 A run in one piece has the numbers of a sum over all. Latencies are kept until quantiles are taken, those of a long run
 in files.
+
+Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
+`done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
+cannot improve them. Per-token measures of a run without token times are None, never approximated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +20,8 @@ import numpy as np
 
 from harness import spilled
 from harness.rows import causes
-from harness.rows.attainment import Limits, busy, interpolated, norm_s, quantile, tpot_s
 from harness.rows.definitions import DEFINITIONS, both
-from harness.rows.requests import Rows, take
+from harness.rows.requests import Limits, Rows, interpolated, norm_s, quantile, take, tpot_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +32,33 @@ QUANTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
-BITS = 16  # of a number, by which many of them are ranked at a time
+BITS = 16  # bits that rank many numbers at a time
+
+
+def share(scores: Floats, weights: Floats | None = None) -> float:
+    """Average the scores of the offered requests, each by its weight (1); NaN if none was offered."""
+    if weights is None:
+        return float(scores.mean()) if len(scores) else math.nan
+    whole = float(weights.sum())
+    return float((scores * weights).sum()) / whole if whole else math.nan
+
+
+def jain(values: Iterable[float]) -> float:
+    """Compute Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
+    x = np.fromiter(values, np.float64)
+    return float(x.sum() ** 2 / (len(x) * (x**2).sum())) if x.any() else math.nan
+
+
+def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
+    """Return the seconds with at least one request in the system, the union of [arrival, end], and the latest end.
+
+    `reach_s` is that of requests which came before. A request without an end counts its stored waits, which reach to
+    the run's end.
+    """
+    end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
+    order = np.argsort(rows.arrival_s, kind="stable")
+    start, reach = rows.arrival_s[order], np.maximum.accumulate(np.append(reach_s, end[order]))
+    return float((reach[1:] - np.maximum(start, reach[:-1])).sum()), float(reach[-1])
 
 
 def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
@@ -51,11 +80,11 @@ def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tu
 class Attained:
     """The sums of a definition of attainment."""
 
-    missed: Floats  # by model and block of the window. So with the next
+    missed: Floats  # has a row a model and a column a block of the window, as the next
     asked: Floats
-    met: Floats  # by model, weighted. So with the next
+    met: Floats  # has a weighted sum a model, as the next
     whole: Floats
-    scores: float = 0.0  # of all, weighted
+    scores: float = 0.0  # is weighted
     weights: float = 0.0
     causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(causes.CAUSES), np.int64))  # of misses
 
@@ -105,7 +134,7 @@ class Measured:
             "done": self.done / self.offered if self.offered else math.nan,
             "undefined_tpot": self.undefined / self.offered if self.offered else math.nan,
             **quantiles,
-            "tpot_mean_s": _mean(self.tpot),  # of finished requests only: stands beside `done`
+            "tpot_mean_s": _mean(self.tpot),  # counts finished requests only, so it stands beside `done`
             "norm_mean_s": _mean(self.norm),  # likewise
         }
 
@@ -129,7 +158,7 @@ class Tally:
             for name in definitions
         }
         self.lacks: set[str] = set()  # definitions that need token times, of a run without
-        self.offered = np.zeros(n, np.int64)  # by model
+        self.offered = np.zeros(n, np.int64)  # has a number a model
         self.pooled, self.each = Measured(), [Measured() for _ in models]
         self._model = spilled.like(most, np.int32)
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}

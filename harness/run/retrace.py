@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.trace import Stretch, Trace, Traced, Transfer
+from harness.engines.sim.recorder import Traced
+from harness.engines.sim.trace import Stretch, Trace, Transfer
 from harness.loop.replay import replay
 from harness.policy.types import Infeasible, Unsupported, UserError
 from harness.rows import record

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.rows import record, stored, tidy
+from harness.rows import by_window, record, scoring, stored
 from harness.run import sources
 from harness.run.slo import SloTarget, limits
 from harness.run.sources import Task
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from harness.rows.requests import Floats
 
 
-def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
+def scorable(label: str, run: Path, under: SloTarget) -> scoring.Run:
     """Return a run as metrics score it under an SLO target."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
-    return tidy.Run(run.name, about, record.read_by_pieces(run), slo, label)
+    return scoring.Run(run.name, about, record.read_by_pieces(run), slo, label)
 
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
     counts_of = by_model(run, under, definitions)
-    counts = {name: tidy.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in counts_of.items()}
+    counts = {name: by_window.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in counts_of.items()}
     return {name: counts[name].met if name in counts else 0.0 for name in definitions}
 
 
@@ -44,8 +44,8 @@ def by_model(
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
         return {}
-    of = tidy.Run(run.name, about, record.read_by_pieces(run), limits(run, under))
-    sums = tidy.tallied(of, about["spec"], definitions, measured=False)
+    of = scoring.Run(run.name, about, record.read_by_pieces(run), limits(run, under))
+    sums = scoring.tallied(of, about["spec"], definitions, measured=False)
     if sums.lacks:
         raise UserError(f"{run.name} has no token times, which {min(sums.lacks)} needs")
     return {name: (sums.models, sums_of.missed, sums_of.asked) for name, sums_of in sums.attained.items()}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.rows import attainment, record, whole
+from harness.rows import record, requests, whole
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.stored import SOLO
 from harness.run.setup import Setup
@@ -58,7 +58,7 @@ def located(rule: str) -> str:
 # ------------------------------------------------------------------ limits of a stored run
 
 
-def limits(run: Path, under: SloTarget) -> attainment.Slo:
+def limits(run: Path, under: SloTarget) -> requests.Slo:
     """Return the SLO seconds of a run under a target: by model, or by request from the latencies in its folder."""
     from workloads import slo
 
@@ -67,13 +67,13 @@ def limits(run: Path, under: SloTarget) -> attainment.Slo:
     rule = slo.parse(under.rule)
     assert isinstance(rule, slo.Scaled)  # only multiples of a request's own latency have no seconds by model
     alone = stored_solo(run, rule.gpu)
-    return attainment.Limits(rule.ttft_x * alone.ttft_s, rule.tpot_x * alone.tpot_s)
+    return requests.Limits(rule.ttft_x * alone.ttft_s, rule.tpot_x * alone.tpot_s)
 
 
 _SOLO = threading.Lock()  # one thread derives and writes, the others read
 
 
-def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
+def stored_solo(run: Path, gpu: str = "") -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
     They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows or another kind
@@ -96,7 +96,7 @@ def stored_solo(run: Path, gpu: str = "") -> attainment.Limits:
         whole.clean(run, record.SOLO)
         inputs = {"of": of, "rows": sum(about["counts"].values())}
         solo = SOLO.kept(run / record.SOLO, inputs, make) if run.is_dir() else make()  # a part has no place for it
-    return attainment.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
+    return requests.Limits(solo["ttft_s"].to_numpy(), solo["tpot_s"].to_numpy())
 
 
 def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:

@@ -7,7 +7,6 @@ own runs stale, and editing a definition of attainment only the scores. Files co
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -25,9 +24,6 @@ from harness.run.spec import FILES, Spec, as_dict, by_content
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 RUN = Path(__file__).with_name("execute.py")  # the module that makes the rows of a resolved spec
-# Rewrites that make the same rows: files as they are now, and those that stored runs know in their place.
-# Written by `python -m tests.tools.as_before`. A file that changes again counts as itself, and the entry goes.
-REWRITES = Path(__file__).with_name("as_before.toml")
 
 
 class Task(NamedTuple):
@@ -81,25 +77,10 @@ def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> s
     """Hash files by name and meaning, and those that a user named by meaning alone."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
-    for name, digest in sorted(as_before({(name, meaning.digest(path)) for name, path in pairs})):
+    for name, digest in sorted(meaning.as_before({(name, meaning.digest(path)) for name, path in pairs})):
         total.update(f"{name}\0{digest}\n".encode())
     meaning.keep()
     return total.hexdigest()
-
-
-def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Return names and digests of files as stored runs know them: where all of a rewrite is there, as before it."""
-    for now, before in rewrites():
-        if now <= files:
-            files = files - now | before
-    return files
-
-
-@cache
-def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites: the files of each by name and digest, now and before."""
-    entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
-    return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 from harness.engines.costs import servers
 from harness.policy import mix
 from harness.policy.types import UserError
-from harness.rows import attainment, record, requests
+from harness.rows import record, requests
 from harness.run.realtime import Span, span
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models
@@ -68,15 +68,15 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
     for folder in folders:
         rows = requests.rows(record.read(folder, columns))
         rows = requests.take(rows, rows.arrival_s >= 0)
-        tpot_s = attainment.tpot_s(rows)
+        tpot_s = requests.tpot_s(rows)
         for i, model in enumerate(rows.models):
             mine = rows.model == i
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(tpot_s[mine][rows.output_tokens[mine] > 1])
     return {
         model: (
-            attainment.quantile(np.concatenate(parts), 0.95),
-            attainment.quantile(np.concatenate(tpot[model]), 0.95),
+            requests.quantile(np.concatenate(parts), 0.95),
+            requests.quantile(np.concatenate(tpot[model]), 0.95),
         )
         for model, parts in ttft.items()
     }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.policy.types import UserError
-from harness.rows import attainment, causes, record, requests
+from harness.rows import causes, record, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.run import slo as slos
 from harness.study.traffic import HOUR_S, View
@@ -36,7 +36,7 @@ class Judged(NamedTuple):
     table: pa.Table
     rows: requests.Rows
     offered: Bools  # counts in the window
-    slo: attainment.Limits
+    slo: requests.Limits
     score: NDArray[np.float64]
 
     @classmethod
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
         """Read a run. UserError where the definition needs token times that it lacks."""
         names = [name for name in record.SCHEMA.names if name != "token_ns" or DEFINITIONS[definition].by_token]
         rows = requests.rows(table := record.read(run, names))
-        slo = attainment.limits(rows, slos.limits(run, under))
+        slo = requests.limits(rows, slos.limits(run, under))
         score = DEFINITIONS[definition].score(rows, slo)
         if score is None:
             raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from harness.policy.fields import asked
-from harness.rows import crossings, estimate, pooled, tidy
+from harness.rows import by_window, crossings, estimate, pooled, summaries
 from harness.rows.about import About, Panel
-from harness.rows.crossings import EASES, Loss, Standing, crossing, fewest, inverse, of_panel, reached, side_by_side
+from harness.rows.crossings import EASES, Loss, crossing, fewest, inverse, of_panel, reached
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Estimate, Style
+from harness.rows.ranking import Standing, side_by_side
 from harness.rows.statistics import interval
 from harness.study import measured
 from harness.study.rule import (
@@ -224,7 +225,7 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     `over` it is the ratio of two such numbers.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
-    seeds = sorted(tidy.curves(rows, claim.system, definition, "x"))
+    seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
     if whole is None or len(seeds) < 2 or whole.sign != "=":
         return whole
     losses_of = [
@@ -248,7 +249,9 @@ def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
 
 def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -> tuple[int, int]:
     """Count the seeds that hold the level at an x, and the seeds that ran there."""
-    shares = [y for curve in tidy.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at]
+    shares = [
+        y for curve in by_window.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at
+    ]
     return sum(y >= level for y in shares), len(shares)
 
 
@@ -327,12 +330,12 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """Judge a claim about crossings on one panel."""
     definition, level = claim.definition or about.definitions[0], about.level
     others = of_file(claim.over, about) if claim.over else []
-    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
+    if wrong := {name: why for name, why in summaries.invalid(rows).items() if name in {claim.system, *others}}:
         note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
         return Verdict(claim, panel, None, NONE, "open", NONE, note)
     if claim.paper is None or panel["kind"]:
         return _standing(claim, panel, rows, about)
-    gone = {name: why for name in (claim.system, *others) if (why := tidy.unfit(rows, name)) and why.every}
+    gone = {name: why for name in (claim.system, *others) if (why := by_window.unfit(rows, name)) and why.every}
     fit = [name for name in others if name not in gone]
     if (claim.system in gone or (others and not fit)) and claim.what != "fewest":
         says = untried(claim) or "does not fit"

@@ -36,7 +36,7 @@ from harness.engines.costs.prices import listed
 from harness.engines.machine import Config, Served, cluster, power_above
 from harness.policy.chance import draw
 from harness.policy.types import Inst, Shape
-from harness.rows import record, requests, tidy
+from harness.rows import record, requests, scoring
 from harness.run.setup import Setup
 from harness.run.spec import Spec, stored
 from harness.study import pressure, sharing
@@ -108,13 +108,13 @@ class Ran:
 Column = Callable[[Ran], Mapping[str, float]]
 
 
-def values(folder: Path, names: Sequence[str]) -> Iterator[tidy.Value]:
+def values(folder: Path, names: Sequence[str]) -> Iterator[scoring.Value]:
     """Yield the rows of some columns of a run, by model and, over "pooled", of all together."""
     ran = Ran.read(folder)
     for name in names:
         for model, value in COLUMNS[name](ran).items():
             known = None if math.isnan(value) else value
-            yield tidy.Value(name, "model" if model else "pooled", model or None, int(ran.of(model).sum()), known)
+            yield scoring.Value(name, "model" if model else "pooled", model or None, int(ran.of(model).sum()), known)
 
 
 # ------------------------------------------------------------------ rates and latencies

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.rows import crossings, pooled, tidy
+from harness.rows import by_window, crossings, pooled, ranking
 from harness.rows.about import Panel
-from harness.rows.crossings import FALSE, UNDECIDED, Standing
-from harness.rows.tidy import Windows
+from harness.rows.by_window import Windows
+from harness.rows.ranking import FALSE, UNDECIDED, Standing
 from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
 from harness.study.study import AA_SEED
 
@@ -35,7 +35,7 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     if (e := standing.decisive) is None:
         gaps = [gap for _, gap in standing.differences]
         return all(
-            gap.low is not None and gap.high is not None and gap.high - gap.low <= 2 * crossings.NEAR for gap in gaps
+            gap.low is not None and gap.high is not None and gap.high - gap.low <= 2 * ranking.NEAR for gap in gaps
         )
     if e.low is None or e.high is None:
         return False
@@ -60,8 +60,8 @@ def unsettled(
 def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str], level: float) -> Standing | None:
     sides = [curves.get(name, {}) for name in pair]
     seeds = sides[0].keys() & sides[1].keys()
-    ours, theirs = (tidy.together(side, seeds) for side in sides)
-    return None if ours is None or theirs is None else crossings.standing(panel, (ours, theirs), level)
+    ours, theirs = (by_window.together(side, seeds) for side in sides)
+    return None if ours is None or theirs is None else ranking.standing(panel, (ours, theirs), level)
 
 
 def more(
@@ -94,12 +94,12 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
     Where nothing is missed at the x below the crossing and most at the next, it is the middle of the two: how many
     requests an episode there misses tells nothing of lower rates.
     """
-    c = tidy.together(of, of.keys())
+    c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
         return None
     xs, rated = c.rates_rps.tolist(), panel["axis"] in crossings.RATED
     if min(max(at.mean / x, x / at.mean) for x in xs) > QUARTER:
-        return rounded(at.mean, 3) if rated else crossings.turned(rounded(1.0 / at.mean, 3))
+        return rounded(at.mean, 3) if rated else crossings.reciprocal(rounded(1.0 / at.mean, 3))
     if rated and at.high is None:
         return rounded(xs[-1] * HALF_OCTAVE, 3)
     if rated and at.low is None:
@@ -112,7 +112,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 def _harder(panel: Panel) -> tuple[float, ...]:
     """Return the x that are given, as curves have them: load rises with x."""
-    return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
+    return tuple(map(crossings.reciprocal, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
 def _priced(of: Windows, name: str, seed: int, x: float) -> More:
@@ -123,7 +123,7 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
     """Return the given x, those within an octave of a system's interval, and one beyond each of its ends."""
-    c = tidy.together(of, of.keys())
+    c = by_window.together(of, of.keys())
     if c is None:
         return ()
     at, xs = pooled.crossing(c, level), c.rates_rps.tolist()

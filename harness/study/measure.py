@@ -16,9 +16,9 @@ from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from harness.policy.types import UserError
-from harness.rows import parts, record, tidy, whole
+from harness.rows import by_window, parts, record, tidy, whole
 from harness.rows.about import About
-from harness.rows.crossings import EASES, turned
+from harness.rows.crossings import EASES, reciprocal
 from harness.rows.stored import Stamp, stamp
 from harness.run import crew, score, streams, sweep
 from harness.run.setup import Failed, load_models, load_trace
@@ -366,7 +366,7 @@ class Work:
 
         return seeds.refined(grid, points, part, run, self._counted)
 
-    def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
+    def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, by_window.Windows]]) -> None:
         """Add the misses of runs to the curves by panel and system, for the first definition."""
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
@@ -377,7 +377,7 @@ class Work:
             if counted is not None and counted.offered:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
-                x = turned(point.x) if point.panel.axis in EASES else point.x
+                x = reciprocal(point.x) if point.panel.axis in EASES else point.x
                 of.setdefault(seed, {})[x] = counted
 
     def _highest_held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:

@@ -26,8 +26,8 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from harness.rows.crossings import UNDECIDED, Standing
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import UNDECIDED, Standing
 from harness.study.study import Claim
 
 CLASSES = {

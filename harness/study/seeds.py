@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
-from harness.rows import tidy
-from harness.rows.crossings import EASES, RATED, turned
+from harness.rows import by_window
+from harness.rows.crossings import EASES, RATED, reciprocal
 from harness.run.spec import Spec
 from harness.study import enough
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import contends
 from harness.study.study import BEST, Study, named, systems_of
 
-Windows = dict[str, tidy.Windows]  # keyed by system: misses of its runs by seed and x
+Windows = dict[str, by_window.Windows]  # keyed by system: misses of its runs by seed and x
 
 
 def refined(
@@ -56,7 +56,7 @@ def refined(
     return added
 
 
-def _more(grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> Iterator[list[tuple[Point, float]]]:
+def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> Iterator[list[tuple[Point, float]]]:
     """Yield the runs that tell a panel's systems apart, with the requests of each: of all, then of the study's own.
 
     Nothing where they are told apart.
@@ -65,7 +65,7 @@ def _more(grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> Itera
     contend = [name for name in panel.specs if name in curves and contends(name)]
     usual = [name for name in contend if name not in set(named(study.more))]
     facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
-    least, shown = grid.bounds(panel).least, turned if panel.axis in EASES else float
+    least, shown = grid.bounds(panel).least, reciprocal if panel.axis in EASES else float
     for names in dict.fromkeys((tuple(contend), tuple(usual))):
         if undecided_names := enough.unsettled(curves, facts, pairs(study, names), study.level, scope.precision):
             more = enough.more(curves, facts, dict(sorted(undecided_names.items())), scope.seeds, study.level, least)

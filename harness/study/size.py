@@ -24,8 +24,8 @@ import numpy as np
 from harness.policy import mix
 from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
+from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
-from harness.rows.tidy import Counted
 from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits

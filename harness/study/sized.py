@@ -14,9 +14,9 @@ from harness.engines.costs import quantities
 from harness.engines.costs.prices import Price, prices
 from harness.policy import mix
 from harness.policy.types import UserError
+from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
 from harness.rows.held import DAY_H
-from harness.rows.tidy import Counted
 from harness.run.spec import FILES
 from harness.study.bases import judged_by
 from harness.study.offers import usd_hour

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.rows import crossings, pooled, tidy
+from harness.rows import by_window, crossings, pooled, summaries, tidy
 from harness.rows.about import Panel
 from harness.rows.crossings import MARK, of_counts
 from harness.rows.definitions import DEFINITIONS
@@ -142,7 +142,7 @@ class Summary:
         It also says where the system does not fit, is invalid, unchecked or checked in part, or (†) meets no SLO of
         some model.
         """
-        label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
+        label = system.label if system.gpus == self.gpus else summaries.with_gpus(system.label, [system.gpus])
         marks = {"does not fit": system.infeasible, "invalid": system.invalid, system.check: bool(system.check)}
         return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds) + MARK * bool(system.unserved)
 
@@ -208,7 +208,7 @@ def summarize(
     apart = {label for label in contend if points.gpus[label] != gpus} if counts.count(gpus) >= CONTEST else set()
     contend = [label for label in contend if label not in apart]
     shown = points.telling_rate(contend, definition, level)
-    invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
+    invalid, unfit = summaries.invalid(table), summaries.infeasible(table)
     systems = tuple(
         SystemSummary(
             label,
@@ -309,7 +309,7 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
     names = [*dict.fromkeys(c.definition for c in wanted if c.definition), "offered_rps", "undefined_tpot"]
     estimates: dict[tuple[str, float, str, str], Estimate] = {}
     gpus: dict[str, int] = {}
-    for p in tidy.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
+    for p in summaries.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
         low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
         estimates[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
         gpus[p["label"]] = int(p["gpus"])
@@ -365,5 +365,5 @@ def dips(c: Crossing) -> bool:
 
 def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:
     """Return pooled attainment by seed at one rate."""
-    curves = tidy.curves(table, label, definition, "rate_scale")
+    curves = by_window.curves(table, label, definition, "rate_scale")
     return {seed: curve[rate] for seed, curve in curves.items() if rate in curve}

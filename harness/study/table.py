@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.rows import record, tidy, vetted
+from harness.rows import by_window, memo, record, scoring, tidy, vetted
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score, sweep
 from harness.run.slo import SloTarget, judgements
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 def labels(rows: pa.Table) -> dict[str, str]:
     """Return the system of each label."""
-    return dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
+    return dict(zip(memo.column(rows, "label"), memo.column(rows, "system"), strict=True))
 
 
 def marks(rows: pa.Table) -> dict[str, str]:
@@ -108,7 +108,7 @@ def score_all(
         wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
         run = score.scorable(place.system, out / place.folder, place.under)
         more = columns.values(out / place.folder, measures) if measures else ()
-        scores = tidy.score(run, by_model=by_model, definitions=tuple(wanted), more=more)
+        scores = scoring.score(run, by_model=by_model, definitions=tuple(wanted), more=more)
         if not by_model:
             scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
         return scores.cast(form)
@@ -125,7 +125,7 @@ def score_all(
         teller.progress("scores", len(todo), len(todo))
 
 
-def counted(scores: pa.Table, definition: str) -> tidy.Counted | None:
+def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
     """Return a scored run's misses and offered requests; None where it could not run."""
     which = pc.and_(
         *(
@@ -135,7 +135,7 @@ def counted(scores: pa.Table, definition: str) -> tidy.Counted | None:
     )
     rows = scores.filter(which)
     counts = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
-    return tidy.Counted(*(float(of.sum()) for of in counts)) if len(rows) else None
+    return by_window.Counted(*(float(of.sum()) for of in counts)) if len(rows) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
@@ -147,6 +147,6 @@ def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
 
     def make() -> pa.Table:
-        return tidy.scores([score.scorable(spec.label, out / spec.folder, under)])
+        return scoring.scores([score.scorable(spec.label, out / spec.folder, under)])
 
     return score.table(folder / record.SWEEP, about, [task], __file__, make)

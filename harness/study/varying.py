@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.rows import crossings, forms, record, statistics, tidy
+from harness.rows import by_window, crossings, forms, record, statistics
 from harness.rows.about import Panel
 from harness.rows.estimate import Estimate
 from harness.run import score
@@ -145,7 +145,7 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
     definition = measured.about.definitions[0]
     for panel in measured.about.panels:
         rows = crossings.of_panel(measured.table, panel)
-        gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
+        gone = ((name, by_window.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")
         lead = lead_of(rows, panel, (first, second), definition, measured.about.level)
         yield _line(by_name[panel["name"]], lead, note)

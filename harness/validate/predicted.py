@@ -16,7 +16,7 @@ import pandas as pd
 from harness.engines.costs import shapes
 from harness.engines.machine import cluster
 from harness.policy.types import Inst, UserError
-from harness.rows import record, requests, tidy
+from harness.rows import record, requests, scoring
 from harness.run import score
 from harness.run.execute import execute
 from harness.run.realtime import Span
@@ -129,7 +129,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             scheduled = tasks(spec for _, spec in cells)
             _again(scheduled, out, plan.again, teller)
             runs = [(label, out / task.folder) for (label, _), task in zip(cells, scheduled, strict=True)]
-            table = tidy.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
+            table = scoring.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
             by_rate = {rate: f"{count} models, {100 * share:.0f} %" for share, rate in rates.items()}

@@ -24,9 +24,8 @@ import numpy as np
 from harness.calibrate.tables import dumps
 from harness.policy.types import UserError
 from harness.rows import record, requests
-from harness.rows.attainment import quantile, tpot_s
 from harness.rows.record import write_bytes
-from harness.rows.requests import Rows
+from harness.rows.requests import Rows, quantile, tpot_s
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec

@@ -33,7 +33,7 @@ from harness.engines.costs import quantities
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
 from harness.policy.types import GIB, Jobs, Plan, Shape, UserError
-from harness.rows import attainment, requests
+from harness.rows import requests
 from harness.validate import names
 from harness.validate.measured import CsvRow, contents, lines
 from harness.validate.names import Skipped, UnknownName
@@ -242,7 +242,7 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
         {
             "instance": [int(rows.models[code][1:]) for code in rows.model],
             "ttft_s": rows.ttft_s,
-            "tpot_s": attainment.tpot_s(rows),
+            "tpot_s": requests.tpot_s(rows),
             "e2e_s": rows.e2e_s,
         }
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.engines.costs import quantities
-from harness.rows import attainment, requests
+from harness.rows import requests
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
 from harness.validate.loads import Batch, Closed, Poisson, Setting
@@ -105,7 +105,7 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
     taken = requests.take(every, counted)
     return {
         "ttft": float(taken.ttft_s.mean()),
-        "tpot": float(attainment.tpot_s(taken).mean()),
+        "tpot": float(requests.tpot_s(taken).mean()),
         "e2e": float(taken.e2e_s.mean()),
         **{
             f"{metric}_p{p}": float(np.percentile(seconds, p))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness import spilled
 from harness.policy.types import Jobs, Prefix, UserError
-from harness.rows import record, tally, tidy
+from harness.rows import record, scoring, tally
 from harness.run import score
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -201,7 +201,7 @@ def test_scores_in_pieces_are_those_of_a_whole(tmp_path: Path, monkeypatch: pyte
     pieces = score.scorable("swap", again, under)
     assert isinstance(pieces.table, record.Pieces)
     assert len(list(pieces.table)) > 10
-    want, got = tidy.score(whole), tidy.score(pieces)
+    want, got = scoring.score(whole), scoring.score(pieces)
     for name in ("definition", "over", "model", "n"):
         assert got[name].to_pylist() == want[name].to_pylist()
     for here, there in zip(got["value"].to_pylist(), want["value"].to_pylist(), strict=True):

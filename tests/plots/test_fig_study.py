@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import plots
 from harness.policy.types import UserError
-from harness.rows import crossings, record, tidy
+from harness.rows import ranking, record, tidy
 from harness.rows.about import About
 from plots import caption, fewest, fig_study, lines, matrix, parts, style
 from tests.harness.study.study_table import met
@@ -345,7 +345,7 @@ def test_cases_of_a_condition_are_one_cell_of_a_matrix() -> None:
 
 def test_hatches_and_lightness_tell_standings_apart_in_grey() -> None:
     kinds = {(fill.hatch, int(lightness(fill.color)) // 4) for fill in style.FILLS.values()}
-    assert len(kinds) == len(style.FILLS) == len(crossings.STANDINGS)
+    assert len(kinds) == len(style.FILLS) == len(ranking.STANDINGS)
 
 
 def test_a_fleet_drops_a_line_at_the_fewest_gpus_that_hold() -> None:

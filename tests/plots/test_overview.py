@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from harness.rows import tidy
 from harness.rows.about import About
-from harness.rows.crossings import verdict_text
+from harness.rows.ranking import verdict_text
 from plots import caption, fig_compare, fig_study, lines, matrix, overview, style
 from tests.cases import cases
 from tests.plots.test_fig_study import about, claim, panel, stored

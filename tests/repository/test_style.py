@@ -18,10 +18,6 @@ MOST_FRAGMENTS = {PRODUCT: 459, ("tests",): 127}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = """
-harness/engines/sim/trace.py
-harness/rows/crossings.py
-harness/rows/record.py
-harness/rows/tidy.py
 systems/muxserve.py
 systems/prism.py
 tests/commands/test_bad_input.py

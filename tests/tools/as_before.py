@@ -19,22 +19,23 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.loop import meaning
 from harness.loop.system import ROOT, names
-from harness.run import sources
 
 LISTED = """
 import json
+from harness.check import under
 from harness.loop import engine, meaning
 from harness.loop.system import ROOT, names
 from harness.run import sources
-pairs = {}
-for system in names():
-    for path in sources.closure(sources.RUN, engine.path("sim"), ROOT / "systems" / f"{system}.py"):
-        pairs[str(path.relative_to(ROOT))] = meaning.digest(path)
 before = getattr(sources, "AS_BEFORE", None)
-known = {(name, before.get(digest[:16], digest)) for name, digest in pairs.items()} if before else pairs.items()
-known = known if before is not None else sources.as_before(set(known))
-print(json.dumps(dict(known)))
+runs = {path for system in names()
+        for path in sources.closure(sources.RUN, engine.path("sim"), ROOT / "systems" / f"{system}.py")}
+checks = {path for pattern in under.FILES for path in ROOT.glob(pattern)}
+for paths in (runs, checks - runs):
+    pairs = {(str(path.relative_to(ROOT)), meaning.digest(path)) for path in paths}
+    known = meaning.as_before(pairs) if before is None else {(n, before.get(d[:16], d)) for n, d in pairs}
+    print(json.dumps(dict(known)))
 """
 SPECS = (
     "--models light8 --gpus 1 --trace hyperbolic-like",
@@ -73,12 +74,14 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{len(rows[0])} runs before, {len(rows[1])} now, {len(unlike)} unlike {' '.join(unlike)}\n")
     if unlike or not rows[0]:
         return 1
-    old, new = (json.loads(_python(checkout, "-c", LISTED)) for checkout in (before, ROOT))
-    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-    lines = ["# Written by `python -m tests.tools.as_before`, after runs of all systems had equal rows.", "[[rewrite]]"]
-    for head, side in (("now", new), ("before", old)):
-        lines += [f"[rewrite.{head}]", *(f'"{name}" = "{side[name]}"' for name in sorted(changed & side.keys()))]
-    sources.REWRITES.write_text("\n".join(lines) + "\n", "utf-8")
+    lists = (_python(checkout, "-c", LISTED).splitlines() for checkout in (before, ROOT))
+    lines = ["# Written by `python -m tests.tools.as_before`, after runs of all systems had equal rows."]
+    for old, new in zip(*(map(json.loads, texts) for texts in lists), strict=True):  # of runs, of checks alone
+        changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+        lines += ["[[rewrite]]"]
+        for head, side in (("now", new), ("before", old)):
+            lines += [f"[rewrite.{head}]", *(f'"{name}" = "{side[name]}"' for name in sorted(changed & side.keys()))]
+    meaning.REWRITES.write_text("\n".join(lines) + "\n", "utf-8")
     return 0
 
 

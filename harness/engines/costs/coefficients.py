@@ -35,7 +35,7 @@ CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: abo
 SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
 READ = ("attention", "ffn", "shared")  # groups of weights that every step reads
-LAYER_KERNELS = 11  # of a layer beside attention: nine, and two all-reduces where it is cut over GPUs
+LAYER_KERNELS = 11  # a layer has nine beside attention, and two all-reduces where it is cut over GPUs
 LONG, DOUBLE = 2048, 1.02  # a step of so many tokens or more is at most so much slower than two of half
 # Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
 GRID = np.array(

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from harness.engines.costs.process import Parts
     from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 
-Factors = Mapping[str, float]  # by constant; 1 where none is named
+Factors = Mapping[str, float]  # a constant maps to its factor; 1 where none is named
 
-CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
+CONSTANTS: Mapping[str, str] = {  # a name maps to what is multiplied
     "pcie": "bandwidth between a GPU and its host, each way",
     "nvlink": "bandwidth of copies between GPUs of a node (not of all-reduces within a step)",
     "net": "bandwidth between nodes",

@@ -393,7 +393,7 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike)
     return [small, qkv, small, small], [out, *after, small, up, small, down, *last]
 
 
-TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # of the decode step by which shares are told
+TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # shares are told by a decode step of so many
 
 
 def roofline_share(q: Toml, spec: GpuSpec, shape: Shape, tp: int) -> float:

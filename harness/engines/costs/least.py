@@ -29,14 +29,14 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 class Least(NamedTuple):
     """Least seconds of one row of a cost table, on all `tp` GPUs of its group together, without host gaps."""
 
-    token_s: float  # of a token of a step, whatever else is in it
+    token_s: float  # a token of a step adds so much, whatever else is in it
     member_s: F8  # (cuts, cap + 1) by N: of a member of a step that has at most N of them, its tokens of prompts aside
-    head_s: float  # of a token that is sampled
-    decode_s: tuple[float, float]  # of a token's attention, and for each token of its context
+    head_s: float  # a token that is sampled adds so much
+    decode_s: tuple[float, float]  # a token's attention takes the first, and the second for each token of its context
     piece_s: tuple[float, float, float]  # of a prompt's attention: once, for each new token, for each token^2 of area
-    flop_s: tuple[float, float]  # of the GPU's FLOP/s: a token, a token^2 of area
-    hbm_s: tuple[float, float]  # of its bandwidth: the weights once, a token of context
-    wall_s: tuple[float, float]  # of a step on the clock: at least, and for each new token of a prompt
+    flop_s: tuple[float, float]  # a token, and a token^2 of area, take so much of the GPU's FLOP/s
+    hbm_s: tuple[float, float]  # the weights once, and a token of context, take so much of its bandwidth
+    wall_s: tuple[float, float]  # a step takes so much on the clock: at least, and for each new token of a prompt
     duty: float  # the least part of a step in which its kernels run
     slow: float  # the least part of what others add to a step, at most 1
 
@@ -49,7 +49,7 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
     duty = min([1.0, *duties])
-    here = _fill(c, np.zeros(1))[0] * duty  # of any step
+    here = _fill(c, np.zeros(1))[0] * duty  # any step adds so much
     most = float(t.grid[-1])
     points = np.unique(np.concatenate([t.grid, cap + np.ceil([c["few"], c["many"]])])).astype(np.float64)
     each, fill = _at(t, gemm, points) / points, duty * _fill(c, np.maximum(0.0, points - cap))

@@ -59,7 +59,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 class Parts(NamedTuple):
     """Bytes of one process on each GPU of its group."""
 
-    inside: int  # of the share that the engine may use
+    inside: int  # leaves the share that the engine may use
     outside: int  # beside it
 
 

@@ -66,7 +66,7 @@ def _at(grid: list[int], f: list[float], x: int) -> float:
 class TableProfile:
     """`types.Profile` over cost tables: solo seconds on idle links, without host API time."""
 
-    rows: Mapping[tuple[str, int], Row]  # of (model, tensor-parallel degree)
+    rows: Mapping[tuple[str, int], Row]  # (model, tensor-parallel degree) maps to its row
     spec: GpuSpec
     ladder: Mapping[str, Way]
     weight_bytes: Mapping[tuple[str, int], int]  # per GPU
@@ -172,8 +172,8 @@ class MixedProfile:
     Weights and KV of a host are those of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
     """
 
-    on: Sequence[TableProfile]  # by GPU
-    nodes: Sequence[int]  # by GPU
+    on: Sequence[TableProfile]  # has an entry a GPU
+    nodes: Sequence[int]  # has an entry a GPU
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """See `Profile`."""

@@ -49,7 +49,7 @@ class Steps(NamedTuple):
     """Seconds of a model's steps on some GPUs with a share of their SMs."""
 
     prefill: Curve  # over tokens
-    decode: Sequence[tuple[int, Curve]]  # by sequences, each over the context of one
+    decode: Sequence[tuple[int, Curve]]  # counts sequences, each over the context of one
 
 
 Measured = Mapping[str, Mapping[int, Mapping[int, Steps]]]  # by model, GPUs and per cent of SMs, ascending
@@ -141,7 +141,7 @@ class MeasuredProfile:
 
     measured: Measured
     shapes: Mapping[str, str]  # the shape of each model, as `measured` names it
-    sms: int  # of a GPU
+    sms: int  # a GPU's
     table: Profile
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:

@@ -16,7 +16,7 @@ from harness.toml import Count, Natural, NonNegative, Share
 FILE = Path(__file__).parent / "servers.toml"
 # What a prompt needs to be let in: its blocks and a token's, those of its next piece, or all up to its last token.
 Admission = Literal["prompt", "chunk", "output"]
-PREFILL_TOKENS = 16384  # of a step of whole prompts, where a release has no such step
+PREFILL_TOKENS = 16384  # stands for a step of whole prompts where a release has no such step
 
 
 class Settings(NamedTuple):

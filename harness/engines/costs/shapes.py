@@ -8,9 +8,9 @@ from harness.policy.types import Format, Formats, Shape, UserError
 BF16 = 2  # bytes
 FP8 = 1
 FP32 = 4  # on a processor
-KV_BYTES = {"bf16": BF16, "fp8": FP8, "fp32": FP32}  # of a number in the KV cache
+KV_BYTES = {"bf16": BF16, "fp8": FP8, "fp32": FP32}  # a number in the KV cache takes so many
 BLOCK = 128  # rows and columns that share a scale in block-wise FP8: a GPU's part holds whole blocks
-DEGREES = (1, 2, 4, 8)  # of tensor parallelism: those whose all-reduces are in the cost tables
+DEGREES = (1, 2, 4, 8)  # cost tables have the all-reduces of these degrees
 PLAIN = Format("bf16", float(BF16))
 SINGLE = Formats(*[Format("fp32", float(FP32))] * len(Formats._fields))
 

@@ -63,7 +63,7 @@ class Network:
     head_dim: Positive
     ffn: Positive
     vocab: Positive
-    number_bytes: Literal[2, 4]  # of a weight and of a number of KV: bf16 or float32
+    number_bytes: Literal[2, 4]  # a weight and a number of KV take so many: bf16 or float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Machine:
     settings: Mapping[Setting, Option] = field(default_factory=dict)
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
-    piece_bytes: Positive | None = None  # of a copy, that cannot be overtaken; none: as on a GPU
+    piece_bytes: Positive | None = None  # a copy of so many cannot be overtaken; none: as on a GPU
 
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""

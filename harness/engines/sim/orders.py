@@ -32,8 +32,8 @@ class Orders:
         self.requests: Requests | None = None  # made when the run begins
         self.hears: frozenset[type] = frozenset()
         self.events: deque[Event] = deque()  # told behind the kernel's
-        self.standing: dict[tuple[int, int], Run] = {}  # by batch and lane of it
-        self.actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
+        self.standing: dict[tuple[int, int], Run] = {}  # (batch, lane of it) maps to its order
+        self.actions: dict[int, Action] = {}  # the kernel's number maps to the action
         self.loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
         self.landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
         self._short = False  # there was no room for a load before the start

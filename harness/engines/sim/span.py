@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SUMS = {  # by name in the statistics: the field of a GPU that has it
+SUMS = {  # a name in the statistics maps to the field of a GPU that has it
     "gpu_busy_s": "busy_s",
     "gpu_hbm_s": "hbm_s",
     "gpu_flop_s": "flop_s",

@@ -16,8 +16,8 @@ from harness.answers.ratios import borne_out
 from harness.answers.text import Shown, lines
 from harness.answers.without import offered_rps
 from harness.rows.about import About
-from harness.rows.crossings import CASE, NO_ROOM, Standing
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import CASE, NO_ROOM, Standing
 from harness.study.study import START, Claim
 from tests.cases import cases
 from tests.harness.study.study_table import CLAIMS, PANELS, about, met, panel, table

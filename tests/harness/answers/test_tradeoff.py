@@ -14,7 +14,7 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Plan, UserError
-from harness.rows import held, tidy
+from harness.rows import held, scoring
 from plots import style
 from plots import tradeoff as figure
 from systems.swap import Swap
@@ -46,7 +46,7 @@ def test_gpus_are_held_from_the_order_of_a_load_until_weights_left() -> None:
     stats = engine.stats()
     assert stats["span_s"] == pytest.approx(rows[0]["done_ns"] / 1e9, abs=0.01)
     assert stats["gpu_held_s"] == pytest.approx(1.0 + 1.0 + stats["span_s"] - 10.0, abs=0.01)
-    assert tidy.utilisation(stats)["gpu_held"] == pytest.approx(stats["gpu_held_s"] / (2 * stats["span_s"]))
+    assert scoring.utilisation(stats)["gpu_held"] == pytest.approx(stats["gpu_held_s"] / (2 * stats["span_s"]))
 
 
 FACTS = about(

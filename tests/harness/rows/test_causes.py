@@ -11,8 +11,8 @@ import pytest
 from harness.answers import explain
 from harness.engines.servers.account import failures
 from harness.rows import causes, record
-from harness.rows.attainment import limits
 from harness.rows.definitions import DEFINITIONS
+from harness.rows.requests import limits
 from tests.cases import cases
 from tests.harness.rows.test_metrics import rows, table
 

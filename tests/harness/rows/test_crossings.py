@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows import crossings, pooled, tally, tidy
-from harness.rows.crossings import CASE, FALSE, NEAR, UNDECIDED, Standing, corrected, of_panel, side_by_side
-from harness.rows.crossings import cases as of_cases
+from harness.rows import by_window, crossings, pooled, ranking, tally
+from harness.rows.crossings import of_panel
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import CASE, FALSE, NEAR, UNDECIDED, Standing, corrected, side_by_side
+from harness.rows.ranking import cases as of_cases
 from harness.rows.requests import Rows
 from tests.cases import cases
 from tests.harness.study.study_table import counted, met, panel, table
@@ -63,17 +64,17 @@ def test_blocks_add_up_to_what_was_missed_and_offered(n: int, models: int, windo
 def test_windows_stand_side_by_side_at_the_x_that_all_have() -> None:
     made = rows({"a": knee(10.0)}, seeds=2).to_pylist()
     gone = [row for row in made if not (row["seed"] == 1 and row["x"] == 4.0)]
-    (curves,) = tidy.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
+    (curves,) = by_window.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
     without = {seed: sorted(curve) for seed, curve in curves.items()}
     assert without == {seed: [1.0, 2.0, 8.0, 16.0] if seed == 1 else [*RATES] for seed in range(8)}
-    both, first = tidy.together(curves, range(8)), tidy.together(curves, {0})
+    both, first = by_window.together(curves, range(8)), by_window.together(curves, {0})
     assert both is not None
     assert first is not None
     assert both.rates_rps.tolist() == [1.0, 2.0, 8.0, 16.0]
     assert both.offered.tolist() == [[225.0] * 8] * 4
     assert both.missed.sum(axis=1) == pytest.approx([1800 * (1.0 - met(x, 10.0)) for x in both.rates_rps])
     assert first.rates_rps.tolist() == [*RATES]
-    assert tidy.together(curves, {8}) is None
+    assert by_window.together(curves, {8}) is None
 
 
 def test_a_window_is_a_unit_however_many_stretches_it_has() -> None:
@@ -81,15 +82,15 @@ def test_a_window_is_a_unit_however_many_stretches_it_has() -> None:
     made = rows({"a": knee(10.0)}, (4.0,)).to_pylist()
     stretches = {"missed": [3.0, 0.0, 0.0], "offered": [75.0] * 3}
     cut = [row | stretches if row["definition"] == "ttft" else row for row in made]
-    (curves,) = tidy.windows(pa.Table.from_pylist(cut, schema=rows({}).schema), "a", "ttft").values()
-    c = tidy.together(curves, curves.keys())
+    (curves,) = by_window.windows(pa.Table.from_pylist(cut, schema=rows({}).schema), "a", "ttft").values()
+    c = by_window.together(curves, curves.keys())
     assert c is not None
     assert (c.units, c.missed.tolist(), c.offered.tolist()) == (12, [[3.0] * 12], [[225.0] * 12])
 
 
 def test_of_a_table_without_counts_they_follow_from_the_value() -> None:
     old = rows({"a": knee(10.0)}, seeds=2).drop_columns(["missed", "offered"])
-    (curves,) = tidy.windows(old, "a", "ttft").values()
+    (curves,) = by_window.windows(old, "a", "ttft").values()
     assert curves[0][16.0] == pytest.approx((225 * 0.01 * 1.6**4, 225.0))
 
 
@@ -249,14 +250,14 @@ def test_two_of_three_differences_decide(signs: list[float], says: str) -> None:
     """1, -1: far from 0, one way or the other; 0: near it; 9: anywhere."""
     gaps = {1: (0.02, 0.01), -1: (-0.02, 0.01), 0: (0.0, 0.5 * NEAR), 9: (0.01, 0.05)}
     told = [Estimate(mean, mean - half, mean + half, 40) for mean, half in (gaps[round(x)] for x in signs)]
-    assert crossings._by_differences(told)[0] == says  # worked by hand
+    assert ranking._by_differences(told)[0] == says  # worked by hand
 
 
 def test_of_one_difference_alone_chance_had_three_tries() -> None:
     apart, near = Estimate(0.02, 0.01, 0.03, 40), Estimate(0.0, -0.001, 0.001, 40)
-    assert crossings._by_differences([near, near, apart])[1] == pytest.approx(3 * pooled.chance(apart))
+    assert ranking._by_differences([near, near, apart])[1] == pytest.approx(3 * pooled.chance(apart))
     other = Estimate(-0.02, -0.039, -0.001, 40)
-    assert crossings._by_differences([apart, other, near])[1] == pooled.chance(other)  # both must hold
+    assert ranking._by_differences([apart, other, near])[1] == pooled.chance(other)  # both must hold
 
 
 def test_verdicts_of_one_table_are_corrected_together() -> None:

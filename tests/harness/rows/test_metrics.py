@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows import attainment, tidy
+from harness.rows import by_window, requests, scoring, summaries, tally, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import SCHEMA, STATES, WAITS, write_table
 from harness.rows.requests import Rows, in_window, take
@@ -76,8 +76,15 @@ def test_an_entry_says_what_a_definition_is() -> None:
         assert set(entry.beside) <= DEFINITIONS.keys() - {name}
 
 
-def met(name: str, r: Rows, slo: attainment.Slo) -> Any:
+def met(name: str, r: Rows, slo: requests.Slo) -> Any:
     return None if (scores := DEFINITIONS[name].score(r, slo)) is None else scores.tolist()
+
+
+def per_model(r: Rows, scores: Any, weights: Any = None) -> dict[str, float]:
+    """Average the scores of each model that was offered requests, each by its weight (1)."""
+    weights = np.ones(len(r)) if weights is None else weights
+    which = {name: r.model == k for k, name in enumerate(r.models)}
+    return {name: float(np.average(scores[w], weights=weights[w])) for name, w in which.items() if weights[w].sum()}
 
 
 # ------------------------------------------------------------------ worked numbers
@@ -87,15 +94,15 @@ def test_latencies_by_hand() -> None:
     """16 tokens, first after 50 ms, then one each 10 ms; arrival at 2 s."""
     request = rows({"arrival": 2.0, "first": 2.05, "done": 2.2, "made": 16})
     assert request.ttft_s == pytest.approx([0.05])
-    assert attainment.tpot_s(request) == pytest.approx([0.010])
+    assert requests.tpot_s(request) == pytest.approx([0.010])
     assert request.e2e_s == pytest.approx([0.2])
-    assert attainment.norm_s(request) == pytest.approx([0.0125])
+    assert requests.norm_s(request) == pytest.approx([0.0125])
 
 
 def test_tokens_of_the_first_chunk_take_no_gap() -> None:
     """5 tokens in the first chunk, 10 after it in 1 s: TPOT 0.1 s, not 1/14."""
     request = rows({"first": 1.0, "done": 2.0, "made": 15, "first_tokens": 5})
-    assert attainment.tpot_s(request) == pytest.approx([0.1])
+    assert requests.tpot_s(request) == pytest.approx([0.1])
 
 
 def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
@@ -104,11 +111,11 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
         {"first": 1.0, "made": 1, "asked": 1},
         {"first": 1.0, "done": 3.0, "made": 3},
     )
-    assert np.isnan(attainment.tpot_s(r)).tolist() == [True, True, False]
+    assert np.isnan(requests.tpot_s(r)).tolist() == [True, True, False]
     assert met("tpot", r, {"a": (INF, 0.5)}) == [1, 0, 0]
-    assert attainment.undefined_tpot(r) == pytest.approx(1 / 3)
+    assert scoring.measures(r, {}, 10.0)["undefined_tpot"] == pytest.approx(1 / 3)
     assert (
-        tidy.measures(r, {}, 10.0)["tpot_p50_s"] == INF
+        scoring.measures(r, {}, 10.0)["tpot_p50_s"] == INF
     )  # of {1.0, inf}: the unfinished one counts, the undefined does not
 
 
@@ -154,7 +161,7 @@ def test_tokens_are_pooled_or_counted_by_request() -> None:
     r = rows({"tokens": [0.5]}, {"tokens": slow}, {"tokens": [], "state": "dropped", "asked": 10})
     slo = {"a": (1.0, 1.0)}
     assert met("token", r, slo) == met("token_mean", r, slo) == pytest.approx([1, 4 / 9, 0])
-    shares = {name: attainment.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
+    shares = {name: tally.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
     assert shares["token"] == pytest.approx(5 / 20)
     assert shares["token_mean"] == pytest.approx(13 / 27)
     alike = [name for name, definition in DEFINITIONS.items() if definition.weights(r).tolist() == [1, 1, 1]]
@@ -176,7 +183,7 @@ def test_attainment_definitions_by_hand() -> None:
     assert met("tpot", r, slo) == [1, 1, 0, 0, 0, 0]
     assert met("both", r, slo) == [1, 0, 0, 0, 0, 0]
     assert met("e2e", r, slo) == [1, 1, 1, 0, 0, 0]
-    assert tidy.measures(r, slo, 2.0)["goodput_rps"] == 0.5
+    assert scoring.measures(r, slo, 2.0)["goodput_rps"] == 0.5
     assert np.mean(met("both", r, {})) == 0.5  # no SLO: finishing is enough
 
 
@@ -184,16 +191,16 @@ def test_limits_are_by_model() -> None:
     r = rows({"model": "b", "first": 1.0, "done": 1.0, "made": 1}, {"model": "a", "first": 1.0, "done": 1.0, "made": 1})
     scores = met("ttft", r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})
     assert scores == [0, 1]
-    assert attainment.per_model(r, np.array(scores)) == {"a": 1.0, "b": 0.0}
+    assert per_model(r, np.array(scores)) == {"a": 1.0, "b": 0.0}
 
 
 def test_limits_may_be_by_request() -> None:
     r = rows({"first": 1.0, "done": 3.0, "made": 3}, {"first": 1.0, "done": 3.0, "made": 3})
-    limits = attainment.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
+    limits = requests.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
     assert met("ttft", r, limits) == [1, 0]
     assert met("tpot", r, limits) == [0, 1]
     assert met("e2e", r, limits) == [0, 0]
-    t = tidy.scores([replace(run("r"), slo_s=attainment.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
+    t = scoring.scores([replace(run("r"), slo_s=requests.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
     assert value(t, "both") == 1.0  # of the two in the window
 
 
@@ -214,14 +221,14 @@ def test_window_holds_its_start_and_not_its_end() -> None:
     ],
 )
 def test_a_latency_that_never_came_is_infinite(values: list[float], q: float, expected: float) -> None:
-    assert attainment.quantile(np.array(values, float), q) == pytest.approx(expected)
+    assert requests.quantile(np.array(values, float), q) == pytest.approx(expected)
 
 
 def test_jain_by_hand() -> None:
-    assert attainment.jain([1, 1, 1]) == 1
-    assert attainment.jain([1, 0, 0, 0]) == 0.25
-    assert attainment.jain([0.9, 0.3]) == pytest.approx(1.44 / (2 * 0.9))
-    assert math.isnan(attainment.jain([0, 0]))
+    assert tally.jain([1, 1, 1]) == 1
+    assert tally.jain([1, 0, 0, 0]) == 0.25
+    assert tally.jain([0.9, 0.3]) == pytest.approx(1.44 / (2 * 0.9))
+    assert math.isnan(tally.jain([0, 0]))
 
 
 def test_busy_time_by_hand() -> None:
@@ -232,8 +239,8 @@ def test_busy_time_by_hand() -> None:
         {"arrival": 5.0, "done": 6.0, "state": "dropped"},
         {"arrival": 7.0, "admission": 1.0},
     )
-    assert attainment.busy_s(r) == pytest.approx(5.0)
-    assert attainment.throughput_tps(r) == pytest.approx(8 / 5)
+    assert tally.busy(r)[0] == pytest.approx(5.0)
+    assert scoring.measures(r, {}, 10.0)["throughput_tps"] == pytest.approx(8 / 5)
 
 
 # ------------------------------------------------------------------ laws
@@ -254,7 +261,7 @@ SLO = st.tuples(*[st.tuples(st.sampled_from([0.5, 2.0, INF]), st.sampled_from([0
 )
 
 
-def scores(r: Rows, slo: attainment.Slo) -> dict[str, Sequence[float]]:
+def scores(r: Rows, slo: requests.Slo) -> dict[str, Sequence[float]]:
     return {name: x for name in DEFINITIONS if (x := met(name, r, slo)) is not None}
 
 
@@ -262,14 +269,17 @@ SCALED = {name for name, entry in DEFINITIONS.items() if entry.judges}  # others
 
 
 @given(requests=REQUESTS, slo=SLO, seed=st.randoms())
-def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: attainment.Slo, seed: Any) -> None:
+def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: requests.Slo, seed: Any) -> None:
     order = list(range(len(requests)))
     seed.shuffle(order)
     first, second = scores(rows(*requests), slo), scores(rows(*(requests[i] for i in order)), slo)
     assert first.keys() == second.keys()
     for name in first:
         assert [first[name][i] for i in order] == list(second[name])
-    a, b = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*(requests[i] for i in order)), slo, 60.0)
+    a, b = (
+        scoring.measures(rows(*requests), slo, 60.0),
+        scoring.measures(rows(*(requests[i] for i in order)), slo, 60.0),
+    )
     assert a == pytest.approx(b, nan_ok=True)
 
 
@@ -279,7 +289,7 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
     twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
     fast_scores, slow_scores = scores(rows(*requests), slo), scores(rows(*slow), twice)
     assert {name: fast_scores[name] for name in SCALED} == {name: slow_scores[name] for name in SCALED}
-    first, second = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*slow), twice, 120.0)
+    first, second = scoring.measures(rows(*requests), slo, 60.0), scoring.measures(rows(*slow), twice, 120.0)
     for name in first:
         factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
         assert second[name] == pytest.approx(factor * first[name], nan_ok=True)
@@ -287,13 +297,13 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
 
 @given(requests=REQUESTS, slo=SLO, extra=REQUEST)
 def test_a_request_that_never_finishes_never_helps(
-    requests: list[dict[str, Any]], slo: attainment.Slo, extra: dict[str, Any]
+    requests: list[dict[str, Any]], slo: requests.Slo, extra: dict[str, Any]
 ) -> None:
     more = [*requests, {**extra, "state": "unfinished"}]
     first, second = scores(rows(*requests), slo), scores(rows(*more), slo)
     for name in first:
         assert np.mean(second[name]) <= np.mean(first[name])
-    a, b = (tidy.measures(rows(*x), slo, 60.0) for x in (requests, more))
+    a, b = (scoring.measures(rows(*x), slo, 60.0) for x in (requests, more))
     assert b["goodput_rps"] <= a["goodput_rps"]
     assert not b["e2e_p99_s"] < a["e2e_p99_s"]
 
@@ -346,20 +356,20 @@ def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[di
 
 
 @given(requests=REQUESTS, slo=SLO)
-def test_models_add_up(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
+def test_models_add_up(requests: list[dict[str, Any]], slo: requests.Slo) -> None:
     r = rows(*requests)
     for name, each in scores(r, slo).items():
         weights = DEFINITIONS[name].weights(r)
-        by_model = attainment.per_model(r, np.array(each), weights)
+        by_model = per_model(r, np.array(each), weights)
         counts = {model: float(weights[r.model == r.models.index(model)].sum()) for model in by_model}
         assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(float(weights @ each)), name
-        worst, mean = min(by_model.values()), attainment.share(np.array(each), weights)
+        worst, mean = min(by_model.values()), tally.share(np.array(each), weights)
         assert worst <= mean + 1e-12
-        assert math.isnan(index := attainment.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
+        assert math.isnan(index := tally.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
 
 
 @given(requests=REQUESTS, slo=SLO)
-def test_taking_all_is_all(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
+def test_taking_all_is_all(requests: list[dict[str, Any]], slo: requests.Slo) -> None:
     r = rows(*requests)
     halves = [take(r, r.model == code) for code in range(len(r.models))]
     assert sum(map(len, halves)) == len(r)
@@ -371,7 +381,7 @@ def test_taking_all_is_all(requests: list[dict[str, Any]], slo: attainment.Slo) 
 # ------------------------------------------------------------------ the tidy table
 
 
-def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
+def run(name: str, seed: int = 0, **more: Any) -> scoring.Run:
     spec = {
         "system": "static",
         "trace": "t",
@@ -400,7 +410,7 @@ def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
     good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
     warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
     meta = {"spec": spec, "fidelity": "simulated", "tier": "replayed", "stats": stats}
-    return tidy.Run(name, meta, table(warm, good, late), {"a": (1.0, 1.0), "b": (1.0, 1.0)}, **more)
+    return scoring.Run(name, meta, table(warm, good, late), {"a": (1.0, 1.0), "b": (1.0, 1.0)}, **more)
 
 
 def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None = None) -> float | None:
@@ -411,7 +421,7 @@ def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None 
 
 
 def test_the_table_of_one_run_by_hand() -> None:
-    t = tidy.scores([run("static-1")])
+    t = scoring.scores([run("static-1")])
     assert t.schema.equals(tidy.TABLE_SCHEMA)
     assert value(t, "both") == 0.5
     assert value(t, "tpot") == 1.0
@@ -429,10 +439,10 @@ def test_the_table_of_one_run_by_hand() -> None:
 
 
 def test_table_order_is_that_of_the_specs(tmp_path: Path) -> None:
-    ordered = tidy.scores([run("r-a", 1), run("r-b", 0)])
-    assert ordered.equals(tidy.scores([run("r-b", 0), run("r-a", 1)]))
+    ordered = scoring.scores([run("r-a", 1), run("r-b", 0)])
+    assert ordered.equals(scoring.scores([run("r-b", 0), run("r-a", 1)]))
     assert ordered.column("seed").unique().to_pylist() == [0, 1]
-    for name, t in (("one", ordered), ("two", tidy.scores([run("r-b", 0), run("r-a", 1)]))):
+    for name, t in (("one", ordered), ("two", scoring.scores([run("r-b", 0), run("r-a", 1)]))):
         write_table(tmp_path / name, t, {})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -442,21 +452,21 @@ def test_skipped_and_infeasible_runs_stay_visible() -> None:
     empty = SCHEMA.empty_table()
     skipped = replace(base, name="s", label="s", table=empty, meta={**base.meta, "skipped": "no Move"})
     hollow = replace(base, name="i", label="i", table=empty, meta={**base.meta, "infeasible": "70B does not fit"})
-    t = tidy.scores([skipped, hollow, base])
+    t = scoring.scores([skipped, hollow, base])
     lines = t.to_pylist()
     assert {x["value"] for x in lines if x["run"] == "s"} == {None}
     assert {x["value"] for x in lines if x["run"] == "i"} == {0.0}
-    s = tidy.summary(t, ["both"])
+    s = summaries.summary(t, ["both"])
     assert dict(zip(s["label"], s["mean"], strict=True)) == {"i": 0.0, "static": 0.5}
     assert dict(zip(s["label"], s["infeasible"], strict=True)) == {"i": True, "static": False}
-    assert tidy.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
-    assert tidy.curves(t, "static") == {0: {0.2: 0.5}}
-    assert tidy.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
+    assert by_window.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
+    assert by_window.curves(t, "static") == {0: {0.2: 0.5}}
+    assert by_window.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
 
 
 def test_summary_over_seeds() -> None:
-    t = tidy.scores([run(f"r-{s}", s) for s in range(3)])
-    s = tidy.summary(t, ["both", "ttft_p95_s"], ["pooled", "worst"])
+    t = scoring.scores([run(f"r-{s}", s) for s in range(3)])
+    s = summaries.summary(t, ["both", "ttft_p95_s"], ["pooled", "worst"])
     assert len(s) == 3
     both = s[(s["definition"] == "both") & (s["over"] == "pooled")].iloc[0]
     assert (both["mean"], both["low"], both["high"], both["n"]) == (0.5, 0.5, 0.5, 3)
@@ -465,7 +475,7 @@ def test_summary_over_seeds() -> None:
 def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seeds() -> None:
     base = run("r")
 
-    def at(rate: float, cap: float, chunk: float, seed: int) -> tidy.Run:
+    def at(rate: float, cap: float, chunk: float, seed: int) -> scoring.Run:
         spec, stats = base.meta["spec"], base.meta["stats"]
         meta = {
             "spec": {**spec, "rate_scale": rate, "seed": seed},
@@ -474,13 +484,13 @@ def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seed
         return replace(base, name=f"r-{rate}-{seed}", meta={**base.meta, **meta})
 
     runs = [at(1.0, 0.0, 0.01, 0), at(2.0, 0.005, 0.01, 0), at(2.0, 0.025, 0.01, 1), at(4.0, 0.5, 0.0, 0)]
-    (bound,) = tidy.bound(tidy.scores(runs))
-    assert bound._replace(share=0.0) == tidy.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
+    (bound,) = summaries.bound(scoring.scores(runs))
+    assert bound._replace(share=0.0) == summaries.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
     assert bound.share == pytest.approx(0.015)
-    assert tidy.bound(tidy.scores(runs[:1])) == []
+    assert summaries.bound(scoring.scores(runs[:1])) == []
 
 
 def test_nothing_offered_is_nothing_claimed() -> None:
-    t = tidy.scores([replace(run("x"), table=SCHEMA.empty_table())])
+    t = scoring.scores([replace(run("x"), table=SCHEMA.empty_table())])
     assert value(t, "both") is None
-    assert tidy.scores([]).num_rows == 0
+    assert scoring.scores([]).num_rows == 0

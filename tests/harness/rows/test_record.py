@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import harness
 from harness.policy.types import UserError
-from harness.rows import loaded, parts, record, tidy, whole
+from harness.rows import loaded, parts, record, scoring, tidy, whole
 from harness.rows.sealed import Damaged
 from tests.cases import cases
 
@@ -357,7 +357,7 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
 def test_files_of_another_schema_are_refused(tmp_path: Path, schema: str | None, why: str) -> None:
     record.write(tmp_path / "run", [batch(1)], META)
     scored = tmp_path / "run" / record.SWEEP
-    for path, table in ((tmp_path / "run" / record.ROWS, record.read(tmp_path / "run")), (scored, tidy.scores([]))):
+    for path, table in ((tmp_path / "run" / record.ROWS, record.read(tmp_path / "run")), (scored, scoring.scores([]))):
         pq.write_table(table.replace_schema_metadata({"schema": schema} if schema else {}), path)
     for refused in (partial(record.read, tmp_path / "run"), partial(tidy.stored, scored)):
         with pytest.raises(UserError, match=why):

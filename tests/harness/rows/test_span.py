@@ -13,7 +13,7 @@ import pytest
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.types import Infeasible
-from harness.rows import tidy
+from harness.rows import scoring
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
@@ -71,7 +71,7 @@ def test_equal_busy_seconds_are_equal_shares_of_the_window(name: str) -> None:
     assert rows == same
     short, _ = ran(replace(spec, drain_s=0.0))
     assert long["span_s"] == short["span_s"] == WINDOW_S
-    shares = [tidy.utilisation(stats) for stats in (long, short)]
+    shares = [scoring.utilisation(stats) for stats in (long, short)]
     for key in SHARES:
         assert shares[0][key] == pytest.approx(shares[1][key], rel=1e-9), key
         assert 0 <= shares[0][key] <= 1 + 1e-9
@@ -85,6 +85,6 @@ def test_a_run_that_ends_before_its_window_is_idle_for_the_rest() -> None:
     stats, rows = ran(spec)
     done_s = max(row["done_ns"] for row in rows) / 1e9
     assert done_s < WINDOW_S
-    shares = tidy.utilisation(stats)
+    shares = scoring.utilisation(stats)
     assert shares["gpu_held"] == pytest.approx(1.0)
     assert 0 < shares["gpu_busy"] < done_s / WINDOW_S

@@ -25,8 +25,8 @@ from harness.policy import fields
 from harness.policy.actions import Run
 from harness.policy.types import Infeasible, Jobs, Prefix, Unsupported
 from harness.rows import requests
-from harness.rows.attainment import Limits
 from harness.rows.definitions import DEFINITIONS
+from harness.rows.requests import Limits
 from harness.run import bound
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models

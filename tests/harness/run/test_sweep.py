@@ -19,7 +19,8 @@ import pytest
 from harness.engines.costs import quantities
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
-from harness.rows import record, tidy
+from harness.rows import record
+from harness.rows.scoring import Run, score
 from harness.run import sweep
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -246,7 +247,7 @@ def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
     about = record.meta(folder)
     assert "GiB" in about["infeasible"]
     assert record.read(folder).num_rows == 0
-    scored = tidy.score(tidy.Run(folder.name, about, record.read(folder), {})).to_pylist()
+    scored = score(Run(folder.name, about, record.read(folder), {})).to_pylist()
     assert {row["value"] for row in scored if row["definition"] == "both"} == {0.0}
 
 

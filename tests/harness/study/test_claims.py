@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.rows.crossings import Standing
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import Standing
 from harness.study import claims
 from harness.study.claims import Verdict, lowest, weak
 from harness.study.rule import judged_order, of_statement

@@ -12,11 +12,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from harness.rows import crossings, pooled
+from harness.rows import crossings, pooled, ranking
 from harness.rows.about import Panel
-from harness.rows.crossings import UNDECIDED, Standing
+from harness.rows.by_window import Counted, Windows, together
 from harness.rows.estimate import Estimate
-from harness.rows.tidy import Counted, Windows, together
+from harness.rows.ranking import UNDECIDED, Standing
 from harness.study import enough
 from harness.study.search import Range, following
 from harness.study.study import AA_SEED, Sample
@@ -94,7 +94,7 @@ def experiment(world: World, budget: float, panel: Panel) -> tuple[Standing, flo
     ours, theirs = (together(curves[name], shared) for name in pair)
     assert ours is not None
     assert theirs is not None
-    return crossings.standing(panel, (ours, theirs), LEVEL), spent
+    return ranking.standing(panel, (ours, theirs), LEVEL), spent
 
 
 PANEL = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
@@ -225,7 +225,7 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
             for seed, times in few.items()
         }
     }
-    given = tuple(crossings.turned(k) for k in xs) if axis == "slo_scale" else xs
+    given = tuple(crossings.reciprocal(k) for k in xs) if axis == "slo_scale" else xs
     more = enough.more(curves, {"axis": axis, "xs": given, "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
     seeds, asked_xs = asked(more)["a"]
     if x is None:

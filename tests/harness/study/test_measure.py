@@ -11,7 +11,7 @@ import pytest
 
 from harness.answers import explain
 from harness.answers.text import Shown, lines
-from harness.rows import crossings, record, setting, tidy
+from harness.rows import by_window, crossings, record, setting, tidy
 from harness.rows.estimate import Estimate
 from harness.run import slo
 from harness.run.execute import execute
@@ -119,7 +119,7 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
     assert list(panels) == ["rates", "scales", "counts"]
     assert "Windows cut to 50 of 60 s." in shown.about.notes
     assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
-    scores = tidy.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
+    scores = by_window.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] > 0.99
     assert scores[max(scores)] < 0.9
@@ -133,7 +133,7 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
 def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
     rows = crossings.of_panel(shown.table, shown.about.panels[0])
     xs = {
-        name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
+        name: sorted({x for curve in by_window.curves(rows, name, "ttft", "x").values() for x in curve})
         for name in ("chunked", *CONTROLS, "chunked" + AA)
     }
     assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
@@ -316,11 +316,11 @@ def test_a_small_fleet(tmp_path: Path) -> None:
             count = crossings.fewest(rows, name, "", "ttft", 0.99)
             assert count is not None
             assert count.mean >= 2  # five of 15 GiB do not fit one GPU
-            curves = tidy.curves(rows, name, "ttft", "x")
+            curves = by_window.curves(rows, name, "ttft", "x")
             assert sorted(curves) == [0, 1]
             assert 1 <= len(curves[0]) <= 3
             at[panel["slo"], name] = count
-        taken = tidy.curves(rows, "dedicated", "ttft", "x")
+        taken = by_window.curves(rows, "dedicated", "ttft", "x")
         assert {x for curve in taken.values() for x in curve} == {5.0}  # a GPU a model, whatever is asked
     assert at["absolute:ttft=5,tpot=1", "static"].mean <= at["5xP95", "static"].mean
     first, second = claims.verdicts(measured.table, measured.about)

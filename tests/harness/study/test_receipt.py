@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.rows import record, sealed, tidy, whole
+from harness.rows import memo, record, sealed, tidy, whole
 from harness.run import sources
 from harness.study import receipt
 from harness.study.measure import Measured, measure
@@ -221,7 +221,7 @@ def test_figures_are_drawn_where_something_changed(case: Case, monkeypatch: pyte
 def test_a_table_is_read_once_as_long_as_it_lives() -> None:
     read: list[Any] = []
 
-    @tidy.once
+    @memo.once
     def work(table: pa.Table, name: str) -> int:
         read.append(name)
         return len(table)

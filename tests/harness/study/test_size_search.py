@@ -17,8 +17,8 @@ from harness.answers import size as words
 from harness.engines.costs.prices import Price, listed, prices
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
-from harness.rows.tidy import Counted
 from harness.run.shard import Shard
 from harness.study import shared, size_kept, size_why
 from harness.study import size as sizes

@@ -18,7 +18,7 @@ from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served, cluster, memory
 from harness.engines.sim.engine import Sim
 from harness.policy.types import GIB, MIB, Inst, UserError
-from harness.rows import record, tidy
+from harness.rows import record, scoring
 from harness.rows.setting import machine
 from harness.run import score
 from harness.run.execute import execute
@@ -215,7 +215,7 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
     )
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("departs") == departs
-    rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
+    rows = scoring.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
     assert set(rows["departs"].to_pylist()) == {departs}
     assert departures(rows) == ([f"not as published: one, {departs}"] if departs else [])
     text = style.departs(rows.to_pandas())

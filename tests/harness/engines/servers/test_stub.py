@@ -260,7 +260,7 @@ def test_runs_on_attached_servers_have_a_salt_each() -> None:
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
     from harness.answers.comparison import records
     from harness.answers.text import invalid
-    from harness.rows import tidy
+    from harness.rows import scoring
     from harness.study.summary import summarize
     from plots import style
 
@@ -285,7 +285,7 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     }
     good = {**bad, "spec": {**spec, "system": "two"}, "verdict": {"valid": True, "reasons": []}}
     rows = record.SCHEMA.empty_table()
-    scored = tidy.scores(tidy.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
+    scored = scoring.scores(scoring.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
     assert invalid(scored) == ["invalid: one: too late; too few"]
     shown = summarize(scored, ["one", "two"], "both", 0.99)
     assert [shown.name(system) for system in shown.systems] == ["one (invalid)", "two"]

@@ -20,7 +20,7 @@ from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.events import Woke
 from harness.policy.types import Jobs, UserError
-from harness.rows import tidy
+from harness.rows import scoring, tidy
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from tests.bench import ok
@@ -119,7 +119,7 @@ def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytes
     text = "server's own: 2 wakes after 0.4 s without a request, 0.05 s each (median; longest 0.05)"
     assert about["wakes"]["text"] == text
     assert list(explain.verdict({"wakes": about["wakes"]})) == [text]
-    assert tidy.utilisation(stats)[tidy.WAKES] == 2.0
+    assert scoring.utilisation(stats)[tidy.WAKES] == 2.0
     Servers.close(stage.engine)
 
 

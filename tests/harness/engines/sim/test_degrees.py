@@ -20,7 +20,7 @@ from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Prefilled, Woke
 from harness.policy.types import Batch, Host, Inst, Jobs, Option
 from harness.policy.view import View
-from harness.rows import record, tidy
+from harness.rows import record, scoring
 from harness.rows.record import SCHEMA
 from harness.run import score
 from harness.run.execute import execute
@@ -240,7 +240,7 @@ def test_a_caption_says_who_chose_degrees(system: str, preset: str | None, chose
     spec = Spec(system, preset, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("degrees") == ("own" if chosen else None)
-    rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
+    rows = scoring.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
     words = "own degrees of parallelism: one; all others have the model set's"
     assert own_degrees(rows) == [words] * chosen
     assert style.degrees(rows.to_pandas()) == (f"O{words[1:]}." if chosen else "")

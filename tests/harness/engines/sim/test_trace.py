@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.trace import SECONDS, Trace, Traced
+from harness.engines.sim.recorder import Traced
+from harness.engines.sim.trace import SECONDS, Trace
 from tests.cases import cases
 from tests.harness.engines.sim.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
 

@@ -26,7 +26,7 @@ from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
 from harness.policy.types import GIB, Batch, Inst, Jobs, Prefix, Unsupported, UserError
-from harness.rows import attainment, record, requests
+from harness.rows import record, requests
 from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
@@ -167,7 +167,7 @@ def test_hits_are_attended_to_but_not_computed() -> None:
             area = tokens * (prompt - tokens + tokens / 2)
             step_s = profile.step_s(row, p=tokens, n=1, area=area, out=1)
             assert first_s == pytest.approx(host.api_in_s + step_s + host.api_out_s, rel=1e-6)
-        np.testing.assert_allclose(attainment.tpot_s(rows), attainment.tpot_s(rows)[0], rtol=1e-6)
+        np.testing.assert_allclose(requests.tpot_s(rows), requests.tpot_s(rows)[0], rtol=1e-6)
 
 
 def with_ids(w: World, *rows: Sequence[int]) -> World:

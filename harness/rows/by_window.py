@@ -1,0 +1,136 @@
+"""Counts of misses and offered requests by window, and curves of attainment, from a table of scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from harness.rows.memo import along, column, once, places
+from harness.rows.pooled import Counts
+from harness.rows.statistics import Curve
+
+
+def curves(
+    table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
+) -> dict[int, Curve]:
+    """Return attainment by rate of each seed: pooled values of `definition` (or `over` others) along `axis`.
+
+    `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
+    """
+    by = column(table, "rate_scale" if axis == "offered_rps" else axis)
+    seeds, values, rows = column(table, "seed"), column(table, "value"), places(table)
+    rate = dict[tuple[int, float], float]()
+    if axis == "offered_rps":
+        offered = [i for key, at in rows.items() if key[1:] == ("offered_rps", "pooled") for i in at]
+        for i in (*sorted(offered), *rows.get((label, "offered_rps", "pooled"), ())):  # its own come last, and stand
+            if values[i] is not None:
+                rate[seeds[i], by[i]] = values[i]
+    by_seed: dict[int, dict[float, float]] = {}
+    for i in rows.get((label, definition, over), ()):
+        x = rate.get((seeds[i], by[i])) if axis == "offered_rps" else by[i]
+        if x is not None and not math.isnan(x):
+            by_seed.setdefault(seeds[i], {})[float(x)] = math.nan if values[i] is None else values[i]
+    return {seed: by_seed[seed] for seed in sorted(by_seed)}
+
+
+class Counted(NamedTuple):
+    """Misses and offered requests of a window."""
+
+    missed: float
+    offered: float
+
+    @property
+    def met(self) -> float:
+        """Attainment; 0 where nothing was offered."""
+        return 1.0 - self.missed / self.offered if self.offered else 0.0
+
+
+Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
+
+
+def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
+    """Return the counts of each run of a label, by model ("" where pooled), seed and column x, or else the rate scale.
+
+    `over` is pooled or model. Runs that did not run have none. In a table without counts they follow from the value.
+    """
+    names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
+    columns = [column(table, name) for name in names]
+    stored = _counted(table)
+    by_model: dict[str, Windows] = {}
+    for i in places(table).get((label, definition, over), ()):
+        infeasible, skipped, model, seed, x, n, value = (values[i] for values in columns)
+        if infeasible is not None or skipped is not None:
+            continue
+        counted = stored.get(i) or Counted(n * (1.0 - (value or 0.0)), float(n))
+        if counted.offered > 0:
+            by_model.setdefault(model or "", {}).setdefault(seed, {})[x] = counted
+    return by_model
+
+
+@once
+def _counted(table: pa.Table) -> dict[int, Counted]:
+    """Return the counts of each row that has some."""
+    if "offered" not in table.column_names:
+        return {}
+    missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
+    ends = zip(*(each.offsets.to_numpy() for each in (missed, offered)), strict=True)
+    values = [each.values.to_numpy() for each in (missed, offered)]
+    return {
+        i: Counted(*(float(all_[low:high].sum()) for all_, low, high in zip(values, lows, highs, strict=True)))
+        for i, (there, (lows, highs)) in enumerate(zip(offered.is_valid().to_pylist(), pairwise(ends), strict=True))
+        if there
+    }
+
+
+def together(of: Windows, seeds: Collection[int]) -> Counts | None:
+    """Line up the windows of these seeds, at the x that all of them have; None where there is no such x."""
+    mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
+    xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
+    if not xs:
+        return None
+    counted = np.array([[curve[x] for curve in mine.values()] for x in xs], np.float64)
+    return Counts(np.array(xs), counted[:, :, 0], counted[:, :, 1])
+
+
+class Unfit(NamedTuple):
+    """Seeds with which a system has no value at any x."""
+
+    word: str  # does not fit: its models; skipped: it cannot be asked for this
+    why: str  # the first one's reason is shown
+    seeds: int
+    of: int
+
+    @property
+    def every(self) -> bool:
+        """Tell whether no seed is left."""
+        return self.seeds == self.of
+
+
+def unfit(table: pa.Table, label: str) -> Unfit | None:
+    """Return the seeds with which a label has no value at any x, and why; None where all have one."""
+    seeds = _reasons(table).get(label, {})
+    for k, word in enumerate(("does not fit", "skipped")):
+        gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(reason[k] is not None for reason in why)]
+        if gone:
+            return Unfit(word, gone[0], len(gone), len(seeds))
+    return None
+
+
+def ran(table: pa.Table, label: str) -> set[int]:
+    """Return the seeds with which a label has a value at some x: neither skipped nor infeasible at all of them."""
+    return {seed for seed, why in _reasons(table).get(label, {}).items() if (None, None) in why}
+
+
+@once
+def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
+    """Collect the reasons why runs are infeasible and skipped, by label and seed, each pair once in order of rows."""
+    reasons: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
+    columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))
+    for label, seed, *why in zip(*columns, strict=True):
+        reasons.setdefault(label, {}).setdefault(seed, {})[tuple(why)] = None
+    return {label: {seed: list(why) for seed, why in seeds.items()} for label, seeds in reasons.items()}

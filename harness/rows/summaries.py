@@ -1,0 +1,130 @@
+"""Summaries of a table of scores: points over seeds, caps that bound, and reasons of runs that did not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.rows.definitions import DEFINITIONS
+from harness.rows.memo import once
+from harness.rows.statistics import interval
+from harness.rows.tidy import CAPS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BINDS = 0.01  # above this share a cap is part of the result, and reported
+
+
+@once
+def invalid(table: pa.Table) -> dict[str, str]:
+    """Return the labels with an invalid run, each with the first reason and the number of such runs."""
+    if "invalid" not in table.column_names:  # stored before there were real servers
+        return {}
+    frame = table.select(["label", "run", "invalid"]).to_pandas().drop_duplicates("run")
+    reasons = {}
+    for label, runs in frame.groupby("label", observed=True, sort=False):
+        bad = runs["invalid"].dropna()
+        if len(bad):
+            of = f"{len(bad)} of {len(runs)} runs: " if len(runs) > 1 else ""
+            reasons[str(label)] = f"{of}{bad.iloc[0]}"
+    return reasons
+
+
+def infeasible(table: pa.Table) -> dict[str, str]:
+    """Return the labels with an infeasible run, each with the first reason and the number of such runs."""
+    point = ["label", "rate_scale", "seed"]
+    frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point)
+    reasons = {}
+    for label, runs in frame.sort_values(point[1:]).groupby("label", observed=True):
+        bad = runs["infeasible"].dropna()
+        if len(bad):
+            of = f"in {len(bad)} of {len(runs)} runs: " if len(bad) < len(runs) else ""
+            reasons[str(label)] = f"{of}{bad.iloc[0]}"
+    return reasons
+
+
+def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
+    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one a model).
+
+    `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
+    """
+    several = len(set().union(*took.values())) > 1
+    return {
+        label
+        for label, counts in took.items()
+        if (several and len(counts) == 1 if asked is None else set(counts) != {asked})
+    }
+
+
+def with_gpus(label: str, counts: Collection[int]) -> str:
+    """Add to a label the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
+    every = sorted(counts)
+    text = " and ".join(map(str, every)) if len(every) < 3 else f"{every[0]} to {every[-1]}"
+    return f"{label} ({text} GPUs)"
+
+
+_SAME = ["trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity", "plan_origin"]
+
+POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "definition"]
+
+
+def summary(
+    table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
+) -> pd.DataFrame:
+    """Estimate each point (`by`, the definition last) over seeds: columns mean, low, high, n, infeasible.
+
+    A point without a value has NaN, one without an interval NaN bounds.
+    """
+    import pandas as pd
+
+    wanted = pc.and_(
+        pc.is_in(table.column("definition").cast(pa.string()), pa.array(list(definitions), pa.string())),
+        pc.is_in(table.column("over").cast(pa.string()), pa.array(list(over), pa.string())),
+    )
+    frame = table.filter(pc.and_(wanted, pc.is_null(table.column("skipped")))).to_pandas()
+    points = []
+    for key, group in frame.groupby(list(by), dropna=False, observed=True, sort=True):
+        values = group["value"].to_numpy(np.float64)
+        bounds = (0.0, 1.0) if key[-1] in DEFINITIONS else (0.0, math.inf)
+        e = interval(values, bounds)
+        hollow = bool(group["infeasible"].notna().any())
+        points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))
+    return pd.DataFrame(points, columns=[*by, "mean", "low", "high", "n", "infeasible"])
+
+
+class Bound(NamedTuple):
+    """A cap of the engine that bound more than `BINDS` of a system's steps, in the mean over seeds."""
+
+    cap: str  # the field of the spec
+    label: str
+    offered_rps: float  # the lowest rate at which it did
+    share: float  # is a share of steps at that rate
+    most: float  # is the largest share of steps at a point
+
+
+def bound(table: pa.Table) -> list[Bound]:
+    """Find the caps that bound, in the order of `CAPS`, and in which systems, by name."""
+    names = pa.array([*CAPS, "offered_rps"])
+    pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
+    wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))
+    frame = table.filter(wanted).to_pandas()
+    by = [*(name for name in ("condition", "x") if name in frame), *POINT]  # a study has panels
+    means = frame.groupby(by, dropna=False, observed=True)["value"].mean().reset_index()
+    means = means.sort_values(["label", "rate_scale"], kind="stable")
+    offered = (
+        means[means["definition"] == "offered_rps"].groupby(["label", "rate_scale"], observed=True)["value"].mean()
+    )
+    bounds = []
+    for name, cap in CAPS.items():
+        binds = means[(means["definition"] == name) & (means["value"] > BINDS)]
+        for label, points in binds.groupby("label", observed=True):
+            first = points.iloc[0]
+            rate = float(offered.get((label, first["rate_scale"]), math.nan))
+            bounds.append(Bound(cap, str(label), rate, float(first["value"]), float(points["value"].max())))
+    return bounds
