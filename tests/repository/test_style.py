@@ -12,34 +12,25 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 60_885, ("tests",): 45_049}
+MOST_CODE = {PRODUCT: 60_986, ("tests",): 45_229}
 # `python -m tests.tools.style` lists these two.
-MOST_FRAGMENTS = {PRODUCT: 459, ("tests",): 127}
+MOST_FRAGMENTS = {PRODUCT: 267, ("tests",): 127}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = """
+harness/answers/text.py
 harness/engines/sim/trace.py
 harness/rows/crossings.py
 harness/rows/record.py
 harness/rows/tidy.py
 systems/muxserve.py
 systems/prism.py
-tests/commands/test_bad_input.py
-tests/harness/answers/test_report.py
 tests/harness/check/test_check.py
-tests/harness/cli/test_cli.py
 tests/harness/engines/costs/test_cost.py
 tests/harness/engines/sim/kernel/test_kernel.py
 tests/harness/engines/sim/oracle.py
 tests/harness/engines/sim/worlds.py
-tests/harness/run/test_sweep.py
-tests/harness/study/test_claims.py
-tests/harness/study/test_ledger.py
-tests/harness/study/test_measure.py
-tests/harness/study/test_sensitivity.py
-tests/harness/study/test_size_search.py
-tests/harness/study/test_study.py
-tests/plots/test_plots.py
+tests/plots/test_figures.py
 """.split()  # files that are longer; three may stay, each with its reason
 RIDDLES = """
 Return the study without some systems; None where none is left that is in every condition, to stand first
