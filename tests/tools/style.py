@@ -1,4 +1,4 @@
-"""Where the code breaks the house's style: `python -m tests.tools.style` prints each place, then the counts.
+"""List the places that break the house's style, then their counts: `python -m tests.tools.style`.
 
 A comment is a clause with a verb, or a unit: those that begin like the end of a sentence are fragments. Functions
 that ruff calls complex are listed too, but for kernels, which are flat by design.
