@@ -144,9 +144,7 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     if place:
         yield title
         title = ""
-    unfit: dict[
-        str, tuple[by_window.Unfit, list[str]]
-    ] = {}  # keyed by system: the first panel's reason, and all panels
+    unfit: dict[str, tuple[by_window.Unfit, list[str]]] = {}  # why on its first panel, and on which panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = (

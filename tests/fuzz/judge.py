@@ -79,7 +79,6 @@ class End(NamedTuple):
 
 
 def _faults(end: End) -> Iterator[str]:
-    case = end.case
     if end.cpu_s > CPU_S:
         yield f"{end.cpu_s:.0f} s of processor time"
     if end.late:
@@ -88,12 +87,18 @@ def _faults(end: End) -> Iterator[str]:
         yield f"{end.peak_bytes / (1 << 30):.1f} GiB"
     if "Traceback (most recent call last)" in end.err:
         yield "traceback"
-    if end.code == 0:
-        if not case.accept:
-            yield "accepted"
-        elif case.skips and case.culprit not in end.out + end.err:
-            yield f'"{case.culprit}" is not named'
-        return
+    yield from _of_refusal(end) if end.code else _of_answer(end)
+
+
+def _of_answer(end: End) -> Iterator[str]:
+    if not end.case.accept:
+        yield "accepted"
+    elif end.case.skips and end.case.culprit not in end.out + end.err:
+        yield f'"{end.case.culprit}" is not named'
+
+
+def _of_refusal(end: End) -> Iterator[str]:
+    case = end.case
     if end.code != 2 and not (end.code == 1 and case.argv[:1] == ("check",)):
         yield f"exit code {end.code}"
         return

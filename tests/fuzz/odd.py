@@ -66,7 +66,7 @@ def words(text: str) -> list[str]:
         if word in POOLS:
             read += words(POOLS[word])
         else:
-            long = re.sub(r"(x/|.)\^(\d+)", lambda found: found[1] * int(found[2]), word)
+            long = re.sub(r"(x/|.)\^(\d+)", lambda match: match[1] * int(match[2]), word)
             read.append(long.replace("¶", "\n").replace("¤", "\udcff").replace("¬", "\u202e"))
     return read
 

@@ -12,4 +12,4 @@ LEAST = {"cheat": 42, "broken": 23, "engine": 15, "breach": 34}
 def test_no_planted_fault_is_given_up() -> None:
     every = list(rows())
     assert Counter(kind for kind, _, _ in every) >= Counter(LEAST)
-    assert all(found for _, _, found in every)
+    assert all(laws for _, _, laws in every)

@@ -243,8 +243,8 @@ def test_fixed_limits_leave_the_placement_as_it_is(models: str) -> None:
 def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     # the forecast says that m0 and m1 are equal and m2 silent; but m2 has all the traffic that shares GPU 0 with m0
     config = world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01])
-    rows = [(0.05 * k, k % 2 * 2) for k in range(4000)]  # m0 and m2, ten a second each; m1 none
-    log, engine = run(config, work(config, rows), window_s=20.0)
+    rows = [(0.05 * k, k % 2 * 2) for k in range(2000)]  # m0 and m2, ten a second each; m1 none
+    log, engine = run(config, work(config, rows), window_s=10.0)
     loads, evicts = of(Load, log), of(Evict, log)
     assert len(loads) == len(evicts) == 1
     (t0, load), (t1, evict) = loads[0], evicts[0]
@@ -254,7 +254,7 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     assert load.inst.place != evict.inst.place
     assert t0 < t1  # the second copy first
     assert set(states(engine)) == {"done"}
-    still, _ = run(config, work(config, rows), window_s=20.0, placement="fixed")
+    still, _ = run(config, work(config, rows), window_s=10.0, placement="fixed")
     assert of(Load, still) == []
 
 
@@ -291,7 +291,7 @@ def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
     list(start.begin(0.0))
     busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)][:2]
     others = [k for k in range(6) if k not in busy]
-    rows = [(0.05 * k, busy[k % 2]) for k in range(2400)] + [(1.0 * k + 0.5, others[k % 4]) for k in range(120)]
+    rows = [(0.05 * k, busy[k % 2]) for k in range(1200)] + [(1.0 * k + 0.5, others[k % 4]) for k in range(60)]
     return config, work(config, sorted(rows))
 
 
@@ -302,7 +302,7 @@ def moved(log: list[tuple[float, Event, Action]]) -> list[Action]:
 
 def test_two_models_change_places_with_second_copies() -> None:
     config, jobs = crowd(room=5.2)
-    log, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    log, engine = run(config, jobs, moves="exchange", window_s=10.0)
     loads = [a for a in moved(log)[:2] if isinstance(a, Load)]
     evicts = [a for a in moved(log)[2:4] if isinstance(a, Evict)]  # once the copies are in
     assert {a.inst.model for a in loads} == {a.inst.model for a in evicts}
@@ -314,10 +314,10 @@ def test_two_models_change_places_with_second_copies() -> None:
 def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waited() -> None:
     config, jobs = crowd()
     for moves in ("copy", "deactivate", "exchange"):
-        assert moved(run(config, jobs, moves=moves, window_s=20.0)[0]) == []
+        assert moved(run(config, jobs, moves=moves, window_s=10.0)[0]) == []
     jobs.output_tokens[:] = 1000  # more KV memory than there is
-    assert moved(run(config, jobs, moves="copy", window_s=20.0)[0]) == []
-    log, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    assert moved(run(config, jobs, moves="copy", window_s=10.0)[0]) == []
+    log, engine = run(config, jobs, moves="exchange", window_s=10.0)
     first, second, third, last = moved(log)[:4]
     assert isinstance(first, Evict)
     assert isinstance(second, Evict)  # both leave before anybody comes
@@ -329,8 +329,8 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
 
 def test_deactivate_evicts_before_it_loads() -> None:
     config = world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01])
-    rows = [(0.05 * k, k % 2 * 2) for k in range(4000)]
-    log, engine = run(config, work(config, rows), window_s=20.0, moves="deactivate")
+    rows = [(0.05 * k, k % 2 * 2) for k in range(2000)]
+    log, engine = run(config, work(config, rows), window_s=10.0, moves="deactivate")
     evict, load = [a for *_, a in log if isinstance(a, Evict | Load)][3:5]
     assert isinstance(evict, Evict)
     assert isinstance(load, Load)
@@ -346,12 +346,12 @@ def idle() -> tuple[Config, Jobs]:
     list(start.begin(0.0))
     busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)]
     assert len(busy) == 3
-    return config, work(config, [(0.02 * k, busy[k % 3]) for k in range(6_000)])
+    return config, work(config, [(0.02 * k, busy[k % 3]) for k in range(3_000)])
 
 
 def test_evict_out_evicts_for_no_move_but_for_a_model_that_is_out() -> None:
     config, jobs = idle()
-    evicted = {evict: of(Evict, run(config, jobs, evict=evict, window_s=20.0)[0]) for evict in ("pressure", "out")}
+    evicted = {evict: of(Evict, run(config, jobs, evict=evict, window_s=10.0)[0]) for evict in ("pressure", "out")}
     assert len(evicted["pressure"]) > 0
     assert evicted["out"] == []
     small = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # two of three models are in
@@ -362,7 +362,7 @@ def test_evict_out_evicts_for_no_move_but_for_a_model_that_is_out() -> None:
 def test_a_given_home_is_where_a_model_starts_stays_and_comes_back() -> None:
     homes = {"m0": (0,), "m1": (0,), "m2": (1,)}
     config = replace(world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01]), homes=homes)
-    log, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(4000)]), window_s=20.0)
+    log, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(2000)]), window_s=10.0)
     assert {a.inst.model: a.inst.place for _, _, a in log if isinstance(a, Load)} == homes
     assert of(Load, log) == []
     policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]

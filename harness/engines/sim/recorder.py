@@ -76,7 +76,7 @@ class Traced(Sim):
         Where one request is looked at, its stretches alone are noted, and what was on links while it lived.
         `progress` hears how many requests have ended, of how many.
         """
-        traced = cls(sim.config, sim._options, sim._machine)
+        traced = cls(sim.config, sim._options, sim._machine)  # noqa: SLF001 - of its class
         traced.recorder = Recorder(traced, look_at, progress)
         return traced
 
