@@ -97,19 +97,7 @@ def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 
 @jit
 def rope_write(
-    qkv,
-    cosine,
-    sine,
-    position,
-    slot,
-    q,
-    k,
-    v,
-    layer,
-    v_off,
-    HQ: tl.constexpr,
-    HKV: tl.constexpr,
-    D: tl.constexpr,
+    qkv, cosine, sine, position, slot, q, k, v, layer, v_off, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr
 ):
     """Rotary embedding of a token's heads, K and V to their place in paged KV; grid (tokens, HQ + HKV).
 

@@ -116,11 +116,7 @@ def canonical(
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
     for key, counts in tokens.items():
         checks.tokens(counts, source.where, columns[key], DROP)
-    keep = np.ones(len(when), bool)
-    if max_tokens is not None:
-        keep = tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
-        if not keep.all():
-            left[schema.longer(max_tokens)] = int((~keep).sum())
+    keep = _short(tokens, max_tokens, left)
     if drop_bad and block_tokens is not None:
         hashes = _cast(source, columns["prefix_hashes"], schema.COLUMNS["prefix_hashes"])
         bad = keep & prefix.odd(hashes, block_tokens, tokens["prompt_tokens"])
@@ -175,6 +171,15 @@ def _validate(path: Path, source: Source, time_unit: TimeUnit | None, tier: str)
         raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
     if not len(next(iter(source.columns.values()))):
         raise UserError(f"{path}: no rows")
+
+
+def _short(tokens: Mapping[str, NDArray[np.int64]], max_tokens: int | None, left: dict[str, int]) -> NDArray[np.bool_]:
+    """Return which rows have at most `max_tokens`, and count the others in `left`."""
+    total = tokens["prompt_tokens"] + tokens["output_tokens"]
+    keep = np.ones(len(total), bool) if max_tokens is None else total <= max_tokens
+    if max_tokens is not None and not keep.all():
+        left[schema.longer(max_tokens)] = int((~keep).sum())
+    return keep
 
 
 def _models(source: Source, columns: Mapping[str, str], model: str | None, order: NDArray[np.int64]) -> pa.Array:

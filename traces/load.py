@@ -108,10 +108,7 @@ def trace(name: str) -> Trace:
             return _of_file(path)
         raise UserError(f'no trace "{name}"{meant(head, manifest())} (bench list traces, or the path of a log)')
     entry = manifest()[head]
-    if "family" in entry:
-        raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
-    if plus and not (drawn(head) or log(head)):
-        raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
+    _nameable(name, entry)
     if "drawn" in entry or (plus and drawn(head)):
         return _noted(of_table(drawing.table(name), name), entry)
     asked = deal.parsed(name)
@@ -129,6 +126,15 @@ def trace(name: str) -> Trace:
     if plus:
         return _dealt(file, asked, entry)
     return _noted(of_table(readers.read(entry["reader"], file), str(file)), entry)
+
+
+def _nameable(name: str, entry: Mapping[str, Any]) -> None:
+    """Raise UserError for the name of a family, and for fields of what takes none."""
+    head, plus, _ = name.partition("+")
+    if "family" in entry:
+        raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
+    if plus and not (drawn(head) or log(head)):
+        raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
 
 
 def _of_file(path: Path) -> Trace:

@@ -51,25 +51,20 @@ def read(
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
-    hashed = _Hashes(_key(path))
-    places: list[int] = []
-    rows: list[dict[str, Any]] = []
-    dropped: dict[str, int] = {}
+    hashed, dropped = _Hashes(_key(path)), dict[str, int]()
+    places, rows = list[int](), list[dict[str, Any]]()
     ids = set[str]()
     lines = records.records(path, wanted)
     for line, record in lines if expand is None else expand(lines):
         with reading(path, line):
             reason = None if skip is None else skip(record)
-        if reason is None:
-            row = {key: first(record, each) for key, each in names.items()}
-            if wrong := _wrong(row, names, unit, block_tokens):
-                reason, text = wrong
-                if not drop_bad:
-                    raise UserError(f"{path}:{line}: {text} ({convert.DROP})")
-            elif not blank(row.get("request_id")):
-                name = str(row["request_id"])
-                reason = schema.AGAIN if name in ids else None
-                ids.add(name)
+        row = {key: first(record, each) for key, each in names.items()} if reason is None else {}
+        if row and (wrong := _wrong(row, names, unit, block_tokens)):
+            reason, text = wrong
+            if not drop_bad:
+                raise UserError(f"{path}:{line}: {text} ({convert.DROP})")
+        if reason is None and _again(row, ids):
+            reason = schema.AGAIN
         if reason is None:
             places.append(line)
             rows.append(row)
@@ -78,19 +73,11 @@ def read(
     if not rows:
         why = "".join(f", {count} {reason}" for reason, count in dropped.items())
         raise UserError(f"{path}: no request that was served{why}")
-    columns: dict[str, pa.Array] = {"arrival_s": pa.array([row["arrival_s"] for row in rows], pa.float64())}
-    if not known.get("model"):
-        columns["model"] = pa.array([_name(row.get("model")) for row in rows], pa.string())
-    columns |= {key: _counts([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens")}
-    if any(not blank(row.get("session_id")) for row in rows):
-        sessions = [hashed.of("session", row["session_id"], k) for k, row in enumerate(rows)]
-        columns["session_id"] = pa.array(sessions, pa.uint64())
-    unblocked = 0
-    if block_tokens and any(row.get("prefix_hashes") for row in rows):
-        chains = [hashed.chain(_whole(row, block_tokens)) for row in rows]
-        unblocked = sum(not chain for chain in chains)
-        columns["prefix_hashes"] = pa.array(chains, pa.list_(pa.uint64()))
-    named = {key: names[key][0] for key in columns}
+    columns = _columns(rows, hashed, block_tokens)
+    if known.get("model"):
+        del columns["model"]
+    unblocked = columns["prefix_hashes"].value_lengths().to_pylist().count(0) if "prefix_hashes" in columns else 0
+    named = {key: names.get(key, (key,))[0] for key in columns}
     place = np.asarray(places, np.int64)
     source = Source(
         {named[key]: values for key, values in columns.items()},
@@ -108,6 +95,32 @@ def read(
         block_tokens=block_tokens if "prefix_hashes" in columns else None,
         extra={"without_blocks": unblocked} if unblocked else {},
     )
+
+
+def _again(row: Mapping[str, Any], ids: set[str]) -> bool:
+    """Tell whether a row has the id of an earlier one, and note its id."""
+    if blank(row.get("request_id")):
+        return False
+    name = str(row["request_id"])
+    again = name in ids
+    ids.add(name)
+    return again
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], hashed: _Hashes, block_tokens: int | None) -> dict[str, pa.Array]:
+    """Return rows as columns, with keyed hashes in place of sessions and blocks."""
+    columns: dict[str, pa.Array] = {
+        "arrival_s": pa.array([row["arrival_s"] for row in rows], pa.float64()),
+        "model": pa.array([_name(row.get("model")) for row in rows], pa.string()),
+    }
+    columns |= {key: _counts([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens")}
+    if any(not blank(row.get("session_id")) for row in rows):
+        sessions = [hashed.of("session", row["session_id"], k) for k, row in enumerate(rows)]
+        columns["session_id"] = pa.array(sessions, pa.uint64())
+    if block_tokens and any(row.get("prefix_hashes") for row in rows):
+        chains = [hashed.chain(_whole(row, block_tokens)) for row in rows]
+        columns["prefix_hashes"] = pa.array(chains, pa.list_(pa.uint64()))
+    return columns
 
 
 def _wrong(

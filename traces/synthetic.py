@@ -21,8 +21,9 @@ is measured against `traces/targets.toml` whenever a trace is used, never assume
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -294,43 +295,48 @@ def preset(text: str) -> Preset:
 
 
 def _check(p: Preset, text: str) -> None:
-    positive(f"trace {text}: span_s", p.span_s)
-    if p.span_s > MOST:
-        raise UserError(f"trace {text}: span_s is {p.span_s:g}, above {MOST:g}")
-    known = (*laws.NAMES, "fixed") if p.rates else (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
-    if p.lengths not in known:
-        raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(known)})')
-    least_of = {"models": 1, "rate_rps": 0, "alpha": 0, "cold_rps": 0, "drift_s": 0, "herd_s": 0, "max_tokens": 2}
-    if p.name == "closed":
-        least_of |= {"clients": 1, "requests": 0, "think_s": 0}
-    if p.lengths == "fixed":
-        least_of |= {"prompt": 1, "output": 1}
-    for key, least in least_of.items():
-        value = getattr(p, key)
-        if not least <= value <= MOST:
-            raise UserError(
-                f"trace {text}: {key} is {value}, {f'above {MOST:g}' if value > MOST else f'below {least}'}"
-            )
-    if p.models > MOST_MODELS:
-        raise UserError(f"trace {text}: models is {p.models}, above {MOST_MODELS}")
-    if p.clients and p.sent <= p.clients:
-        raise UserError(f"trace {text}: {p.sent} requests of {p.clients} clients: the first of each is only warm-up")
-    if not 0 <= p.range_ratio < 1:
-        raise UserError(f"trace {text}: range_ratio is {p.range_ratio:g}, not a share from 0 to below 1")
-    if p.range_ratio and p.lengths != "fixed":
-        raise UserError(f"trace {text}: range_ratio is of fixed lengths, and lengths is {p.lengths}")
-    prompt, output = (math.floor(length * (1 + p.range_ratio)) for length in (p.prompt, p.output))
-    if p.lengths == "fixed" and prompt + output > p.max_tokens:
-        raise UserError(f"trace {text}: {prompt} + {output} tokens are above max_tokens, {p.max_tokens}")
+    """Raise UserError for a number out of its bounds, and for numbers that do not go together."""
+    where = f"trace {text}"
+    positive(f"{where}: span_s", p.span_s)
+    if wrong := next(chain(_out_of_bounds(p), _unfit(p)), None):
+        raise UserError(f"{where}: {wrong}")
     if p.name == "arena-like":
         arena(p.models)
     if p.rates or p.name == "aegaeon-like":
-        positive(f"trace {text}: rate_rps", p.rate_rps)
-    bounded(f"trace {text}", _expected(p), "fewer models, clients or seconds, or a lower rate")
-    if p.drift_s:
-        periods = p.span_s / p.drift_s
-        if not periods * p.models <= MOST_REQUESTS:
-            raise UserError(f"trace {text}: {periods:.3g} periods of drift_s (a longer drift_s)")
+        positive(f"{where}: rate_rps", p.rate_rps)
+    bounded(where, _expected(p), "fewer models, clients or seconds, or a lower rate")
+    if p.drift_s and not (periods := p.span_s / p.drift_s) * p.models <= MOST_REQUESTS:
+        raise UserError(f"{where}: {periods:.3g} periods of drift_s (a longer drift_s)")
+
+
+def _out_of_bounds(p: Preset) -> Iterator[str]:
+    if p.span_s > MOST:
+        yield f"span_s is {p.span_s:g}, above {MOST:g}"
+    known = (*laws.NAMES, "fixed") if p.rates else (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
+    if p.lengths not in known:
+        yield f'lengths is "{p.lengths}" ({", ".join(known)})'
+    least_of = {"models": 1, "rate_rps": 0, "alpha": 0, "cold_rps": 0, "drift_s": 0, "herd_s": 0, "max_tokens": 2}
+    least_of |= {"clients": 1, "requests": 0, "think_s": 0} if p.name == "closed" else {}
+    least_of |= {"prompt": 1, "output": 1} if p.lengths == "fixed" else {}
+    for key, least in least_of.items():
+        value = getattr(p, key)
+        if not least <= value <= MOST:
+            yield f"{key} is {value}, {f'above {MOST:g}' if value > MOST else f'below {least}'}"
+    if p.models > MOST_MODELS:
+        yield f"models is {p.models}, above {MOST_MODELS}"
+
+
+def _unfit(p: Preset) -> Iterator[str]:
+    """Yield what is wrong with numbers that are each in its bounds."""
+    if p.clients and p.sent <= p.clients:
+        yield f"{p.sent} requests of {p.clients} clients: the first of each is only warm-up"
+    if not 0 <= p.range_ratio < 1:
+        yield f"range_ratio is {p.range_ratio:g}, not a share from 0 to below 1"
+    if p.range_ratio and p.lengths != "fixed":
+        yield f"range_ratio is of fixed lengths, and lengths is {p.lengths}"
+    prompt, output = (math.floor(length * (1 + p.range_ratio)) for length in (p.prompt, p.output))
+    if p.lengths == "fixed" and prompt + output > p.max_tokens:
+        yield f"{prompt} + {output} tokens are above max_tokens, {p.max_tokens}"
 
 
 def _expected(p: Preset) -> float:

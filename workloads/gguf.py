@@ -55,7 +55,6 @@ def read(path: Path, label: str) -> Shape:
 
 def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int, int]], where: str) -> Shape:
     family = keys.get("general.architecture")
-
     if not isinstance(family, str):
         raise UserError(f"{where}: general.architecture is {bounds.shown(family)}, not a name")
     if type(parts := keys.get("split.count", 1)) is not int or parts > 1:
@@ -90,11 +89,6 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
         raise UserError(f"{where}: no tensors")
     if "attention.key_length" not in (name.partition(".")[2] for name in keys) and hidden % heads:
         raise UserError(f"{where}: embedding_length {hidden} does not divide among {heads} heads")
-    groups: dict[str, list[int]] = {group: [0, 0] for group in (*Formats._fields, "")}
-    for name, (numbers, size) in tensors.items():
-        group = next((g for part, g in GROUPS.items() if part in name and "norm" not in name), "")
-        groups[group][0] += numbers
-        groups[group][1] += size
     return Shape(
         label,
         layers,
@@ -108,8 +102,18 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
         "output.weight" not in tensors,
         of("context_length", "context"),
         experts=Experts(sparse, count, of("expert_used_count", "top"), width, shared) if count and sparse else None,
-        formats=Formats(*(Format("gguf", b / n if n else 2.0) for n, b in (groups[g] for g in Formats._fields))),
+        formats=_formats(tensors),
     )
+
+
+def _formats(tensors: Mapping[str, tuple[int, int]]) -> Formats:
+    """Return the mean bytes of a number in each group of tensors."""
+    groups: dict[str, list[int]] = {group: [0, 0] for group in (*Formats._fields, "")}
+    for name, (numbers, size) in tensors.items():
+        group = next((g for part, g in GROUPS.items() if part in name and "norm" not in name), "")
+        groups[group][0] += numbers
+        groups[group][1] += size
+    return Formats(*(Format("gguf", b / n if n else 2.0) for n, b in (groups[g] for g in Formats._fields)))
 
 
 class Header:

@@ -249,16 +249,7 @@ def points(fitted: Fitted) -> pd.DataFrame:
 
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]
     lines = [
-        (
-            row.at["shape"],
-            row.quantity,
-            step.seqs,
-            step.prompt,
-            step.ctx_tokens,
-            row.held_out,
-            row.seconds,
-            ours,
-        )
+        (row.at["shape"], row.quantity, step.seqs, step.prompt, step.ctx_tokens, row.held_out, row.seconds, ours)
         for row, ours in fitted.points
         for step in [work(row)]
     ]

@@ -93,13 +93,7 @@ class Batch(NamedTuple):
         return f"batch {self.size}, {self.prompt}+{self.output}"
 
 
-def _alike(
-    arrival_s: NDArray[np.float64],
-    prompt: int,
-    output: int,
-    *,
-    after: NDArray[np.int32] | None = None,
-) -> Jobs:
+def _alike(arrival_s: NDArray[np.float64], prompt: int, output: int, *, after: NDArray[np.int32] | None = None) -> Jobs:
     n = len(arrival_s)
     each, never = np.ones(n, np.int32), np.full(n, np.inf)
     return Jobs(

@@ -162,11 +162,7 @@ def _poisson(row: CsvRow) -> Found:
     """Read Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): some chunks have two tokens."""
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
-    flags = {
-        "chunk_tokens": row.count("mbt"),
-        "mem_fraction": row.share("mem"),
-        "batch_cap": row.count("max_num_seqs"),
-    }
+    flags = {"chunk_tokens": row.count("mbt"), "mem_fraction": row.share("mem"), "batch_cap": row.count("max_num_seqs")}
     load = Poisson(stages, system, prompt, output)
     setting = row.setting("vllm-0.15", "gpu", "model", "tp", load, **flags)
     row.fits(setting, "system_tokens", "question_tokens", "output_tokens")

@@ -121,10 +121,7 @@ def test_kernels_of_steps_are_timed_back_to_back(
     engine = served(checkpoints, "Llama", Scenario(opened(Run(HOME, chunk_tokens=79))), monkeypatch)
     compare(engine, checkpoints / "Llama")  # what is computed again changes nothing
     assert engine.timed_steps is not None
-    assert [(step.parts, step.kernels_s) for step in engine.timed_steps] == [
-        (((0, 9),), 0.004),
-        (((9, 1),), 0.004),
-    ]
+    assert [(step.parts, step.kernels_s) for step in engine.timed_steps] == [(((0, 9),), 0.004), (((9, 1),), 0.004)]
     assert interpreted == [[9]]
 
 

@@ -130,7 +130,10 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
     )
 
 
-def _models(path: Path, model: str | None) -> dict[str, Series]:
+Counters = Mapping[tuple[str, str, str], Mapping[tuple[str, ...], Points]]  # by counter, model, bound; then by labels
+
+
+def _counters(path: Path, model: str | None) -> Counters:
     values: dict[tuple[str, str, str], dict[tuple[str, ...], Points]] = defaultdict(lambda: defaultdict(dict))
     for at, labels, value in _samples(path):
         what = labels.get("__name__", "")
@@ -143,8 +146,12 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
         raise UserError(
             f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
         )
+    return values
+
+
+def _models(path: Path, model: str | None) -> dict[str, Series]:
     series = dict[str, Series]()
-    for (what, label, le), each in values.items():
+    for (what, label, le), each in _counters(path, model).items():
         item, summed = series.get(label, Series()), _summed(each.values())
         if what in WHOLE:
             series[label] = item._replace(**{WHOLE[what]: summed})  # type: ignore[arg-type]  # one of three curves

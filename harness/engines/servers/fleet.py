@@ -388,17 +388,7 @@ class Fleet:
 
     def changes(self) -> Iterator[Change]:
         """Yield the changes of servers since the last call; those that have ended are no longer in `up`."""
-        for inst, up in list(self.asleep.items()):
-            if up.process is not None and not up.process.alive():
-                self.step(up, "dead")
-                del self.asleep[inst]  # its next Load starts it
-                self.faults.append(f"the server of {inst.model} on GPU {_gpu_text(inst)} ended in its sleep")
-        for up in list(self.up.values()):
-            process = up.process
-            if up.state in {"ready", "draining"} and process is not None and not process.alive():
-                last = process.last_lines()
-                why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} ended by itself"
-                yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
+        yield from self._ended()
         while True:
             try:
                 word = self._word.get_nowait()
@@ -416,6 +406,20 @@ class Fleet:
                 self.start(up)
             else:
                 yield self._dead(up, self._refused(up, word[1]))
+
+    def _ended(self) -> Iterator[Change]:
+        """Yield the servers that ended by themselves; of those asleep the next Load starts another one."""
+        for inst, up in list(self.asleep.items()):
+            if up.process is not None and not up.process.alive():
+                self.step(up, "dead")
+                del self.asleep[inst]
+                self.faults.append(f"the server of {inst.model} on GPU {_gpu_text(inst)} ended in its sleep")
+        for up in list(self.up.values()):
+            process = up.process
+            if up.state in {"ready", "draining"} and process is not None and not process.alive():
+                last = process.last_lines()
+                why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} ended by itself"
+                yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
 
     def _refused(self, up: Up, error: UserError) -> str:
         """Return why a server is given up: of an order that it did not obey, whose server, which order, and its log."""

@@ -30,19 +30,23 @@ def write(path: Path, shape: dict[str, Any], seed: int) -> None:
     q_size, kv_size = shape["q_heads"] * head_dim, shape["kv_heads"] * head_dim
     begun = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     out = gguf.GGUFWriter(begun, "llama")
-    out.add_context_length(shape["max_tokens"])
-    out.add_block_count(layers)
-    out.add_embedding_length(hidden)
-    out.add_feed_forward_length(shape["ffn"])
-    out.add_head_count(shape["q_heads"])
-    out.add_head_count_kv(shape["kv_heads"])
-    out.add_key_length(head_dim)
-    out.add_value_length(head_dim)
-    out.add_rope_dimension_count(head_dim)
-    out.add_rope_freq_base(10_000.0)
-    out.add_layer_norm_rms_eps(1e-5)
-    out.add_vocab_size(vocab)
-    out.add_tokenizer_model("llama")
+    facts = {
+        "context_length": shape["max_tokens"],
+        "block_count": layers,
+        "embedding_length": hidden,
+        "feed_forward_length": shape["ffn"],
+        "head_count": shape["q_heads"],
+        "head_count_kv": shape["kv_heads"],
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "rope_dimension_count": head_dim,
+        "rope_freq_base": 10_000.0,
+        "layer_norm_rms_eps": 1e-5,
+        "vocab_size": vocab,
+        "tokenizer_model": "llama",
+    }
+    for name, value in facts.items():
+        getattr(out, f"add_{name}")(value)
     words = [f"\u2581w{k}" for k in range(RESERVED, vocab)]
     out.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words])
     out.add_token_scores([0.0] * vocab)

@@ -56,18 +56,13 @@ class Moves:
         known = to in self.engine.arenas if isinstance(to, Host) else to is None or to in self.engine.places
         if not known:
             return "never", f"no KV on {to}"
-        if isinstance(who, Batch):
-            if failed := self.engine.place_refusal(who.inst):
-                return failed
-            requests, place = list(self.engine.members(who)), who.inst.place
-        else:
-            if failed := self.engine.gone(who):
-                return failed
-            request = self.engine.live[who]
-            if request.batch is None:
-                return "gone", "a request in no batch has no KV"
-            requests, place = [request], request.batch.inst.place
-        if action.attend and (not isinstance(to, tuple) or to == place):
+        if failed := self.engine.place_refusal(who.inst) if isinstance(who, Batch) else self.engine.gone(who):
+            return failed
+        requests = list(self.engine.members(who)) if isinstance(who, Batch) else [self.engine.live[who]]
+        batch = who if isinstance(who, Batch) else requests[0].batch
+        if batch is None:
+            return "gone", "a request in no batch has no KV"
+        if action.attend and (not isinstance(to, tuple) or to == batch.inst.place):
             return "never", "KV is attended on as many other GPUs as its batch has, and not on its own"
         requests = [
             request for request in requests if request.rid in self.engine.kv and (request.kv_tokens or to is None)

@@ -65,16 +65,10 @@ class Residents:
         """Start a Load; the reason where it cannot be."""
         inst, way = action.inst, WAYS[action.way]
         (device,) = inst.place if not isinstance(inst.place, Host) else (0,)
-        resident, size = self.by_inst.get(inst), self.engine.nets[inst.model].weight_bytes
-        if resident is not None:
-            if resident.state == "leaving":
-                resident.state = "in"
-                self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
-                resident.evict = None
-            if resident.state == "in" and self.engine.begun:
-                self.engine.tell([Done(action)])
+        if (resident := self.by_inst.get(inst)) is not None:
+            self._keep(resident, action)
             return None
-        arena = self.engine.arenas[device]
+        arena, size = self.engine.arenas[device], self.engine.nets[inst.model].weight_bytes
         if arena.whole(size) > arena.size:
             return "never", f"{inst.model} is larger than the device"
         if arena.whole(size) > arena.free_bytes:
@@ -83,11 +77,10 @@ class Residents:
         resident = self.by_inst[inst] = Resident(arena.take(size, self.last_granules.get(inst, ())), load=action)
         if way.starts:
             resident.worker = self.engine.workers.worker(device, inst.model, "own", cold=True)
-        elif self.engine.layout == "pair":
-            for phase in ("prefill", "decode"):
-                self.engine.workers.worker(device, inst.model, phase)
         else:
-            self.engine.workers.worker(device, *(() if self.engine.layout == "gpu" else (inst.model,)))
+            keys: dict[str, list[list[str]]] = {"gpu": [[]], "pair": [[inst.model, "prefill"], [inst.model, "decode"]]}
+            for key in keys.get(self.engine.layout, [[inst.model]]):
+                self.engine.workers.worker(device, *key)
         parts = self._copy_parts(inst, resident, way)
         if not self.engine.begun:
             self.engine.workers.fill(parts)
@@ -102,6 +95,15 @@ class Residents:
                 self.copies[number] = inst
         self.loads += 1
         return None
+
+    def _keep(self, resident: Resident, action: Load) -> None:
+        """Take a Load of weights that are in or under way; those that were leaving stay."""
+        if resident.state == "leaving":
+            resident.state = "in"
+            self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
+            resident.evict = None
+        if resident.state == "in" and self.engine.begun:
+            self.engine.tell([Done(action)])
 
     def _copy_parts(self, inst: Inst, resident: Resident, way: Way) -> list[Bytes]:
         """Return the copies of a model's weights to the memory that it has taken, in parts."""

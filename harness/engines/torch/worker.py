@@ -64,17 +64,7 @@ class Worker:
         """Handle a message."""
         match what:
             case "begin":
-                number, cores, self.given, self.logits = args
-                (memory,) = take_files(self.engine, 1)
-                if cores:
-                    os.sched_setaffinity(0, cores)
-                self.device = self.open_device(number, memory)
-                for name in self.given:
-                    self._weights(name)
-                    self._kv(name)
-                weights = {name: pair[1] for name, pair in self.weights.items()}
-                self.device.prepare(self.given, weights, {name: pair[1] for name, pair in self.kv.items()})
-                self.engine.send("ready")
+                self._open(*args)
             case "weights":
                 name, runs = args
                 at = 0
@@ -84,25 +74,31 @@ class Worker:
             case "drop":
                 name, size = args
                 self._weights(name)[0].leave(size)
-            case "map":
+            case "map" | "unmap":
                 name, runs = args
-                for at, offset, size in runs:
-                    self._kv(name)[0].map(at, offset, size)
-            case "unmap":
-                name, runs = args
-                for at, size in runs:
-                    self._kv(name)[0].unmap(at, size)
-            case "ask" | "answer":
-                (file,) = take_files(self.engine, 1)
-                if what == "ask":
-                    self.peers[args[0]] = Connection(file)
-                else:
-                    self.askers.append(Connection(file))
-                    self.device.meanwhile = self._meanwhile
+                change = getattr(self._kv(name)[0], what)
+                for run in runs:
+                    change(*run)
+            case "ask":
+                self.peers[args[0]] = Connection(take_files(self.engine, 1)[0])
+            case "answer":
+                self.askers.append(Connection(take_files(self.engine, 1)[0]))
+                self.device.meanwhile = self._meanwhile
             case "step":
                 self.orders.append(args[0])
             case _:
                 raise ValueError(what)
+
+    def _open(self, number: int, cores: set[int], given: dict[str, Given], logits: bool) -> None:
+        """Open a device for the models that are served on it, and say that it is ready."""
+        self.given, self.logits = given, logits
+        (memory,) = take_files(self.engine, 1)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        self.device = self.open_device(number, memory)
+        weights = {name: self._weights(name)[1] for name in given}
+        self.device.prepare(given, weights, {name: self._kv(name)[1] for name in given})
+        self.engine.send("ready")
 
     def _weights(self, name: str) -> tuple[Space, Weights]:
         if name not in self.weights:

@@ -14,10 +14,7 @@ import pytest
 from harness.client.body import Server
 from harness.policy.types import UserError
 from tests import ROOT
-from tests.harness.client.scripted import (
-    scripted,
-    tokens,
-)
+from tests.harness.client.scripted import scripted, tokens
 from tests.harness.client.test_client import NEVER_S, client, jobs, states, until
 
 

@@ -193,10 +193,7 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
         card.add(measured(what, {"shape": "llama-3.2-1b", **at}, [seconds], "", wide=1, other_cores=0.0, **facts))
     path, notes = written(tmp_path / "card")
     company = "of llama-3.2-1b takes {} x while another part of the card does the same"
-    assert notes[1:3] == [
-        f"a prefill {company.format('1.50')}",
-        f"a decode step of 8 {company.format('1.20')}",
-    ]
+    assert notes[1:3] == [f"a prefill {company.format('1.50')}", f"a decode step of 8 {company.format('1.20')}"]
     assert path.name == "torch-h200.toml"
     made = quantities.machine(str(path))
     assert made is not None

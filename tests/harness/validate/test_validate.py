@@ -49,12 +49,7 @@ def case(setting: Setting, stage: int | None = None) -> Case:
 
 
 def test_a_row_of_each_form(tmp_path: Path) -> None:
-    for name, lines in {
-        "a": (CLOSED, LOOP),
-        "b": (POISSON, STAGE),
-        "c": (OFFLINE, BATCH),
-        "d": (POOLS, POOL),
-    }.items():
+    for name, lines in {"a": (CLOSED, LOOP), "b": (POISSON, STAGE), "c": (OFFLINE, BATCH), "d": (POOLS, POOL)}.items():
         file(tmp_path, *lines, name=f"{name}.csv")
     loop, stage, batch, pool = measured.cases(tmp_path)
     assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))

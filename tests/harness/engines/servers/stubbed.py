@@ -34,9 +34,7 @@ class Stubbed:
     )
     ways: frozenset[str] = frozenset({"host", "cold", "sleep"})
     sleeps: Mapping[str, Sleep] = field(
-        default_factory=lambda: {
-            "sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1)),
-        }
+        default_factory=lambda: {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))}
     )
     keep: Keep | None = None
     lacks: str = ""

@@ -417,10 +417,7 @@ def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.Monke
 
 @cases(
     ("apart", "order"),
-    [
-        (True, ["start 0", "ready 0", "start 1", "ready 1"]),
-        (False, ["start 0", "start 1", "ready 0", "ready 1"]),
-    ],
+    [(True, ["start 0", "ready 0", "start 1", "ready 1"]), (False, ["start 0", "start 1", "ready 0", "ready 1"])],
 )
 def test_servers_that_measure_their_gpu_start_one_after_the_other(
     apart: bool, order: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

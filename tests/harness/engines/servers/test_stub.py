@@ -194,11 +194,7 @@ def test_a_server_that_cannot_start_is_told_with_the_last_lines_of_its_log() -> 
 
 def test_models_are_matched_by_name_and_else_in_order() -> None:
     at = [Server("u", "x"), Server("u", "b"), Server("v", "y")]
-    assert attach.match(["a", "b", "c"], at) == {
-        "a": (at[0], "order"),
-        "b": (at[1], "name"),
-        "c": (at[2], "order"),
-    }
+    assert attach.match(["a", "b", "c"], at) == {"a": (at[0], "order"), "b": (at[1], "name"), "c": (at[2], "order")}
     with pytest.raises(UserError, match="4 models, and the servers have 3"):
         attach.match(["a", "b", "c", "d"], at)
 

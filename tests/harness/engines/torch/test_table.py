@@ -142,10 +142,7 @@ def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table:
 
 @cases("name", ["gpt-oss-20b", "deepseek-v2-lite", "llama-3.1-8b:dtype=fp8", "gemma-3-1b", "qwen-1.5-moe-a2.7b"])
 def test_a_model_that_the_engine_does_not_compute_is_refused(name: str) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"has .*: engine torch serves (models in 16 bits|routed experts)",
-    ):
+    with pytest.raises(UserError, match=r"has .*: engine torch serves (models in 16 bits|routed experts)"):
         nets.net(shape(name))
 
 
