@@ -77,7 +77,7 @@ class Spec:
 
     system: str  # name in systems/, or the path of a .py
     preset: str | None = None
-    fields: Pairs[Option] = ()  # the system's, sorted
+    fields: Pairs[Option] = ()  # fields of the system, sorted
     # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
     engine: str = WORLD["engine"]
     gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
@@ -114,7 +114,7 @@ class Spec:
     pcie_gbps: Rate | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's
     nvlink_gbps: Rate | None = None  # GPU to GPU
     net_gbps: Rate | None = None  # across nodes
-    disk_gbps: Rate | None = None  # a node's disk
+    disk_gbps: Rate | None = None  # GB/s of a node's disk
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: Count = 16
     batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] | None = None

@@ -102,17 +102,9 @@ def test_a_canonical_file_is_checked_again(columns: dict[str, object], says: str
     path = tmp_path / "mine.parquet"
     schema.write(table(**columns), path)
     result = bench(
-        "compare",
-        "--systems",
-        "static",
-        "--trace",
+        *"compare --systems static --trace".split(),
         path,
-        "--models",
-        "llama-3.2-1b*2",
-        "--no-plot",
-        "--rate-scale",
-        "1",
-        "-o",
+        *"--models llama-3.2-1b*2 --no-plot --rate-scale 1 -o".split(),
         tmp_path / "out",
     )
     mistake(result, path.name, says)
@@ -305,19 +297,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
 def test_odd_numbers_of_a_price_a_growth_and_a_node_are_one_line(tmp_path: Path) -> None:
     for count in ("²", "٢", "0", "9" * 30, "1" * 5000, "-1", "4097"):
         mistake(bench("price", f"llama-3.1-8b@{count}xh100"))
-    size = (
-        "size",
-        "--trace",
-        "sample",
-        "--models",
-        "llama-3.2-1b",
-        "--systems",
-        "static",
-        "--gpus",
-        "1-1",
-        "-o",
-        tmp_path,
-    )
+    size = (*"size --trace sample --models llama-3.2-1b --systems static --gpus 1-1 -o".split(), tmp_path)
     for grow in ("1e-300", "1e-3", "1e300", "nan", "inf"):
         mistake(bench(*size, "--grow", grow), "--grow", "is not a number from 0.01 to 100")
     mistake(bench(*COMPARE, "--set", "node_gpus=9223372036854775807", "-o", tmp_path), "node_gpus")
@@ -337,13 +317,7 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
         tmp_path / "t$^$.csv",
         "--models",
         tmp_path / "set.toml",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--slo",
-        "absolute:ttft=1,tpot=1",
-        "-o",
+        *"--seeds 1 --rate-scale 1 --slo absolute:ttft=1,tpot=1 -o".split(),
         tmp_path / "out",
     )
     assert done.exit_code == 0, done.output

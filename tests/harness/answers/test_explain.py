@@ -35,17 +35,7 @@ COMPARE = (
     "compare",
     "--systems",
     SYSTEMS,
-    "--trace",
-    "sample",
-    "--models",
-    "nemo-12b*4",
-    "--gpus",
-    "2",
-    "--seeds",
-    "1",
-    "--rate-scale",
-    "2,4",
-    "--no-plot",
+    *"--trace sample --models nemo-12b*4 --gpus 2 --seeds 1 --rate-scale 2,4 --no-plot".split(),
 )
 NAMES = ("static", "prism", "qlm", "aegaeon", "muxserve")
 

@@ -25,18 +25,10 @@ SIZE = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--systems", 
 ODD = "a<script>b</script>\"&' "
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
+    *"--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync".split(),
+    *"--disable-background-networking --disable-component-update".split(),
     "--host-resolver-rules=MAP * ~NOTFOUND",
-    "--proxy-server=127.0.0.1:9",
-    "--hide-scrollbars",
-    "--virtual-time-budget=2000",
+    *"--proxy-server=127.0.0.1:9 --hide-scrollbars --virtual-time-budget=2000".split(),
 )
 
 

@@ -41,20 +41,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path: Path) -> None:
     """Those that need two GPUs of a kind (one that prefills, one for the hot model) say so on one."""
     common = (
-        "--trace",
-        "sample",
-        "--models",
-        "llama-3.2-1b*2",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--set",
-        "window_s=10",
-        "--set",
-        "warmup_s=2",
-        "--no-plot",
-        "-o",
+        *"--trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1".split(),
+        *"--set window_s=10 --set warmup_s=2 --no-plot -o".split(),
         tmp_path,
     )
     lines = ok("compare", "--systems", "static:equal,all", *common, "--gpus", gpus).splitlines()
@@ -90,19 +78,9 @@ def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
 def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
     name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
     args = (
-        "compare",
-        "--systems",
-        "dedicated,static",
-        "--models",
-        "llama-3.2-1b*2",
-        "--trace",
+        *"compare --systems dedicated,static --models llama-3.2-1b*2 --trace".split(),
         name,
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1,2",
-        "--no-plot",
-        "-o",
+        *"--seeds 1 --rate-scale 1,2 --no-plot -o".split(),
         tmp_path,
     )
     output = ok(*args)
@@ -222,18 +200,9 @@ def test_machines_get_the_same_numbers(out: Path) -> None:
 def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None:
     answer = json.loads(
         ok(
-            "compare",
-            "--systems",
-            "static",
+            *"compare --systems static".split(),
             *MODELS,
-            "--seeds",
-            "2",
-            "--rate-scale",
-            "1",
-            "--no-plot",
-            "--controls",
-            "--json",
-            "-o",
+            *"--seeds 2 --rate-scale 1 --no-plot --controls --json -o".split(),
             tmp_path,
         )
     )
@@ -313,19 +282,7 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
         pytest.skip("traces/data may hold the real trace")
     command = [
         sys.executable,
-        "-m",
-        "harness",
-        "compare",
-        "--systems",
-        "static",
-        "--trace",
-        "arena-chat",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--no-plot",
-        "-o",
+        *"-m harness compare --systems static --trace arena-chat --seeds 1 --rate-scale 1 --no-plot -o".split(),
         str(tmp_path / "out"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -380,18 +337,9 @@ def test_what_is_printed_is_one_screen_that_answers_first(
 
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
     text = ok(
-        "compare",
-        "--systems",
-        "dedicated,static:equal,chunked+tau=256",
+        *"compare --systems dedicated,static:equal,chunked+tau=256".split(),
         *MODELS,
-        "--gpus",
-        "1",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--no-plot",
-        "-o",
+        *"--gpus 1 --seeds 1 --rate-scale 1 --no-plot -o".split(),
         tmp_path,
     )
     for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):

@@ -154,20 +154,9 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
         .startswith("40 requests of 2 models in 20 s")
     )
     text = ok(
-        "compare",
-        "--systems",
-        "static",
-        "--trace",
+        *"compare --systems static --trace".split(),
         path,
-        "--models",
-        "llama-3.2-1b*2",
-        "--rate-scale",
-        "1",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "--all",
-        "-o",
+        *"--models llama-3.2-1b*2 --rate-scale 1 --seeds 1 --no-plot --all -o".split(),
         tmp_path / "out",
     )
     assert "2 of 2 models" in text
@@ -186,12 +175,7 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
         "--systems",
         f"static,{path}",
         *MODELS,
-        "--rate-scale",
-        "1",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "-o",
+        *"--rate-scale 1 --seeds 1 --no-plot -o".split(),
         tmp_path / "out",
     )
     assert re.search(r"^mine \(unchecked\) +100\.0", text, re.MULTILINE)
@@ -202,12 +186,7 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
         "--systems",
         f"static,{path}",
         *MODELS,
-        "--rate-scale",
-        "1",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "-o",
+        *"--rate-scale 1 --seeds 1 --no-plot -o".split(),
         tmp_path / "out",
     )
     assert re.search(r"^mine +100\.0", text, re.MULTILINE)

@@ -342,19 +342,11 @@ def test_a_half_without_requests_is_named(tmp_path: Path) -> None:
     ok("trace", "convert", tmp_path / "log.csv", "-o", tmp_path / "log.parquet", "--span-s", "300")
     (tmp_path / "own.toml").write_text(LOG_MODELS)
     common = (
-        "compare",
-        "--systems",
-        "static",
-        "--trace",
+        *"compare --systems static --trace".split(),
         tmp_path / "log.parquet",
         "--models",
         tmp_path / "own.toml",
-        "--scaling",
-        "none",
-        "--slo",
-        "absolute:ttft=1,tpot=1",
-        "--no-plot",
-        "-o",
+        *"--scaling none --slo absolute:ttft=1,tpot=1 --no-plot -o".split(),
         tmp_path / "out",
     )
     refused = bench(*common)

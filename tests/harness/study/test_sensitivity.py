@@ -28,6 +28,8 @@ from tests.bench import bench, ok
 from tests.harness.run.test_sweep import files
 from tests.harness.study.study_table import met, panel, table
 
+ONE_RATE = "sensitivity --trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1 --no-plot".split()
+
 # Loads the weights for each request and evicts them after it; a request comes when the last one has ended.
 LOADS = '''
 """Swaps for every request."""
@@ -300,45 +302,14 @@ def test_a_change_multiplies_the_factor_that_a_spec_has() -> None:
     ("more", "says"), [(["--constants", "swop"], "did you mean swap"), (["--knee"], "--knee needs several rates")]
 )
 def test_wrong_words_are_one_line(tmp_path: Path, more: list[str], says: str) -> None:
-    args = (
-        "sensitivity",
-        "--systems",
-        "static,chunked",
-        "--trace",
-        "sample",
-        "--models",
-        "llama-3.2-1b*2",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--no-plot",
-        "-o",
-        tmp_path,
-    )
-    result = bench(*args, *more)
+    result = bench(*ONE_RATE, "--systems", "static,chunked", "-o", tmp_path, *more)
     assert result.exit_code == 2
     assert says in result.stderr
     assert result.stderr.count("\n") <= 2
 
 
 def test_one_system_has_no_order(tmp_path: Path) -> None:
-    result = bench(
-        "sensitivity",
-        "--systems",
-        "static",
-        "--trace",
-        "sample",
-        "--models",
-        "llama-3.2-1b*2",
-        "--seeds",
-        "1",
-        "--rate-scale",
-        "1",
-        "--no-plot",
-        "-o",
-        tmp_path,
-    )
+    result = bench(*ONE_RATE, "--systems", "static", "-o", tmp_path)
     assert result.exit_code == 2
     assert "an order takes two systems" in result.stderr
 

@@ -220,13 +220,9 @@ def test_sigterm_in_a_shard_leaves_no_part(workers: int, tmp_path: Path) -> None
     out = tmp_path / "out"
     command = [
         sys.executable,
-        "-m",
-        "harness",
-        "study",
+        *"-m harness study".split(),
         str(stored(tmp_path, LONG)),
-        "--shard",
-        "1/2",
-        "--workers",
+        *"--shard 1/2 --workers".split(),
         str(workers),
         "-o",
         str(out),

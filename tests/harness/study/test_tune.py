@@ -131,12 +131,7 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
     monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
     args = [
-        "tune",
-        "--systems",
-        "static,elastic",
-        "--draws",
-        "3",
-        "-o",
+        *"tune --systems static,elastic --draws 3 -o".split(),
         str(tmp_path / "runs"),
         "--to",
         str(tmp_path / "tuned.toml"),
