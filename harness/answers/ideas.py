@@ -64,7 +64,7 @@ class Idea(NamedTuple):
 
 def ideas(table: pa.Table, about: About) -> list[Idea]:
     """Judge every idea of a study in its world; all verdicts are corrected together."""
-    each = list[tuple[Mapping[str, Any], Panel, str, dict[str, Crossing | None], dict[str, Standing]]]()
+    each = list[Idea]()
     for claim in about.claims:
         definition = claim["definition"] or about.definitions[0]
         for panel in crossings.concerned(about.panels, claim["on"]) if claim["what"] == "ratio" else ():
@@ -86,12 +86,9 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
                 for name in rates
                 if name not in readings
             }
-            each.append((claim, panel, best, rates, beside))
-    judged = iter(ranking.corrected([s for *_, beside in each for s in beside.values()]))
-    return [
-        Idea(claim, panel, best, rates, {name: next(judged) for name in beside})
-        for claim, panel, best, rates, beside in each
-    ]
+            each.append(Idea(claim, panel, best, rates, beside))
+    judged = iter(ranking.corrected([standing for idea in each for standing in idea.others.values()]))
+    return [idea._replace(others={name: next(judged) for name in idea.others}) for idea in each]
 
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
