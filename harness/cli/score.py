@@ -45,9 +45,9 @@ def score(
 ) -> None:  # fmt: skip
     """Score a policy on the suite, a fixed test.
 
-    The card has for each scenario the rate at which 99 % of requests meet their SLO, its share of the bound and of the
-    best known policy, and what binds. The policy runs in a process of its own with limits. One that fails bench check
-    is refused.
+    The card has for each scenario the rate at which 99 % of requests meet their SLO, and what binds above it. It shows
+    that rate as a share of the best known and of the bound. The policy runs in a process of its own, with limits. One
+    that fails bench check is refused.
     """
     from harness.policy.types import UserError
     from harness.suite import card, suite, table

@@ -14,7 +14,18 @@ from harness.rows.estimate import NONE
 from harness.suite.score import Card, Row, told
 from harness.suite.suite import Suite
 
-HEADS = ("scenario", "req/s at 99 %", "[low, high]", "worst model", "of best", "best known", "binds", "µs", "failed")
+HEADS = (
+    "scenario",
+    "req/s at 99 %",
+    "[low, high]",
+    "worst model",
+    "of best",
+    "best known",
+    "of bound",
+    "binds",
+    "µs",
+    "failed",
+)
 ABOUT = (
     "The rate at which 99 % of all requests meet their SLO, and that of the model that misses most. Its share of the "
     "highest rate of any shipped system is the score; the total is the mean of the shares."
@@ -27,8 +38,9 @@ def cells(row: Row, suite: Suite) -> list[str]:
     scenario = next(s for s in suite.scenario if s.name == row["scenario"])
     best = NONE if scenario.best_rps is None else f"{scenario.best_rps:.3g} {scenario.best}"
     share = NONE if row.get("share") is None else f"{row['share']:.2f}"
+    bound = NONE if scenario.bound_rps is None else f"{row.get('rps', 0.0) / scenario.bound_rps:.2f}"
     if row.get("failed"):
-        return [row["scenario"], NONE, "", NONE, share, best, str(row["failed"]), NONE, NONE]
+        return [row["scenario"], NONE, "", NONE, share, best, bound, str(row["failed"]), NONE, NONE]
     short = next(iter(row["binds"]), NONE)
     charged = f" charged {MICROSECONDS * row['charged_s']:.0f}" if row["charged_s"] else ""
     return [
@@ -38,6 +50,7 @@ def cells(row: Row, suite: Suite) -> list[str]:
         f"{row['worst_rps']:.3g}",
         share,
         best,
+        bound,
         f"{short} {100 * row['binds'][short]:.0f} %" if short in row["binds"] else short,
         f"{MICROSECONDS * row['decision_s']:.0f}{charged}",
         str(row["never"]),

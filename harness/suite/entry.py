@@ -38,7 +38,7 @@ OFTEN = 0.1  # decisions a request, below which their time is none to speak of
 
 @dataclass(frozen=True)
 class Job:
-    """What a process of an entry is asked, as JSON on its standard input."""
+    """A task of an entry's process, as JSON on its standard input."""
 
     system: str  # as --systems takes it
     file: str  # of the policy

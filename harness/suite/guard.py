@@ -45,7 +45,7 @@ def _unshared() -> bool:
     """Leave the network's namespace; tell whether that was allowed."""
     import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0)
 
 
 def watch(*folders: Path) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ from harness.policy.types import UserError
 from harness.rows import crossings, record, vetted
 from harness.run.sources import code, scoring
 from harness.run.spec import Spec, asked, from_dict
-from harness.store import digest
 from harness.study import bound, grid
 from harness.study.bases import slo_target
 from harness.suite.suite import Scenario, Suite, study
@@ -89,7 +89,7 @@ def score(
 ) -> Card:
     """Score an entry on the scenarios of a suite; finished rows in `out` are kept."""
     file, content, made = entry.file, entry.content, identity(suite)
-    name = digest(suite.asked, beacon, entry, content, made)[:16]
+    name = _digest(suite.asked, beacon, entry, content, made)
     folder = (out / "entries" / f"{file.stem}-{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "rows.json"
@@ -129,7 +129,11 @@ def identity(suite: Suite) -> str:
     No entry is imported: this process has no limits.
     """
     (panel,) = grid.panels(study(suite, suite.scenario[0], ANY), full=False)
-    return digest(code(panel.first), scoring(crossings.__file__))[:16]
+    return _digest(code(panel.first), scoring(crossings.__file__))
+
+
+def _digest(*facts: object) -> str:
+    return sha256(" ".join(map(str, facts)).encode()).hexdigest()[:16]
 
 
 def _located(entry: Entry) -> str:
@@ -161,13 +165,13 @@ def target(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> dict[str
 
 def _checked(entry: Entry, suite: Suite, folder: Path, targets: Mapping[str, Any]) -> list[str]:
     """Return why an entry may not enter; empty where it may."""
-    said: list[str] = ["the check ended without a word"]
+    reasons: list[str] = ["the check ended without a word"]
 
     def take(facts: Mapping[str, Any]) -> None:
-        said[:] = facts.get("refused", said)
+        reasons[:] = facts.get("refused", reasons)
 
     ended = _process(entry, suite, "", folder, targets, (), checked=False, take=take)
-    return [*said, *([ended] if said and ended else [])]
+    return [*reasons, *([ended] if reasons and ended else [])]
 
 
 def _run(
@@ -286,14 +290,14 @@ def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None
     if not shares or any(share is None for share in shares):
         return None, None, None
     mean = math.fsum(shares) / len(shares)
-    ends = []
-    for key, sign in (("share_low", -1.0), ("share_high", 1.0)):
+
+    def half(key: str) -> float | None:
         gaps = [None if row[key] is None else row[key] - row["share"] for row in rows]
         known = [gap for gap in gaps if gap is not None]
-        ends.append(
-            mean + sign * math.sqrt(math.fsum(g * g for g in known)) / len(rows) if len(known) == len(gaps) else None
-        )
-    return mean, *ends
+        return math.sqrt(math.fsum(gap * gap for gap in known)) / len(rows) if len(known) == len(gaps) else None
+
+    below, above = half("share_low"), half("share_high")
+    return mean, None if below is None else mean - below, None if above is None else mean + above
 
 
 def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:

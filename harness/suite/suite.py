@@ -67,7 +67,7 @@ class Suite:
 
     @property
     def asked(self) -> str:
-        """What runs, without what was found when the version was frozen."""
+        """The facts that decide what runs, without those that were found when the version was frozen."""
         plain = (replace(s, best_rps=None, best="", bound_rps=None, reference="") for s in self.scenario)
         return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
 

@@ -1,7 +1,7 @@
-"""A policy that is tuned to the suite's public seeds: what it gains there, and what is left on seeds of a beacon.
+"""A policy that is tuned to the suite's public seeds: `python -m tests.tools.tune_to_seeds prism light,herds 200 DIR`.
 
-It draws fields of a system as `bench tune` does, keeps the draw of the highest mean attainment at a rate just above what
-the defaults hold, and prints the command of its two scores: python -m tests.tools.tune_to_seeds prism light,herds 200 DIR
+It draws fields of a system as `bench tune` does, keeps the draw of the highest mean attainment just above the best
+known rate, and prints the command of its scores: on these seeds, and on those of a beacon.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def main() -> None:
             met[k].append(fmean(score.attained(run, under, [scenario.definition])[scenario.definition] for run in runs))
     best = max(range(draws), key=lambda k: fmean(met[k]))
     text = "+".join([system, *(f"{name}={value}" for name, value in tried[best].items())])
-    print(
-        f"draw {best} of {draws}: {fmean(met[best]):.4f} of requests meet their SLO, by the defaults {fmean(met[0]):.4f}"
-    )
+    print(f"draw {best} of {draws}: {fmean(met[best]):.4f} meet their SLO, by the defaults {fmean(met[0]):.4f}")
     print(f"bench score '{text}' --only {','.join(names)} [--beacon HEX]")
 
 

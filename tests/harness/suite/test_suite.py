@@ -11,6 +11,7 @@ import pytest
 from harness.policy.types import UserError
 from harness.run.setup import load_models
 from harness.study import grid
+from harness.suite import reference
 from harness.suite import suite as suites
 from harness.suite.suite import FROZEN, HERE, Suite, first_seed, frozen, load, study
 
@@ -76,3 +77,11 @@ def test_what_was_found_is_no_part_of_what_runs(current: Suite) -> None:
     first, *rest = current.scenario
     assert replace(current, scenario=(replace(first, best_rps=1.0, best="x"), *rest)).asked == current.asked
     assert replace(current, scenario=(replace(first, at_rps=1.0), *rest)).asked != current.asked
+
+
+def test_a_reference_run_has_the_rows_that_were_frozen(current: Suite, tmp_path: Path) -> None:
+    drift = current.only(["drift"]).scenario[0]
+    rows, code = reference.run(current, drift, tmp_path)
+    if code != current.reference_code:
+        pytest.skip("the simulator or the arithmetic is another than when suite-1 was frozen")
+    assert rows == drift.reference

@@ -1,8 +1,7 @@
-"""The trace of agents in suite-1: sessions whose prompts begin with all that was said before.
+"""Draw the trace of agents in suite-1: `python -m tests.tools.agents_trace` writes it again, with equal rows.
 
-No log with shared prefixes may come with the bench, so this one is drawn: eight streams by popularity, each with a
-system prompt of its own. A turn's prompt is the system prompt, all turns before it, and what a tool has returned.
-`python -m harness.suite.agents` writes it again, with equal rows.
+No log with shared prefixes may come with the bench. Streams by popularity have a system prompt each; the prompt of
+a session's turn is that one, all turns before it, and what a tool has returned.
 """
 
 from __future__ import annotations
