@@ -8,12 +8,10 @@ from pathlib import Path
 
 from harness.rows import record
 from harness.run import arithmetic
-from harness.run.resolve import resolve
 from harness.run.slo import SloTarget
-from harness.run.sources import code
 from harness.run.sweep import sweep
 from harness.study import grid
-from harness.suite.score import target
+from harness.suite.score import identity, target
 from harness.suite.suite import Scenario, Suite, study
 
 SYSTEM = "prism"  # it has room in every scenario
@@ -22,7 +20,7 @@ SYSTEM = "prism"  # it has room in every scenario
 def run(suite: Suite, scenario: Scenario, out: Path) -> tuple[str, str]:
     """Run a scenario once, at the rate at which its search begins, on public seeds.
 
-    Return the SHA-256 of its rows, and a digest of the sources and the arithmetic that made them.
+    Return the SHA-256 of its rows, and digests of the sources and of the arithmetic that made them.
     """
     under = SloTarget(**target(suite, scenario, "", out))
     asked = study(replace(suite, seeds=1), scenario, SYSTEM)
@@ -32,6 +30,4 @@ def run(suite: Suite, scenario: Scenario, out: Path) -> tuple[str, str]:
     (folder,) = sweep([spec], out, workers=1)
     rows = record.read(folder)
     text = record.dumps({name: rows[name].to_pylist() for name in rows.column_names})
-    return sha256(text.encode()).hexdigest(), sha256(
-        f"{code(resolve(spec))} {arithmetic.digest()}".encode()
-    ).hexdigest()[:16]
+    return sha256(text.encode()).hexdigest(), f"{identity(suite)}-{arithmetic.digest()[: arithmetic.SHOWN]}"

@@ -27,6 +27,10 @@ KNOWS = (
     "warmserve",
 )  # of which a row knows the window: what perfect forecasts are worth
 HERE, SELF = "here", "self-reported"  # the mark of a row that nobody here has made again
+WIDE = """
+main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
+th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
+"""
 SCHEMA = pa.schema(
     [
         *(
@@ -159,9 +163,10 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         f'<p class="answer">{escape(first)}</p>',
         _ranking(rows, suite, beacon),
         _scenarios(rows, suite),
+        _asked(suite),
         _commands(rows, suite, beacon),
     ]
-    style = STYLE + "td.n, th.n { text-align: right; } td a { color: inherit; } .zero { color: var(--quiet); }"
+    style = STYLE + WIDE
     return HEAD.format(title=escape(suite.version), style=style) + "\n".join(parts) + TAIL.format(SCRIPT)
 
 
@@ -211,9 +216,14 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
         rate, by = (top["rps"], top["entry"]) if top else (None, "-")
         most = next((row["bound_rps"] for row in rows if row["scenario"] == s.name), None)
         numbers = f"{_number(rate)}<td>{escape(by)}</td>{_number(most)}{_number(most and rate and most / rate)}"
-        body.append(f'<th scope="row">{s.name}</th>{numbers}<td class="long">{escape(s.question)}</td>')
+        body.append(f'<th scope="row">{s.name}</th>{numbers}')
     note = "The bound is for policies that leave GPUs whole: neither partitions of them nor slices of time."
-    return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best", "question"), body, note)
+    return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
+
+
+def _asked(suite: Suite) -> str:
+    items = "".join(f"<dt>{s.name}</dt><dd>{escape(s.question)} SLO {escape(s.slo)}</dd>" for s in suite.scenario)
+    return f"<section><h2>The scenarios</h2><dl>{items}</dl></section>"
 
 
 def _commands(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
