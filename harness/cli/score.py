@@ -11,8 +11,9 @@ import click
 
 from harness.answers.commands import short_path
 from harness.cli.codes import Code
-from harness.cli.options import PATH, RESULTS, complete, examples, listed, system_names
+from harness.cli.options import RESULTS, complete, examples, system_names
 from harness.cli.terminal import screen
+from harness.cli.values import PATH, listed
 
 SCORES = RESULTS / "scores"
 PUBLISHED = RESULTS / "suite"
