@@ -39,6 +39,7 @@ COMMANDS = {  # each has its module and function, and its line in `bench --help`
     "price": ("price.price", "Price a million tokens of a model, by its GPUs."),
     "report": ("report.report", "Write an answer as one HTML page."),
     "run": ("run.run", "Run one spec, a TOML file."),
+    "score": ("score.score", "Score a policy on the suite, a fixed test."),
     "sensitivity": ("sensitivity.sensitivity", "Find constants of the machine that reverse an order."),
     "timeline": ("timeline.timeline", "Write a stored run as a trace for Perfetto."),
     "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),

@@ -72,9 +72,13 @@ ARCHITECTURE = {
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
+    "suite": Box(
+        "policy toml loop rows engines.sim run study answers check",
+        "numpy pyarrow",
+    ),
     "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
-        "policy loop rows engines.costs calibrate traces workloads run study answers validate check plots",
+        "policy loop rows engines.costs calibrate traces workloads run study answers validate check suite plots",
         "click numpy pandas pyarrow tqdm",
     ),
 }
@@ -82,7 +86,7 @@ MOST_ARROWS = 90
 MOST_FOLDER_ARROWS = 60  # between folders of harness/ and packages; engines are one folder, single files count as none
 FILES = {"spilled", "target", "store", "toml"}
 # These call what was found by name; nobody else in the harness says the name of a system.
-NAMING = {"run", "study", "validate", "check", "cli"}
+NAMING = {"run", "study", "validate", "check", "suite", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
 DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "card", "compute", "memory", "sharing")}
 DEVICE |= {

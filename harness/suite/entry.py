@@ -1,0 +1,186 @@
+"""A process of its own for one entry: it checks the policy, then runs scenarios, and tells a JSON line of each.
+
+`score.py` starts it with an empty environment and limits; what the policy prints goes to a file that nobody reads.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import toml
+from harness.check.check import check
+from harness.check.purity import impure
+from harness.engines.sim.jit import CACHE
+from harness.loop.guard import LIMIT_S
+from harness.policy.types import UserError
+from harness.rows import crossings, pooled, record, tidy
+from harness.run.setup import Failed
+from harness.run.slo import SloTarget
+from harness.study import binds
+from harness.study.measure import Measured, measure
+from harness.study.traffic import View
+from harness.suite import guard
+from harness.suite.suite import Scenario, Suite, study
+
+ALLOWANCE = 4.0  # times its budget, which a decision may take on a busy machine
+OFTEN = 0.1  # decisions a request, below which their time is none to speak of
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task of an entry's process, as JSON on its standard input."""
+
+    system: str  # as --systems takes it
+    file: str  # of the policy
+    suite: Suite
+    beacon: str
+    folder: str  # where its runs lie
+    cache: str  # of compiled code
+    targets: Mapping[str, Mapping[str, Any]]  # an SLO by scenario
+    checked: bool  # it has passed before
+    window: bool = False  # its forecasts know the window
+    names: tuple[str, ...] = ()  # of scenarios, in order
+    cpu_s: int = 0  # of this process
+    answer_s: float = 20.0  # on the wall, of one answer of the policy
+
+
+def main() -> None:
+    """Answer the job on standard input."""
+    out = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull if len(sys.argv) < 2 else sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    data = sys.stdin.read()
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    job = toml.convert(json.loads(data), Job)
+
+    def tell(**facts: Any) -> None:
+        out.write(json.dumps(facts) + "\n")
+        out.flush()
+
+    network = guard.limit(job.cpu_s)
+    close = guard.watch(Path(job.folder), Path(job.cache), CACHE)
+    LIMIT_S.set(job.answer_s)
+    if not job.checked:
+        refused = tuple(refusals(job.file))
+        tell(refused=refused, network=network)
+        if refused:
+            return
+    close()
+    for scenario in job.suite.scenario:
+        if scenario.name in job.names:
+            tell(begun=scenario.name)
+            tell(row=scored(job, scenario))
+
+
+def refusals(file: str) -> Iterator[str]:
+    """Yield why a policy's file may not enter: what `bench check` says. One that reaches for the machine is not run."""
+    name = file if "/" in file else Path(file).stem
+    if reached := impure(Path(file).read_text("utf-8")):
+        yield from (f"pure: line {line}: {what}" for line, what in reached)
+        return
+    try:
+        yield from (f"{failure.law}: {failure.message}" for failure in check(name))
+    except UserError as error:
+        yield str(error)
+
+
+def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
+    """Return the row of a scenario. A policy whose decisions take longer than they say is charged, and runs again."""
+    target = SloTarget(**job.targets[scenario.name])
+    work = Path(job.folder) / scenario.name
+    try:
+        measured = _measured(job, scenario, target, work, None)
+        mean_s, often = decisions(measured)
+        declared_s = measured.tasks[0].spec.decision_s or 0.0
+        charged_s = charge(mean_s, max(declared_s, job.suite.decision_s)) if often >= OFTEN else 0.0
+        if charged_s:
+            measured = _measured(job, scenario, target, work / "charged", charged_s)
+        row = {**_row(measured, scenario, target), "decision_s": mean_s, "charged_s": charged_s}
+    except Failed as failed:
+        row = {"failed": next(iter(failed.why.values()))}
+    except UserError as error:
+        row = {"failed": str(error)}
+    shutil.rmtree(work, ignore_errors=True)
+    return {"scenario": scenario.name, **row}
+
+
+def charge(mean_s: float, budget_s: float) -> float:
+    """Return the seconds that each decision is charged: 0 within ALLOWANCE budgets, else up to the next power of 2."""
+    return 0.0 if mean_s <= ALLOWANCE * budget_s else budget_s * 2.0 ** math.ceil(math.log2(mean_s / budget_s))
+
+
+def _measured(job: Job, scenario: Scenario, target: SloTarget, out: Path, decision_s: float | None) -> Measured:
+    asked = study(job.suite, scenario, job.system, job.beacon, decision_s, window=job.window)
+    return measure(asked, out, target=target, workers=1)
+
+
+def decisions(measured: Measured) -> tuple[float, float]:
+    """Return the mean processor seconds of a decision but for each run's slowest, and how many a request takes.
+
+    The slowest is the first, which searches for a placement before the window. Measured is time on the wall; the share
+    of it that this process had is that of the whole run.
+    """
+    sides = [record.side(measured.folder.parent / run) for run in measured.about.runs]
+    sides = [side for side in sides if side.get("policy_calls")]
+    spent = sum((s["policy_s"] - s["slowest_s"]) * min(1.0, s["cpu_s"] / s["wall_s"]) for s in sides)
+    calls, offered = (sum(s[name] for s in sides) for name in ("policy_calls", "requests"))
+    return spent / max(1, calls - len(sides)), calls / max(1, offered)
+
+
+def _row(measured: Measured, scenario: Scenario, target: SloTarget) -> dict[str, Any]:
+    """Return the numbers of a measured scenario."""
+    (panel,), rows = measured.about.panels, measured.table
+    (system,) = measured.study.systems
+    rule, level = scenario.definition, measured.study.level
+    if why := dict(tidy.infeasible(rows)).get(system):
+        return {"failed": f"does not fit: {why}"}
+    counts = crossings.counts(rows, panel["axis"], system, rule)
+    if counts is None:
+        reasons = {str(why) for why in rows["skipped"].to_pylist() if why}
+        return {"failed": f"cannot run: {', '.join(sorted(reasons)) or 'nothing was offered'}"}
+    at = pooled.crossing(counts, level)
+    worst = crossings.crossing(rows, panel, system, rule, level, "worst")
+    curve = crossings.attained(rows, panel["axis"], system, rule)
+    fails = min((x for x, e in curve.items() if e.mean < level and x >= at.mean * (1 - 1e-9)), default=max(curve))
+    runs = _runs_at(rows, fails)
+    every = binds.by_view((measured.folder.parent / run for run in runs), [View("", "", ())], lambda _: target, rule)
+    short = binds.total(every[""])
+    return {
+        "rps": at.mean if at.sign != "<" else 0.0,
+        "sign": at.sign,
+        "tried_rps": at.mean,
+        "low_rps": at.low,
+        "high_rps": at.high,
+        "worst_rps": worst.at.mean if worst and worst.at.sign != "<" else 0.0,
+        "curve": [[x, e.mean] for x, e in sorted(curve.items())],
+        "unserved": crossings.unserved(rows, panel["axis"], system, rule),
+        "binds": {name: n / max(1, short.missed) for name, n in sorted(short.binds.items(), key=lambda of: -of[1])},
+        "offered": int(counts.offered.sum()),
+        "missed": int(counts.missed.sum()),
+        "never": never(measured),
+    }
+
+
+def _runs_at(rows: Any, x: float) -> Sequence[str]:
+    at = np.isclose(np.asarray(rows["x"]), x)
+    return list(dict.fromkeys(name for name, here in zip(rows["run"].to_pylist(), at, strict=True) if here))
+
+
+def never(measured: Measured) -> int:
+    """Count the requests of all runs that failed or were dropped."""
+    counts = (record.meta(measured.folder.parent / run)["counts"] for run in measured.about.runs)
+    return sum(each.get("failed", 0) + each.get("dropped", 0) for each in counts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""Scores of a policy on the suite: each entry in a process of its own, and what it says as rows.
+
+    share of the best    rate at the level over the highest of any shipped system, as the version has frozen it
+    total                mean of these shares; 0 for a scenario in which a model was not served, or the level not held
+
+Runs of an entry that was cut off are kept, as are finished rows, by the digests of version, entry, code and beacon.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.loop import system as systems
+from harness.policy.types import UserError
+from harness.rows import crossings, record, vetted
+from harness.run.sources import code, scoring
+from harness.run.spec import Spec, asked, from_dict
+from harness.study import bound, grid
+from harness.study.bases import slo_target
+from harness.suite.suite import Scenario, Suite, study
+
+CPU_S = 900  # of one process of an entry
+ANSWER_S = 20.0  # on the wall, of one answer of a policy
+WALL_S = 1800  # until a process that tells nothing is ended
+PASSED = ("NUMBA_CPU_NAME",)  # variables of this environment that an entry's has too: which code is compiled
+ANY = "static"  # a shipped system, for facts of a scenario that are the same for all
+WINDOW = " (knows the window)"  # the ending of the name of a row whose forecasts do
+Row = dict[str, Any]
+
+
+class Entry(NamedTuple):
+    """A row of the table: a policy as --systems takes it, and what it knows."""
+
+    text: str
+    window: bool = False  # its forecasts know the window
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        label = from_dict(asked(self.text)).label
+        return f"{label}{WINDOW}" if self.window else label
+
+    @property
+    def file(self) -> Path:
+        """The file of its policy. UserError where there is none."""
+        return systems.path(from_dict(asked(self.text)).system)
+
+    @property
+    def content(self) -> str:
+        """The SHA-256 of that file."""
+        return vetted.content(from_dict(asked(self.text)).system)
+
+
+class Card(NamedTuple):
+    """The scores of an entry."""
+
+    label: str
+    version: str
+    beacon: str
+    content: str  # SHA-256 of its file
+    code: str  # identity of the bench's sources
+    rows: Sequence[Row]  # a scenario each
+    refused: Sequence[str]  # why it may not enter
+    total: float | None
+    low: float | None
+    high: float | None
+
+
+def score(
+    entry: Entry,
+    suite: Suite,
+    beacon: str,
+    out: Path,
+    workers: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Card:
+    """Score an entry on the scenarios of a suite; finished rows in `out` are kept."""
+    file, content, made = entry.file, entry.content, identity(suite)
+    name = _digest(suite.asked, beacon, entry, content, made)
+    folder = (out / "entries" / f"{file.stem}-{name}").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "rows.json"
+    rows: dict[str, Row] = {row["scenario"]: row for row in _read(kept)}
+    left = [s.name for s in suite.scenario if s.name not in rows]
+    passed = vetted.vetted(_name(entry))
+    refused: list[str] = []
+    if left:
+        lock = threading.Lock()
+        targets = {s.name: target(suite, s, beacon, out) for s in suite.scenario}
+
+        def take(row: Row) -> None:
+            with lock:
+                rows[row["scenario"]] = row
+                record.write_bytes(kept, json.dumps(list(rows.values())).encode())
+                tell(f"{len(rows)} of {len(suite.scenario)}: {row['scenario']}: {told(row)}")
+
+        if not passed:
+            tell("checking the policy (bench check)")
+            refused = _checked(entry, suite, folder, targets)
+            if not refused:
+                with suppress(OSError, UserError):
+                    vetted.keep(content)
+        if not refused:
+            shares = [left[k::workers] for k in range(min(workers, len(left)))]
+            with ThreadPoolExecutor(len(shares)) as pool:
+                done = [pool.submit(_run, entry, suite, beacon, folder, targets, share, take) for share in shares]
+                for each in done:
+                    each.result()
+    ordered = [{**rows[s.name], **standing(rows[s.name], s)} for s in suite.scenario if s.name in rows]
+    return Card(entry.label, suite.version, beacon, content, made, ordered, refused, *total(ordered))
+
+
+def identity(suite: Suite) -> str:
+    """Return the digest of all sources that a run uses beside its policy, and of those that score it.
+
+    No entry is imported: this process has no limits.
+    """
+    (panel,) = grid.panels(study(suite, suite.scenario[0], ANY), full=False)
+    return _digest(code(panel.first), scoring(crossings.__file__))
+
+
+def _digest(*facts: object) -> str:
+    return sha256(" ".join(map(str, facts)).encode()).hexdigest()[:16]
+
+
+def _located(entry: Entry) -> str:
+    """Return an entry as --systems takes it from any folder."""
+    name = _name(entry)
+    return entry.text.replace(name, str(entry.file), 1) if name.endswith(".py") else entry.text
+
+
+def _name(entry: Entry) -> str:
+    return from_dict(asked(entry.text)).system
+
+
+def _read(path: Path) -> list[Row]:
+    try:
+        return list(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError):
+        return []
+
+
+def target(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> dict[str, Any]:
+    """Return the SLO of a scenario in seconds, with the drain that goes with it."""
+    asked_ = study(suite, scenario, ANY, beacon)
+    (panel,) = grid.panels(asked_, full=False)
+    return slo_target(panel.first, asked_.slo, out / "bases", workers=1)._asdict()
+
+
+# ------------------------------------------------------------------ processes
+
+
+def _checked(entry: Entry, suite: Suite, folder: Path, targets: Mapping[str, Any]) -> list[str]:
+    """Return why an entry may not enter; empty where it may."""
+    reasons: list[str] = ["the check ended without a word"]
+
+    def take(facts: Mapping[str, Any]) -> None:
+        reasons[:] = facts.get("refused", reasons)
+
+    ended = _process(entry, suite, "", folder, targets, (), checked=False, take=take)
+    return [*reasons, *([ended] if reasons and ended else [])]
+
+
+def _run(
+    entry: Entry,
+    suite: Suite,
+    beacon: str,
+    folder: Path,
+    targets: Mapping[str, Any],
+    names: Sequence[str],
+    take: Callable[[Row], None],
+) -> None:
+    """Run scenarios in a process; where it ends early, that scenario has failed, and another process takes the rest."""
+    left = list(names)
+    while left:
+        at = left[0]
+
+        def hear(facts: Mapping[str, Any]) -> None:
+            nonlocal at
+            at = facts.get("begun", at)
+            if row := facts.get("row"):
+                left.remove(row["scenario"])
+                take(row)
+
+        ended = _process(entry, suite, beacon, folder, targets, left, checked=True, take=hear)
+        if left and at in left:
+            left.remove(at)
+            take({"scenario": at, "failed": ended or "its process ended early"})
+
+
+def _process(
+    entry: Entry,
+    suite: Suite,
+    beacon: str,
+    folder: Path,
+    targets: Mapping[str, Any],
+    names: Sequence[str],
+    *,
+    checked: bool,
+    take: Callable[[Mapping[str, Any]], None],
+) -> str:
+    """Start a process for an entry, hear its lines, and return how it ended: empty where it ended well."""
+    spec = from_dict(asked(entry.text))
+    cache = systems.user_cache().resolve()
+    job = {
+        "system": _located(entry),
+        "file": str(entry.file) if spec.system.endswith(".py") else spec.system,
+        "suite": asdict(suite),
+        "beacon": beacon,
+        "folder": str(folder),
+        "cache": str(cache),
+        "targets": targets,
+        "checked": checked,
+        "window": entry.window,
+        "names": list(names),
+        "cpu_s": CPU_S,
+        "answer_s": ANSWER_S,
+    }
+    env = {name: os.environ[name] for name in PASSED if name in os.environ}
+    env |= {"XDG_CACHE_HOME": str(cache.parent), "TMPDIR": str(folder)}
+    printed = folder / "printed.txt"
+    start = f"import sys; sys.path[:0] = [{str(systems.ROOT)!r}]; from harness.suite.entry import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", start, str(printed)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=env, cwd=folder, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Timer(WALL_S, process.kill)
+    late.start()
+    try:
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(job))
+            process.stdin.close()
+        for line in process.stdout:
+            take(json.loads(line))
+        rc = process.wait()
+    finally:
+        late.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    return _ended(rc, printed)
+
+
+def _ended(rc: int, printed: Path) -> str:
+    """Say how a process ended: empty where it ended well."""
+    if rc == 0:
+        return ""
+    words = {-9: "it was ended: out of time or memory", -24: f"it took more than {CPU_S} s of processor time"}
+    lines = printed.read_text("utf-8", "replace").splitlines() if printed.is_file() else []
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return words.get(rc) or f"its process ended with {rc}" + (f": {last[:160]}" if last else "")
+
+
+# ------------------------------------------------------------------ scores
+
+
+def standing(row: Row, scenario: Scenario) -> Row:
+    """Return a row's share of the best known, with its interval; 0 where a model was not served."""
+    if row.get("failed") or row.get("unserved") or not row.get("rps"):
+        return {"share": 0.0, "share_low": 0.0, "share_high": 0.0}
+    best = scenario.best_rps
+    if best is None:
+        return {"share": None, "share_low": None, "share_high": None}
+    low, high = row["low_rps"], row["high_rps"]
+    return {"share": row["rps"] / best, "share_low": low and low / best, "share_high": high and high / best}
+
+
+def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
+    """Return the mean share of the best known with its interval; scenarios are drawn independently.
+
+    A row without an end of its interval leaves that end of the mean's open; None without shares.
+    """
+    shares = [row["share"] for row in rows]
+    if not shares or any(share is None for share in shares):
+        return None, None, None
+    mean = math.fsum(shares) / len(shares)
+
+    def half(key: str) -> float | None:
+        gaps = [None if row[key] is None else row[key] - row["share"] for row in rows]
+        known = [gap for gap in gaps if gap is not None]
+        return math.sqrt(math.fsum(gap * gap for gap in known)) / len(rows) if len(known) == len(gaps) else None
+
+    below, above = half("share_low"), half("share_high")
+    return mean, None if below is None else mean - below, None if above is None else mean + above
+
+
+def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
+    """Return the rates above which no policy holds the level, by scenario; they are kept.
+
+    A scenario has none where the search ends before one is known: at more requests than a window may have.
+    """
+    most: dict[str, float] = {}
+    for scenario in suite.scenario:
+        asked_ = study(suite, scenario, ANY, beacon)
+        (panel,) = grid.panels(asked_, full=False)
+        under = slo_target(panel.first, asked_.slo, out / "bases", workers=1)
+        drawn = grid.Grid(asked_, full=False, panels=(replace(panel, targets={panel.scale: under}),))
+        at = partial(_at, drawn)
+        with suppress(UserError):
+            answer = bound.crossing(
+                at, panel.specs.values(), panel.seeds, under, scenario.definition, suite.level, out / "bases"
+            )
+            if answer is not None:
+                most[scenario.name] = answer["rate_scale"] * panel.unit_rps
+    return most
+
+
+def _at(drawn: grid.Grid, rate_scale: float, seed: int) -> Spec:
+    (panel,) = drawn.panels
+    return drawn.point(panel, ANY, seed, rate_scale * panel.unit_rps).spec
+
+
+def told(row: Row) -> str:
+    """Say the result of a scenario in a few words."""
+    if row.get("failed"):
+        return str(row["failed"])
+    if row["unserved"]:
+        return f"not all models were served ({row['unserved']})"
+    sign = "" if row["sign"] == "=" else row["sign"]
+    return f"{sign}{row['tried_rps']:.3g} req/s"

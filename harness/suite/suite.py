@@ -1,0 +1,147 @@
+"""The suite: versions of a fixed test as data, each with inputs and a digest that never change.
+
+`suite-1.toml` is a version: scenarios, each a question with a model set, a generator of traffic, GPUs, an SLO and the
+rate at which its search begins. `FROZEN` holds the SHA-256 of each version: a file with another byte is refused, for
+scores of different versions never stand in one table. A change is a new file, `suite-2.toml`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from harness import toml
+from harness.loop.system import ROOT
+from harness.policy.fields import meant
+from harness.policy.types import UserError
+from harness.study.study import Condition, Sample, Scope, Study
+from harness.toml import Count, Positive, Seconds, Share, Span
+
+HERE = Path(__file__).parent
+FROZEN = {"suite-1": ""}
+CURRENT = "suite-1"
+PUBLIC = 0  # the first seed of development
+SEED_BYTES = 4  # of a hash, of which a first seed is made
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A question with an answer: the rate that a policy holds here."""
+
+    name: str
+    question: str
+    at_rps: Positive  # of all models together, at which the search begins
+    slo: str
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    definition: str = "both"  # of attainment
+    window_s: Span = 120.0
+    best_rps: Positive | None = None  # the highest rate of any shipped system when the version was frozen
+    best: str = ""  # that system
+    bound_rps: Positive | None = None  # above which no policy that leaves GPUs whole holds the level
+    reference: str = ""  # SHA-256 of the rows of its reference run
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A version of the suite."""
+
+    version: str
+    level: Share
+    seeds: Count
+    points: Count  # rates of a curve
+    warmup_s: Seconds
+    decision_s: Positive  # mean seconds of a decision, above which a policy is charged
+    scenario: tuple[Scenario, ...]
+    reference_code: str = ""  # digest of the sources that made the reference runs, and of their arithmetic
+    inputs: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files of the repository by path
+
+    def only(self, names: Sequence[str] | None) -> Suite:
+        """Return the suite with these scenarios alone. UserError for an unknown name."""
+        known = [scenario.name for scenario in self.scenario]
+        if unknown := next((name for name in names or () if name not in known), None):
+            raise UserError(f'{self.version} has no scenario "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        return self if names is None else replace(self, scenario=tuple(s for s in self.scenario if s.name in names))
+
+    @property
+    def asked(self) -> str:
+        """The facts that decide what runs, without those that were found when the version was frozen."""
+        plain = (replace(s, best_rps=None, best="", bound_rps=None, reference="") for s in self.scenario)
+        return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
+
+    def quick(self) -> Suite:
+        """Return the suite at about a tenth of its cost, whose scores have no interval."""
+        return replace(
+            self, seeds=2, points=3, scenario=tuple(replace(s, window_s=s.window_s / 2) for s in self.scenario)
+        )
+
+
+def load(version: str = CURRENT) -> Suite:
+    """Load a version, every byte as it was frozen. UserError names the version, and an input that has changed."""
+    if version not in FROZEN:
+        raise UserError(f'no suite "{version}"{meant(version, FROZEN)} ({", ".join(FROZEN)})')
+    path = HERE / f"{version}.toml"
+    frozen(version, path, FROZEN[version])
+    suite = toml.read(path, Suite)
+    for name, digest in suite.inputs.items():
+        frozen(version, ROOT / name, digest)
+    return suite
+
+
+def frozen(version: str, path: Path, digest: str) -> None:
+    """Raise UserError where a file of a version is not as it was."""
+    if digest and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise UserError(
+            f"{path.name} is not that of {version}, which never changes: git checkout {path.name}, or a new version"
+        )
+
+
+def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
+    """Return the first of a scenario's seeds: PUBLIC without a beacon, else of a SHA-256.
+
+    It is that of beacon, version and the scenario's name. The seeds are consecutive: each draws its trace anew.
+    """
+    if not beacon:
+        return PUBLIC
+    text = f"{beacon.lower()}|{suite.version}|{scenario.name}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:SEED_BYTES], "big")
+
+
+def located(path: str) -> str:
+    """Return the path of a file that a suite names, in the folder of suites; other words stay."""
+    return str(HERE / path) if (HERE / path).is_file() else path
+
+
+def study(
+    suite: Suite,
+    scenario: Scenario,
+    system: str,
+    beacon: str = "",
+    decision_s: float | None = None,
+    *,
+    window: bool = False,
+) -> Study:
+    """Return the study of one system in a scenario: a curve over the request rate, searched by bisection.
+
+    With `window` its forecasts know the window itself, which no operator does.
+    """
+    spec = {**scenario.spec, "trace": located(scenario.spec["trace"]), "seed": first_seed(suite, scenario, beacon)}
+    spec |= {"plan": "window"} if window else {}
+    spec |= {} if decision_s is None else {"decision_s": decision_s}
+    return Study(
+        name=scenario.name,
+        systems={system: system},
+        condition=(Condition(scenario.name, spec=spec, at=(scenario.at_rps,)),),
+        along="rate_rps",
+        sample=Sample("bisect", suite.points, digits=3),
+        quick=Scope(suite.seeds, window_s=scenario.window_s),
+        definitions=(scenario.definition,),
+        level=suite.level,
+        slo=":".join(map(located, scenario.slo.split(":"))),
+        requests=100,
+        warmup_s=suite.warmup_s,
+        layout="table",
+        by_model=True,
+    )

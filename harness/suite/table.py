@@ -1,0 +1,238 @@
+"""The table of a version: a row for each shipped system, preset and entry, as Parquet and as one static page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
+from harness.loop import system as systems
+from harness.policy.types import UserError
+from harness.rows import record
+from harness.study.study import CONTROLS
+from harness.suite.card import interval
+from harness.suite.score import WINDOW, Card, Entry, bounds, score
+from harness.suite.suite import Suite
+
+KNOWS = (
+    "prism",
+    "static",
+    "alpaserve",
+    "warmserve",
+)  # of which a row knows the window: what perfect forecasts are worth
+HERE, SELF = "here", "self-reported"  # the mark of a row that nobody here has made again
+WIDE = """
+main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
+th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
+"""
+SCHEMA = pa.schema(
+    [
+        *(
+            (name, pa.string())
+            for name in ("version", "beacon", "entry", "content", "code", "made", "scenario", "failed")
+        ),
+        *(
+            (name, pa.float64())
+            for name in ("rps", "low_rps", "high_rps", "worst_rps", "bound_rps", "decision_s", "charged_s")
+        ),
+        ("sign", pa.string()),
+        ("unserved", pa.string()),
+        ("binds", pa.string()),
+    ]
+)
+
+
+def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
+    """List the entries of a table: every shipped system and preset, then the files in a folder; or those named."""
+    if texts is not None:
+        return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
+    every = []
+    for name in systems.names():
+        if name not in CONTROLS:
+            every += [Entry(name), *(Entry(f"{name}:{preset}") for preset in systems.find(name).presets)]
+    every += [Entry(name, window=True) for name in KNOWS]
+    return every + [Entry(str(path)) for path in sorted(folder.glob("*.py"))]
+
+
+def make(
+    every: Sequence[Entry],
+    suite: Suite,
+    beacon: str,
+    out: Path,
+    published: Path,
+    workers: int,
+    tell: Callable[[str], None],
+) -> Iterator[Path]:
+    """Score entries and write the table and its page after each; yield their paths. An entry that fails is a row."""
+    path, page_path = published / f"{suite.version}.parquet", published / f"{suite.version}.html"
+    published.mkdir(parents=True, exist_ok=True)
+    rows = [row for row in read(path) if row["version"] == suite.version and row["beacon"] == beacon]
+    for k, entry in enumerate(every, 1):
+        tell(f"{k} of {len(every)}: {entry.label}")
+        try:
+            made = score(entry, suite, beacon, out, workers, tell)
+        except UserError as error:
+            tell(f"{entry.label}: {error}")
+            continue
+        rows = [row for row in rows if row["entry"] != made.label] + [*of_card(made, suite)]
+        _write(rows, suite, beacon, path, page_path)
+    tell("bounds")
+    most = bounds(suite, beacon, out)
+    rows = [{**row, "bound_rps": most.get(row["scenario"])} for row in rows]
+    _write(rows, suite, beacon, path, page_path)
+    yield from (path, page_path)
+
+
+def _write(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str, path: Path, page_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path, compression="zstd")
+    record.write_bytes(page_path, page(rows, suite, beacon).encode())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a table; none where there is none."""
+    return pq.read_table(path).to_pylist() if path.is_file() else []
+
+
+def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
+    """Yield a card's rows; one that was refused has a row for each scenario with the reason."""
+    facts = {
+        "version": of.version,
+        "beacon": of.beacon,
+        "entry": of.label,
+        "content": of.content,
+        "code": of.code,
+        "made": HERE,
+    }
+    rows = of.rows or [{"scenario": s.name, "failed": f"refused: {'; '.join(of.refused)}"} for s in suite.scenario]
+    for row in rows:
+        kept = {name: row.get(name) for name in SCHEMA.names}
+        short = next(iter(row.get("binds") or {}), "")
+        yield {**kept, **facts, "binds": short}
+
+
+# ------------------------------------------------------------------ the page
+
+
+def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None:
+    """Return the row of the highest rate in a scenario of those that served all models; None where none did."""
+    mine = [r for r in rows if r["scenario"] == scenario and r["rps"] and not r["unserved"] and r["made"] != SELF]
+    return max(mine, key=lambda row: float(row["rps"]), default=None)
+
+
+def gaps(rows: Sequence[dict[str, Any]], suite: Suite) -> list[tuple[float, dict[str, Any]]]:
+    """List the scenarios by the bound over the best known, the widest gap first."""
+    known = [best(rows, s.name) for s in suite.scenario]
+    return sorted(((r["bound_rps"] / r["rps"], r) for r in known if r and r["bound_rps"]), key=lambda of: -of[0])
+
+
+def totals(rows: Sequence[dict[str, Any]], suite: Suite) -> dict[str, float]:
+    """Return the mean share of the best known of each entry, the highest first."""
+    by_entry: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        by_entry.setdefault(row["entry"], {})[row["scenario"]] = row
+    rate = {s.name: s.best_rps or (top["rps"] if (top := best(rows, s.name)) else None) for s in suite.scenario}
+    shares = {
+        name: sum(_rate(of.get(s)) / most for s, most in rate.items() if most) / max(1, len(rate))
+        for name, of in by_entry.items()
+    }
+    return dict(sorted(shares.items(), key=lambda of: -of[1]))
+
+
+def _rate(row: dict[str, Any] | None) -> float:
+    return 0.0 if row is None or row["failed"] or row["unserved"] else float(row["rps"] or 0.0)
+
+
+def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
+    """Render the table's page, which loads nothing; its first sentence says where most is open."""
+    wide = gaps(rows, suite)
+    first = "No bound is known yet."
+    if wide:
+        times, row = wide[0]
+        first = (
+            f"The gap between the best known policy and the bound is widest in {row['scenario']}: {row['entry']} holds "
+            f"{row['rps']:.3g} req/s, and no policy more than {row['bound_rps']:.3g}, {times:.2g} times as many."
+        )
+    parts = [
+        f"<h1>{escape(suite.version)}: policies that share GPUs among models</h1>",
+        f'<p class="answer">{escape(first)}</p>',
+        _ranking(rows, suite, beacon),
+        _scenarios(rows, suite),
+        _asked(suite),
+        _commands(rows, suite, beacon),
+    ]
+    style = STYLE + WIDE
+    return HEAD.format(title=escape(suite.version), style=style) + "\n".join(parts) + TAIL.format(SCRIPT)
+
+
+def _table(title: str, heads: Sequence[str], body: Iterable[str], note: str = "") -> str:
+    """Render rows of HTML as a section, whose head the page's script sorts by."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    rows = "".join(f"<tr>{row}</tr>" for row in body)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<section><h2>{title}</h2><div class="table" tabindex="0">{table}</div><p>{escape(note)}</p></section>'
+
+
+def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
+    at = {(row["entry"], row["scenario"]): row for row in rows}
+    names = [s.name for s in suite.scenario]
+    body = []
+    for k, (entry, total) in enumerate(totals(rows, suite).items()):
+        made = next(row["made"] for row in rows if row["entry"] == entry)
+        mark = "" if made == HERE else f" ({made})"
+        of = "".join(_cell(at.get((entry, name)), k) for name in names)
+        body.append(f'<th scope="row">{escape(entry + mark)}</th>{_number(total, ".3f")}{of}')
+    note = (
+        f"Requests per second at which {100 * suite.level:g} % meet their SLO, on "
+        f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
+        "known. A dash: the policy did not fit, a model was not served, or the level was never held."
+    )
+    return _table("Ranking", ("policy", "total", *names), body, note)
+
+
+def _cell(row: dict[str, Any] | None, k: int) -> str:
+    rate = _rate(row)
+    if row is None or not rate:
+        why = (row and (row["failed"] or row["unserved"])) or "below every rate that was tried"
+        return f'<td class="zero" data-v="0" title="{escape(str(why))}">-</td>'
+    sign = "" if row["sign"] == "=" else row["sign"]
+    title = f"{interval(row['low_rps'], row['high_rps'])}; worst model {row['worst_rps']:.3g}; binds: {row['binds']}"
+    return f'<td data-v="{rate}" title="{escape(title)}"><a href="#c{k}">{escape(sign)}{rate:.3g}</a></td>'
+
+
+def _number(x: float | None, form: str = ".3g") -> str:
+    return f'<td data-v="{x}">{x:{form}}</td>' if x else "<td>-</td>"
+
+
+def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
+    body = []
+    for s in suite.scenario:
+        top = best(rows, s.name)
+        rate, by = (top["rps"], top["entry"]) if top else (None, "-")
+        most = next((row["bound_rps"] for row in rows if row["scenario"] == s.name), None)
+        numbers = f"{_number(rate)}<td>{escape(by)}</td>{_number(most)}{_number(most and rate and most / rate)}"
+        body.append(f'<th scope="row">{s.name}</th>{numbers}')
+    note = "The bound is for policies that leave GPUs whole: neither partitions of them nor slices of time."
+    return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
+
+
+def _asked(suite: Suite) -> str:
+    items = "".join(f"<dt>{s.name}</dt><dd>{escape(s.question)} SLO {escape(s.slo)}</dd>" for s in suite.scenario)
+    return f"<section><h2>The scenarios</h2><dl>{items}</dl></section>"
+
+
+def _commands(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
+    made = {row["entry"]: row for row in rows}
+    items = []
+    for k, entry in enumerate(totals(rows, suite)):
+        text = entry.removesuffix(WINDOW)
+        words = ["bench", "score", *([text] if text == entry else ["--table", "--systems", f"{text}+window"])]
+        command = shlex.join([*words, *(["--beacon", beacon] if beacon else [])])
+        of = f"policy {made[entry]['content'][:12]} · code {made[entry]['code']}"
+        items.append(f'<dt id="c{k}">{escape(entry)}</dt><dd><code>{escape(command)}</code> · {of}</dd>')
+    return f"<section><h2>The command behind each row</h2><dl>{''.join(items)}</dl></section>"
