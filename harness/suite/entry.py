@@ -23,7 +23,7 @@ from harness.check.purity import impure
 from harness.engines.sim.jit import CACHE
 from harness.loop.guard import LIMIT_S
 from harness.policy.types import UserError
-from harness.rows import crossings, pooled, record, tidy
+from harness.rows import crossings, pooled, record, summaries
 from harness.run.setup import Failed
 from harness.run.slo import SloTarget
 from harness.study import binds
@@ -142,7 +142,7 @@ def _row(measured: Measured, scenario: Scenario, target: SloTarget) -> dict[str,
     (panel,), rows = measured.about.panels, measured.table
     (system,) = measured.study.systems
     rule, level = scenario.definition, measured.study.level
-    if why := dict(tidy.infeasible(rows)).get(system):
+    if why := dict(summaries.infeasible(rows)).get(system):
         return {"failed": f"does not fit: {why}"}
     counts = crossings.counts(rows, panel["axis"], system, rule)
     if counts is None:
