@@ -64,8 +64,11 @@ def study(name: str) -> Study:
     if not name.endswith(".toml") and name not in (have := names()):
         raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
-    data = _beside(toml.tables(path), path.parent)
-    strangers.name(*_texts(data))
+    try:
+        data = _beside(toml.tables(path), path.parent)
+        strangers.name(*_texts(data))
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
     try:
         loaded = _made(path.stem, data)
         check(loaded)

@@ -325,3 +325,8 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
     assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0
     assert bench("trace", "stats", tmp_path / "t$^$.csv", "-o", tmp_path / "t.pdf").exit_code == 0
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_a_study_whose_tables_nest_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(f"[{'a.' * 3000}a]\n")
+    mistake(bench("study", tmp_path / "deep.toml", "--dry-run"), "deep.toml: nested too deeply")

@@ -12,12 +12,13 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 60_986, ("tests",): 45_229}
+MOST_CODE = {PRODUCT: 61_014, ("tests",): 45_047}
 # `python -m tests.tools.style` lists these two.
-MOST_FRAGMENTS = {PRODUCT: 267, ("tests",): 127}
+MOST_FRAGMENTS = {PRODUCT: 133, ("tests",): 128}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = """
+harness/answers/text.py
 systems/muxserve.py
 systems/prism.py
 tests/harness/check/test_check.py
