@@ -103,7 +103,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
         ["", "wins", "req/s", "in its place", "req/s", "ahead of"],
         [_row(letter, idea) for letter, idea in named],
     )
-    yield from (f"{letter}  {_world(idea)}" for letter, idea in named)
+    yield from (f"{letter}  {_world(idea, every=every)}" for letter, idea in named)
     for letter, idea in named if every else ():
         rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
         own = [idea.system, idea.shown(idea.system), NONE]
@@ -122,8 +122,9 @@ def _row(letter: str, idea: Idea) -> Sequence[str]:
     ]
 
 
-def _world(idea: Idea) -> str:
-    """Describe a world, its SLO and the cause of what came out."""
+def _world(idea: Idea, *, every: bool) -> str:
+    """Describe a world, with `every` its SLO too, and the cause of what came out."""
     panel, why = idea.panel, idea.claim["why"]
-    place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}, SLO {panel['slo']})"
+    slo = f", SLO {panel['slo']}" if every else ""
+    place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}{slo})"
     return f"{place}: {why}" if why else place

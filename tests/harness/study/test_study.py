@@ -29,7 +29,7 @@ POOL = round(67.28 * GIB)
 
 def test_every_file_is_a_study_with_claims() -> None:
     assert load.names() == [
-        "aegaeon", "everyone", "fig12", "fig7", "fig7-torch", "idle", "ideas", "keepalive", "muxserve",
+        "aegaeon", "everyone", "fig12", "fig7", "fig7-torch", "ideas", "idle", "keepalive", "muxserve",
         "pagedattention", "pdmux", "pdmux-70b", "placement", "prism-ablations", "prism-assumptions", "prism-bridge",
         "prism-regimes", "qlm", "real-logs", "replicas", "warmserve", "weaver",
     ]  # fmt: skip
