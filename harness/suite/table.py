@@ -217,7 +217,10 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
         most = next((row["bound_rps"] for row in rows if row["scenario"] == s.name), None)
         numbers = f"{_number(rate)}<td>{escape(by)}</td>{_number(most)}{_number(most and rate and most / rate)}"
         body.append(f'<th scope="row">{s.name}</th>{numbers}')
-    note = "The bound is for policies that leave GPUs whole: neither partitions of them nor slices of time."
+    note = (
+        "The bound is for policies that leave GPUs whole: neither partitions nor slices of time. It counts kernels and "
+        "the KV that they read; loads of weights and KV that waits cost it nothing, so it is far off where memory binds."
+    )
     return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
 
 
