@@ -138,8 +138,9 @@ def page(path: Path) -> str:
             f"# What the simulator says by {about['law']}, {about['date']}",
             "",
             f"SLO attainment in per cent, {about['slo']}: {about['models']} on {about['gpus']} x {about['gpu']},",
-            f"{about['trace']}. No card had run it. Written by",
-            f"`python -m harness.validate.prediction {path.stem}`; never edited.",
+            f"{about['trace']}. No card had run it. "
+            f"Written by `python -m harness.validate.prediction {path.stem}`; never",
+            "edited.",
             "",
             *(f"| {' | '.join(row)} |" for row in table),
             "",
