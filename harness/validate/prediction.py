@@ -133,13 +133,13 @@ def page(path: Path) -> str:
     head = ["system", *(f"{rate:g} times the rate" for rate in rates)]
     table = [head, ["---"] * len(head)]
     table += [[system, *(f"{100 * by[system, rate]:.1f}" for rate in rates)] for system in systems]
+    command = f"`python -m harness.validate.prediction {path.stem}`"
     return "\n".join(
         [
             f"# What the simulator says by {about['law']}, {about['date']}",
             "",
             f"SLO attainment in per cent, {about['slo']}: {about['models']} on {about['gpus']} x {about['gpu']},",
-            f"{about['trace']}. No card had run it. "
-            f"Written by `python -m harness.validate.prediction {path.stem}`; never",
+            f"{about['trace']}. No card had run it. Written by {command}; never",
             "edited.",
             "",
             *(f"| {' | '.join(row)} |" for row in table),
