@@ -23,7 +23,7 @@ from harness.loop import meaning
 from harness.loop.system import ROOT, names
 
 LISTED = """
-import json
+import json, sys
 from harness.check import under
 from harness.loop import engine, meaning
 from harness.loop.system import ROOT, names
@@ -34,8 +34,9 @@ runs = {path for system in names()
 checks = {path for pattern in under.FILES for path in ROOT.glob(pattern)}
 for paths in (runs, checks - runs):
     pairs = {(str(path.relative_to(ROOT)), meaning.digest(path)) for path in paths}
-    known = meaning.as_before(pairs) if before is None else {(n, before.get(d[:16], d)) for n, d in pairs}
-    print(json.dumps(dict(known)))
+    if sys.argv[1] == "before":  # today's entries are written anew
+        pairs = meaning.as_before(pairs) if before is None else {(n, before.get(d[:16], d)) for n, d in pairs}
+    print(json.dumps(dict(pairs)))
 """
 SPECS = (
     "--models light8 --gpus 1 --trace hyperbolic-like",
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{len(rows[0])} runs before, {len(rows[1])} now, {len(unlike)} unlike {' '.join(unlike)}\n")
     if unlike or not rows[0]:
         return 1
-    lists = (_python(checkout, "-c", LISTED).splitlines() for checkout in (before, ROOT))
+    lists = (_python(*side).splitlines() for side in ((before, "-c", LISTED, "before"), (ROOT, "-c", LISTED, "now")))
     lines = ["# Written by `python -m tests.tools.as_before`, after runs of all systems had equal rows."]
     for old, new in zip(*(map(json.loads, texts) for texts in lists), strict=True):  # of runs, of checks alone
         changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
