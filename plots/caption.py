@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from harness.policy import mix
+from harness.rows import crossings
+from harness.rows.about import About, Panel
+from harness.rows.estimate import Estimate
 from harness.rows.setting import fidelities, left_out
 from plots import style
 
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from harness.rows.about import About, Panel
     from harness.rows.ranking import Standing
 
 WORDS = 64  # words in a picture's caption
@@ -222,3 +224,34 @@ def seen(panels: Sequence[Panel]) -> Iterator[str]:
             "A seed replays one half of a replayed trace, planners see the other; synthetic traces are planned from "
             f"another seed's draw. Requests that planners saw of each model, by popularity: {listed}.{prior}"
         )
+
+
+# ------------------------------------------------------------------ what a paper states
+
+PAPER = "#202020"
+PAPER_MARK: Mapping[str, Any] = {
+    "marker": "x",
+    "markersize": 3.8,
+    "markeredgewidth": 0.9,
+    "linestyle": "none",
+    "color": PAPER,
+}
+AND_OR = re.compile(" and | or ")  # between the systems of a claim
+
+
+def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
+    """Return the claims in which a paper states a number of a panel."""
+    return [
+        claim
+        for claim in facts.claims
+        if claim["what"] in {"crossing", "ratio", "fewest"}
+        and not isinstance(claim["paper"], str | None)
+        and claim.get("comparable", True)
+        and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
+        and panel in crossings.concerned([panel], claim["on"])
+    ]
+
+
+def parts_of(e: Estimate | None) -> dict[str, Any]:
+    """Return an estimate as cells of a table, by the ends of their columns' names."""
+    return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}

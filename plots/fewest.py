@@ -16,8 +16,7 @@ from harness.rows import crossings
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import page, style
-from plots.caption import brief, definition, slos
-from plots.overview import AND_OR, PAPER_MARK, claims_of, parts_of
+from plots.caption import AND_OR, PAPER_MARK, brief, claims_of, definition, parts_of, slos
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from harness.rows.estimate import Estimate
 from harness.rows.ranking import Standing
 from harness.rows.statistics import Crossing
 from plots import page, style
-from plots.caption import CORRECTED, brief, definition, flat
+from plots.caption import AND_OR, CORRECTED, PAPER, PAPER_MARK, brief, claims_of, definition, flat, parts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,15 +30,6 @@ ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # attainment that prints as 100.0 %
 ROW_IN = 0.135  # height of a system's row
 HALVES = {"first": 0.26, "second": -0.26}  # share of a row above its middle
-PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {
-    "marker": "x",
-    "markersize": 3.8,
-    "markeredgewidth": 0.9,
-    "linestyle": "none",
-    "color": PAPER,
-}
-AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {
     "rate_scale": "requests per second",
     "rate_rps": "requests per second",
@@ -110,19 +101,6 @@ def _fitted(trace: str, real: str) -> bool:
 def _definition(panel: Panel, facts: About) -> str:
     definitions = (claim["definition"] for claim in claims_of(panel, facts) if claim["definition"])
     return str(next(definitions, facts.definitions[0]))
-
-
-def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
-    """Return the claims in which a paper states a number of a panel."""
-    return [
-        claim
-        for claim in facts.claims
-        if claim["what"] in {"crossing", "ratio", "fewest"}
-        and not isinstance(claim["paper"], str | None)
-        and claim.get("comparable", True)
-        and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
-        and panel in crossings.concerned([panel], claim["on"])
-    ]
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
@@ -251,11 +229,6 @@ def _lines(cell: Cell, row: Marks, first: str) -> Iterator[dict[str, Any]]:
                     f"points_{k}{name}": value for name, value in parts_of(gap.times(100)).items() if name != "_is"
                 }
         yield line
-
-
-def parts_of(e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, by the ends of their columns' names."""
-    return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}
 
 
 # ------------------------------------------------------------------ the figure

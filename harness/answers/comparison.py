@@ -11,13 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from harness.answers.commands import again, short_path
-from harness.answers.notes import caps, failures, unfit
 from harness.answers.table import Table
-from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.answers.verdict import verdict
 from harness.policy import mix
 from harness.rows import estimate, setting, summaries
-from harness.rows.checked import checked, note
+from harness.rows.checked import note
 from harness.rows.vetted import IN_PART, UNCHECKED
 from harness.run import streams
 from harness.run.room import Remedy
@@ -25,7 +23,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import as_dict
 from harness.run.streams import stem
-from harness.study.compare import clients, gap_in_swaps, planners, replayed, stream_rule, traffic
+from harness.study.compare import clients, gap_in_swaps, planners, replayed, traffic
 from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
@@ -278,42 +276,3 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
             flat["flat"] = system.flat
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
     return flat
-
-
-# ------------------------------------------------------------------ for another program
-
-
-def facts(measured: Measured, rule: str) -> dict[str, Any]:
-    """Collect the facts of a comparison for other programs."""
-    setup = Setup(measured.reference)
-    trace = setup.trace
-    return {
-        "trace": trace.name,
-        "tier": trace.tier,
-        "fit": setup.realism,
-        "models": measured.reference.models,
-        "gpu": measured.reference.gpu,
-        "engine": measured.reference.engine,
-        "fidelity": sorted(measured.table.column("fidelity").unique().to_pylist()),
-        "host": measured.reference.host,
-        "checked": checked(measured.reference.gpu, measured.reference.host),
-        "scaling": measured.reference.scaling,
-        "replayed": replayed(measured.reference),
-        "warmup_s": measured.reference.warmup_s,
-        "streams": stream_rule(measured.reference),
-        "plan_origin": measured.reference.plan,
-        "slo": measured.target.rule,
-        "slo_s": measured.target.seconds,
-        "definition": rule,
-        "rates": measured.xs,
-        "seeds": measured.seeds,
-        "folder": str(measured.folder),
-        "departs": departures(measured.table),
-        "degrees": own_degrees(measured.table),
-        "invalid": invalid(measured.table),
-        "unchecked": unchecked_lines(measured.table),
-        "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
-        "skipped": stated(measured.table, "skipped", "skipped"),
-        "failed": failures(measured.failed),
-        "caps": caps(measured.table, as_dict(measured.reference)),
-    }

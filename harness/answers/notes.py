@@ -19,11 +19,13 @@ from harness.answers.verdict import FINE
 from harness.policy import fields
 from harness.policy.types import GIB
 from harness.rows import estimate, record, statistics, summaries
+from harness.rows.checked import checked
 from harness.rows.estimate import Estimate
 from harness.run import room
 from harness.run.room import Remedy
+from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
-from harness.study.compare import rooflines
+from harness.study.compare import replayed, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.study import AA
 from harness.study.summary import Summary, scores
@@ -243,3 +245,42 @@ def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
         rows.append([label, model, str(counts[label, model]), *(e.text() for e in estimates)])
     heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
     return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []
+
+
+# ------------------------------------------------------------------ for another program
+
+
+def facts(measured: Measured, rule: str) -> dict[str, Any]:
+    """Collect the facts of a comparison for other programs."""
+    setup = Setup(measured.reference)
+    trace = setup.trace
+    return {
+        "trace": trace.name,
+        "tier": trace.tier,
+        "fit": setup.realism,
+        "models": measured.reference.models,
+        "gpu": measured.reference.gpu,
+        "engine": measured.reference.engine,
+        "fidelity": sorted(measured.table.column("fidelity").unique().to_pylist()),
+        "host": measured.reference.host,
+        "checked": checked(measured.reference.gpu, measured.reference.host),
+        "scaling": measured.reference.scaling,
+        "replayed": replayed(measured.reference),
+        "warmup_s": measured.reference.warmup_s,
+        "streams": stream_rule(measured.reference),
+        "plan_origin": measured.reference.plan,
+        "slo": measured.target.rule,
+        "slo_s": measured.target.seconds,
+        "definition": rule,
+        "rates": measured.xs,
+        "seeds": measured.seeds,
+        "folder": str(measured.folder),
+        "departs": departures(measured.table),
+        "degrees": own_degrees(measured.table),
+        "invalid": invalid(measured.table),
+        "unchecked": unchecked_lines(measured.table),
+        "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
+        "skipped": stated(measured.table, "skipped", "skipped"),
+        "failed": failures(measured.failed),
+        "caps": caps(measured.table, as_dict(measured.reference)),
+    }

@@ -114,7 +114,7 @@ def compare(
     elif form == "answer":
         prose(words.answer(measured, shown, rule) or "no system ran")
     elif form == "json":
-        click.echo(words.records(shown, replayed=part).json("systems", words.facts(measured, rule)))
+        click.echo(words.records(shown, replayed=part).json("systems", notes.facts(measured, rule)))
     elif form == "csv":
         click.echo(words.records(shown, replayed=part).csv(), nl=False)
     else:

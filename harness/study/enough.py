@@ -13,8 +13,7 @@ from harness.rows import by_window, crossings, pooled, ranking
 from harness.rows.about import Panel
 from harness.rows.by_window import Windows
 from harness.rows.ranking import FALSE, UNDECIDED, Standing
-from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
-from harness.study.study import AA_SEED
+from harness.study.study import AA_SEED, HALF_OCTAVE, OCTAVE, QUARTER, rounded
 
 NARROW = 1.02  # two x as near to each other leave nothing to look at between them
 

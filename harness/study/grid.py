@@ -16,8 +16,7 @@ from harness.run.resolve import resolve, traits
 from harness.run.setup import load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
-from harness.study.search import Range, rounded
-from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Sample, Scope, Study
+from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Range, Sample, Scope, Study, rounded
 from workloads.build import rate_rps, window_span_s
 from workloads.picking import window_fold
 from workloads.slo import scaled

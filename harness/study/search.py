@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 from harness.rows import statistics
-from harness.study.study import AA, CONTROLS, Sample
+from harness.study.study import AA, CONTROLS, HALF_OCTAVE, OCTAVE, QUARTER, Range, Sample, rounded
 
 LEVEL, LOW = 0.99, 0.90  # the usual target; where a system is past its knee, unless the target is near it
 PAST = 0.05  # below a target: past the knee at least by so much
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
-OCTAVE = 2.0
-QUARTER = 2.0**0.25 * (1 + 1e-9)  # octaves: rates this near to a crossing give its place
-HALF_OCTAVE = 2.0**0.5
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 
 Shares = Mapping[str, float]  # attainment by definition, the one that decides first
@@ -35,17 +31,6 @@ class Ask(NamedTuple):
     xs: Mapping[str, tuple[float, ...]]  # keyed by system
     first_seed: bool = False  # only the first seed runs: a coarse search
     last: bool = False  # nothing follows
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The range of a search: its level, the x that are given, and the ends."""
-
-    level: float
-    given: tuple[float, ...]
-    least: float
-    most: float = math.inf
-    seeds: int = 1  # runs a point takes
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
@@ -247,11 +232,6 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
     if last is None or last == top or top >= last * HALF_OCTAVE:
         return None
     return rounded(top * HALF_OCTAVE, digits)
-
-
-def rounded(x: float, digits: int = 6) -> float:
-    """Round a number to the few digits that specs have."""
-    return float(f"{x:.{digits}g}")
 
 
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001

@@ -11,6 +11,7 @@ papers, fleets, bridges, regimes and ablations are all studies:
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -421,3 +422,24 @@ def _ends(step: Condition) -> Iterator[Condition]:
         fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
         yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)
     yield step
+
+
+OCTAVE = 2.0
+QUARTER = 2.0**0.25 * (1 + 1e-9)  # a ratio: rates this near to a crossing give its place
+HALF_OCTAVE = 2.0**0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The range of a search: its level, the x that are given, and the ends."""
+
+    level: float
+    given: tuple[float, ...]
+    least: float
+    most: float = math.inf
+    seeds: int = 1  # runs a point takes
+
+
+def rounded(x: float, digits: int = 6) -> float:
+    """Round a number to the few digits that specs have."""
+    return float(f"{x:.{digits}g}")

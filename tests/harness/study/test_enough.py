@@ -18,8 +18,8 @@ from harness.rows.by_window import Counted, Windows, together
 from harness.rows.estimate import Estimate
 from harness.rows.ranking import UNDECIDED, Standing
 from harness.study import enough
-from harness.study.search import Range, following
-from harness.study.study import AA_SEED, Sample
+from harness.study.search import following
+from harness.study.study import AA_SEED, Range, Sample
 from tests.cases import cases
 from tests.harness.rows.bursts import BLOCK_S, BURST, LEVEL
 

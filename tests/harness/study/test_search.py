@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from harness.rows import statistics
 from harness.rows.estimate import Estimate
-from harness.study.search import LEVEL, QUARTER, TOP, Ask, Range, between, following, grid, highest, rounded
-from harness.study.study import Sample
+from harness.study.search import LEVEL, TOP, Ask, between, following, grid, highest
+from harness.study.study import QUARTER, Range, Sample, rounded
 from tests.cases import cases
 
 Attained = Callable[[str, float, int], float]  # of a system at an x with a seed
