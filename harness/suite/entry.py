@@ -51,7 +51,7 @@ class Job:
     window: bool = False  # its forecasts know the window
     names: tuple[str, ...] = ()  # of scenarios, in order
     cpu_s: int = 0  # of this process
-    answer_s: float = 20.0  # on the wall, of one answer of the policy
+    answer_s: float = 120.0  # on the wall, of one answer of the policy
 
 
 def main() -> None:

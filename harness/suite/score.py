@@ -33,7 +33,7 @@ from harness.study.bases import slo_target
 from harness.suite.suite import Scenario, Suite, study
 
 CPU_S = 900  # of one process of an entry
-ANSWER_S = 20.0  # on the wall, of one answer of a policy
+ANSWER_S = 120.0  # on the wall, of one answer of a policy
 WALL_S = 1800  # until a process that tells nothing is ended
 PASSED = ("NUMBA_CPU_NAME",)  # variables of this environment that an entry's has too: which code is compiled
 ANY = "static"  # a shipped system, for facts of a scenario that are the same for all

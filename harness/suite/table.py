@@ -219,7 +219,7 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
         body.append(f'<th scope="row">{s.name}</th>{numbers}')
     note = (
         "The bound is for policies that leave GPUs whole: neither partitions nor slices of time. It counts kernels and "
-        "the KV that they read; loads of weights and KV that waits cost it nothing, so it is far off where memory binds."
+        "the KV that they read; loads of weights and KV that waits cost it nothing: it is far off where memory binds."
     )
     return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
 
