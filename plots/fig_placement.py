@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from harness.rows import crossings, record, tidy
 from harness.rows.about import About
-from harness.study import measured
 from plots import page, style
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from matplotlib.figure import Figure
 
 MEASURE = "kvpr_above"
 COLORS = (style.BLUE, style.ORANGE, style.GREEN)
 CAPTION = (
-    "Simulated: prism on hyperbolic-like, streams dealt to models by Latin squares; mean of {n} seeds. KVPR: of all "
+    "Simulated: prism on hyperbolic-like, streams given to models by Latin squares; mean of {n} seeds. KVPR: of all "
     "placements that hold every model with one longest request. No bar: in some windows the start leaves a model out."
 )
 
@@ -30,9 +29,13 @@ def points(table: pa.Table, about: About) -> pd.DataFrame:
     rows = []
     for panel in about.panels:
         for name in about.systems:
-            # a start is the same at all rates: each seed is told once
-            above = np.array([*measured.column(about, table, [panel], name, MEASURE).values()], np.float64)
-            at = crossings.crossing(crossings.of_panel(table, panel), panel, name, about.definitions[0], about.level)
+            drawn = crossings.of_panel(table, panel)
+            # a start is the same at all rates: each seed counts once
+            which = zip(*(drawn[key].to_pylist() for key in ("label", "definition", "over")), strict=True)
+            mine = drawn.filter(pa.array([row == (name, MEASURE, "pooled") for row in which]))
+            by_seed = dict(zip(mine["seed"].to_pylist(), mine["value"].to_pylist(), strict=True))
+            above = np.array([np.nan if value is None else value for value in by_seed.values()], np.float64)
+            at = crossings.crossing(drawn, panel, name, about.definitions[0], about.level)
             rows.append(
                 {
                     "condition": panel["name"],

@@ -30,8 +30,8 @@ class Idea(NamedTuple):
     claim: Mapping[str, Any]  # as the study's facts have it
     panel: Panel
     system: str  # the reading that stands for it
-    rates: Mapping[str, Crossing | None]  # by system of the world: where it crosses the level; None: no room
-    others: Mapping[str, Standing]  # by each other system of the world: that of the idea beside it
+    rates: Mapping[str, Crossing | None]  # keyed by system: where it crosses the level; None: no room
+    others: Mapping[str, Standing]  # keyed by system: the idea beside it
 
     @property
     def wins(self) -> str:
@@ -94,9 +94,9 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row an idea, and each world with the cause; with `every` all verdicts too."""
     named = list(zip(LETTERS, ideas(table, about), strict=False))
-    counts = {said: [letter for letter, idea in named if idea.wins == said] for said in WINS}
-    told = "; ".join(f"{len(of)} {WINS[said]} ({joined(of)})" for said, of in counts.items() if of)
-    yield f"of {len(named)} {next(iter(about.titles), 'ideas')}, each in its own world, {told}"
+    counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
+    results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)
+    yield f"of {len(named)} {next(iter(about.titles), 'ideas')}, each in its own world, {results}"
     met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
     yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
     yield Table(
@@ -106,8 +106,8 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     yield from (f"{letter}  {_world(idea, every=every)}" for letter, idea in named)
     for letter, idea in named if every else ():
         rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
-        own = [idea.system, idea.shown(idea.system), NONE]
-        yield Table(["system", "req/s", "idea over it"], [own, *rows], title=f"{letter}  {idea.panel['name']}:")
+        first = [idea.system, idea.shown(idea.system), NONE]
+        yield Table(["system", "req/s", "idea over it"], [first, *rows], title=f"{letter}  {idea.panel['name']}:")
 
 
 def _row(letter: str, idea: Idea) -> Sequence[str]:

@@ -124,7 +124,7 @@ CURVES = """
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; }
 .curves figure { margin: 0; } .curves svg { width: 100%; height: auto; color: var(--mark); }
 """
-WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # of a curve, whose axis begins at this attainment
+WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # % at which the axis of a curve begins
 
 
 def figure(row: Row, label: str) -> str:

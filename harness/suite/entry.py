@@ -41,17 +41,17 @@ class Job:
     """A task of an entry's process, as JSON on its standard input."""
 
     system: str  # as --systems takes it
-    file: str  # of the policy
+    file: str  # holds the policy
     suite: Suite
     beacon: str
-    folder: str  # where its runs lie
-    cache: str  # of compiled code
+    folder: str  # holds its runs
+    cache: str  # holds compiled code
     targets: Mapping[str, Mapping[str, Any]]  # an SLO by scenario
     checked: bool  # it has passed before
     window: bool = False  # its forecasts know the window
-    names: tuple[str, ...] = ()  # of scenarios, in order
-    cpu_s: int = 0  # of this process
-    answer_s: float = 120.0  # on the wall, of one answer of the policy
+    names: tuple[str, ...] = ()  # scenarios, in order
+    cpu_s: int = 0  # s that this process may compute
+    answer_s: float = 120.0  # s on the wall that one answer of the policy may take
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MEMORY_BYTES = 12 << 30  # of addresses: libraries reserve more than they use
+MEMORY_BYTES = 12 << 30  # bytes of addresses: libraries reserve more than they use
 FILE_BYTES, FILES = 1 << 28, 256
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -32,9 +32,9 @@ from harness.study import bound, grid
 from harness.study.bases import slo_target
 from harness.suite.suite import Scenario, Suite, study
 
-CPU_S = 900  # of one process of an entry
-ANSWER_S = 120.0  # on the wall, of one answer of a policy
-WALL_S = 1800  # until a process that tells nothing is ended
+CPU_S = 900  # s that one process of an entry may compute
+ANSWER_S = 120.0  # s on the wall that one answer of a policy may take
+WALL_S = 1800  # s until a process that tells nothing is ended
 PASSED = ("NUMBA_CPU_NAME",)  # variables of this environment that an entry's has too: which code is compiled
 ANY = "static"  # a shipped system, for facts of a scenario that are the same for all
 WINDOW = " (knows the window)"  # the ending of the name of a row whose forecasts do

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 FROZEN = {"suite-1": ""}
 CURRENT = "suite-1"
 PUBLIC = 0  # the first seed of development
-SEED_BYTES = 4  # of a hash, of which a first seed is made
+SEED_BYTES = 4  # bytes of a hash that make a first seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Scenario:
 
     name: str
     question: str
-    at_rps: Positive  # of all models together, at which the search begins
+    at_rps: Positive  # req/s of all models together, at which the search begins
     slo: str
     spec: Mapping[str, Any] = field(default_factory=dict)
-    definition: str = "both"  # of attainment
+    definition: str = "both"  # the rule by which a request counts as met
     window_s: Span = 120.0
     best_rps: Positive | None = None  # the highest rate of any shipped system when the version was frozen
     best: str = ""  # that system

@@ -25,7 +25,7 @@ KNOWS = (
     "static",
     "alpaserve",
     "warmserve",
-)  # of which a row knows the window: what perfect forecasts are worth
+)  # each has a row more that knows the window: what perfect forecasts are worth
 HERE, SELF = "here", "self-reported"  # the mark of a row that nobody here has made again
 WIDE = """
 main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }

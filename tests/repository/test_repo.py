@@ -76,7 +76,8 @@ def test_no_file_is_heavy() -> None:
 def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
     measured = re.compile(
-        r"results/studies/[a-z0-9-]+\.md|results/predictions/[a-z-]+\.(toml|md)"
+        r"results/studies/[a-z0-9-]+\.md|results/suite/(README\.md|suite-\d\.(parquet|html)|entries/(README\.md|\w+\.py))"
+        r"|results/predictions/[a-z-]+\.(toml|md)"
         r"|results/h[12]00/((README|corun)\.md|raw\.jsonl|host\.json|h[12]00-measured\.toml|[a-z]+\.png"
         r"|(?:stages|whole)/(README\.md|(raw|stages|plan)\.jsonl|calibrate\.json|torch-h[12]00\.toml)"
         r"|(torch|(?:stages|whole)/runs)/(README\.md|[a-z]+-[0-9a-f]{8}/(requests\.parquet|side\.json)))"

@@ -31,7 +31,7 @@ SOURCES = (
     "sim/jit.py",
     "costs/coef.py",
     "costs/layout.py",
-)  # in harness/engines
+)  # counts from harness/engines
 FORMER = f"kernel-{'[0-9a-f]' * 12}"  # as releases named it that knew one target
 
 

@@ -131,7 +131,9 @@ class Recorder:
         self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and the steps before it
         self._lowest = 0  # no request before this one is alive
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
-        self._live, self._column, self._lane = (np.zeros(0, np.int64) for _ in range(3))  # of requests that are alive
+        self._live, self._column, self._lane = (
+            np.zeros(0, np.int64) for _ in range(3)
+        )  # a row each request that is alive
         self._facts: dict[str, float] = {}
         self.asked: set[Inst] = set()  # whose load was asked for in this instant
         self._transfers: dict[int, int] = {}  # those under way: row of the kernel's to index of ours

@@ -41,12 +41,12 @@ class Mode(NamedTuple):
 
     @property
     def elastic(self) -> bool:
-        """Whether KV memory is mapped in pages that the models of a GPU share."""
+        """Tell whether KV memory is mapped in pages that the models of a GPU share."""
         return self.kv == "elastic"
 
     @property
     def contiguous(self) -> bool:
-        """Whether a request's KV is one chunk."""
+        """Tell whether a request's KV is one chunk."""
         return self.kv in CONTIGUOUS
 
 

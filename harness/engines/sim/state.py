@@ -32,7 +32,7 @@ WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
 # kinds of a transfer, and where it stands
 LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
 FREE, GRANT, LINK, TAIL = range(4)
-# where weights come from
+# sources of weights
 PCIE, SPREAD, DISK = range(3)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
@@ -106,7 +106,7 @@ NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
     "pre_rate": (np.dtype("f8"), "n_rows n_shares"),
     "kernels": (np.dtype("f8"), "n_rows n_points n_kernels"),
     "route": (np.dtype("i8"), "n_models"),
-}  # of `Tables`
+}  # columns of `Tables`
 cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, kernels_at, route_at = (
     array_at(dtype, _offset(name), [_offset(n) for n in lengths.split()]) for name, (dtype, lengths) in NUMBERS.items()
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.engines.sim.state import State
 
     class Seen(Protocol):
-        """What a view reads of the simulator."""
+        """The simulator's state that a view reads."""
 
         config: Config
         requests: Requests | None

@@ -167,12 +167,12 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     told = without(0, 1, 2)
     assert "static does not fit -" in told
     assert "static does not fit (hyperbolic-like): no room" in told
-    assert "verdicts on prism: + ahead; one verdict" in told  # of the SLO scales alone
+    assert "verdicts on prism: + ahead; one verdict" in told  # only the SLO scales count
     # nobody is compared with it: both claims of its rates
     assert "the paper's claims, a panel each: 1 size; 3 direction; 1 not comparable; 2 does not fit" in told
     some = without(1)
     assert "static does not fit (hyperbolic-like with 4 of 12 seeds): no room" in some
-    assert any(line.startswith("static 3.75 [3.18, 4.28] 4.00 + 4.00x [") for line in some)  # of the other two
+    assert any(line.startswith("static 3.75 [3.18, 4.28] 4.00 + 4.00x [") for line in some)  # the other two count
 
 
 @cases(

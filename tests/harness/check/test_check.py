@@ -109,7 +109,7 @@ def broken(name: str, folder: Path) -> Path:
     return path
 
 
-FIRST = {law: name for name, (laws, _) in reversed(BROKEN.items()) for law in laws.split()}  # of each law
+FIRST = {law: name for name, (laws, _) in reversed(BROKEN.items()) for law in laws.split()}  # a count a law
 
 
 @cases("name", sorted(set(FIRST.values())))
