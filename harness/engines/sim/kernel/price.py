@@ -37,7 +37,6 @@ def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float
 @jit
 def price(
     S: int,
-    T: Tables,
     lane: int,
     decodes: int,
     pieces: int,
@@ -58,14 +57,14 @@ def price(
     b = lane >> 1
     i = batch_at(S, b).inst
     c = inst_at(S, i).cost
-    k = T.cost[c]
+    k = cost_at(S)[c]
     far = batch_at(S, b).far if decodes > 0 else 0
     near = attend_s(S, c, decodes - far, context)
     decode = max(near, far_s(S, b, c, each)) if far > 0 else near
-    gemm = table(T.grid, T.gemm[c], decodes + tokens)
+    gemm = table(grid_at(S), gemm_at(S)[c], decodes + tokens)
     if pieces > 0:
         gemm *= k.pre_x
-    base = gemm + table(T.grid, T.head[c], out)
+    base = gemm + table(grid_at(S), head_at(S)[c], out)
     pre = k.pre0 * pieces + k.pre1 * tokens + k.pre2 * area
     gpu = base + decode + pre
     n.kernel_s[0] = gpu - decode + near if pieces > 0 else base + near

@@ -65,7 +65,7 @@ def form(S: int, T: Tables, lane: int) -> None:
                 out += 1
             r = q.next_piece
         context = float(B.context - far_context(S, b)) if run > 0 else 0.0
-        _, _, solo = price(S, T, lane, run, pieces, tokens, area, out, context, -1.0)
+        _, _, solo = price(S, lane, run, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         n.busy = STEP
@@ -74,7 +74,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.slope_s = 0.0
         n.work = solo
     else:
-        span(S, T, lane, run, c, once)
+        span(S, lane, run, c, once)
     if run > 0:
         B.brought = 0
         f = B.remote
@@ -91,19 +91,19 @@ def form(S: int, T: Tables, lane: int) -> None:
 
 
 @jit
-def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
+def span(S: int, lane: int, run: int, c: int, once: int) -> None:
     """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
     i = B.inst
-    k = T.cost[c]
+    k = cost_at(S)[c]
     steps = req_at(S, B.root).last_tick - B.tick
     q = power_below(B.context)
     each = q / run
     near_context = each * (run - B.far) if B.far > 0 else float(q)
-    base, host, _ = price(S, T, lane, run, 0, 0, 0.0, run, near_context, each)
+    base, host, _ = price(S, lane, run, 0, 0, 0.0, run, near_context, each)
     if B.far > 0:
         steps = min(steps, span_far(S, lane, c, base, host))
     else:
