@@ -107,7 +107,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     for letter, idea in named if every else ():
         rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
         own = [idea.system, idea.shown(idea.system), NONE]
-        yield Table(["system", "req/s", "idea over it"], [own, *rows], title=f"{letter}  {idea.panel['name']}:")
+        yield Table(["system", "req/s", "over it"], [own, *rows], title=f"{letter}  {idea.panel['name']}:")
 
 
 def _row(letter: str, idea: Idea) -> Sequence[str]:
