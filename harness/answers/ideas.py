@@ -96,7 +96,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     named = list(zip(LETTERS, ideas(table, about), strict=False))
     counts = {said: [letter for letter, idea in named if idea.wins == said] for said in WINS}
     told = "; ".join(f"{len(of)} {WINS[said]} ({joined(of)})" for said, of in counts.items() if of)
-    yield f"of {len(named)} {next(iter(about.titles), 'ideas')}, each in its own world, {told}"
+    yield f"of {len(named)} {about.headline or 'ideas'}, each in its own world, {told}"
     met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
     yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
     yield Table(
