@@ -96,7 +96,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     named = list(zip(LETTERS, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
     results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)
-    yield f"of {len(named)} {next(iter(about.titles), 'ideas')}, each in its own world, {results}"
+    yield f"of {len(named)} {about.headline or 'ideas'}, each in its own world, {results}"
     met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
     yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
     yield Table(
@@ -107,7 +107,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     for letter, idea in named if every else ():
         rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
         first = [idea.system, idea.shown(idea.system), NONE]
-        yield Table(["system", "req/s", "idea over it"], [first, *rows], title=f"{letter}  {idea.panel['name']}:")
+        yield Table(["system", "req/s", "over it"], [first, *rows], title=f"{letter}  {idea.panel['name']}:")
 
 
 def _row(letter: str, idea: Idea) -> Sequence[str]:

@@ -193,7 +193,7 @@ class Study:
     )  # keyed by system: fields of a spec that only it has
     measures: tuple[str, ...] = ()  # columns of the table beside attainment (columns.py)
     setting: str = ""  # the setting of all runs in words, if claims are about measures
-    headline: str = ""  # the first line of an answer in claims, with {} where the numbers stand
+    headline: str = ""  # the first line of an answer in claims, with {} where the numbers stand; the name of ideas
     shown: tuple[str, ...] = ()  # measures of which such an answer has a table, a row a system and a column a condition
 
     # -------------------------------------------------------------- parts of it
