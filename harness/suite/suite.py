@@ -21,7 +21,7 @@ from harness.study.study import Condition, Sample, Scope, Study
 from harness.toml import Count, Positive, Seconds, Share, Span
 
 HERE = Path(__file__).parent
-FROZEN = {"suite-1": ""}
+FROZEN = {"suite-1": "30f9e12e1ac9b9459b8a022770ede925b6550393caae8dc861dabf2df80db3bb"}
 CURRENT = "suite-1"
 PUBLIC = 0  # the first seed of development
 SEED_BYTES = 4  # bytes of a hash that make a first seed
@@ -72,10 +72,8 @@ class Suite:
         return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
 
     def quick(self) -> Suite:
-        """Return the suite at about a tenth of its cost, whose scores have no interval."""
-        return replace(
-            self, seeds=2, points=3, scenario=tuple(replace(s, window_s=s.window_s / 2) for s in self.scenario)
-        )
+        """Return the suite at a tenth of its runs, without intervals. Windows stay: shorter ones are kinder."""
+        return replace(self, seeds=1, points=3)
 
 
 def load(version: str = CURRENT) -> Suite:
