@@ -82,7 +82,7 @@ ARCHITECTURE = {
         "click numpy pandas pyarrow tqdm",
     ),
 }
-MOST_ARROWS = 90
+MOST_ARROWS = 100  # ten of them are the suite's
 MOST_FOLDER_ARROWS = 60  # between folders of harness/ and packages; engines are one folder, single files count as none
 FILES = {"spilled", "target", "store", "toml"}
 # These call what was found by name; nobody else in the harness says the name of a system.
@@ -234,7 +234,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 # The longest chain of imports that a folder may have inside, in modules.
-CHAINS = {"rows": 11, "run": 5, "study": 5, "answers": 5, "validate": 5, "cli": 6, "plots": 6}
+CHAINS = {"rows": 6, "run": 5, "study": 5, "answers": 5, "validate": 5, "cli": 6, "plots": 6}
 
 
 def inside(folder: str) -> dict[str, set[str]]:
