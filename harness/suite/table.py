@@ -156,7 +156,8 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         times, row = wide[0]
         first = (
             f"The gap between the best known policy and the bound is widest in {row['scenario']}: {row['entry']} holds "
-            f"{shown(row['rps'])} req/s, and no policy more than {shown(row['bound_rps'])}, {shown(times)} times as many."
+            f"{shown(row['rps'])} req/s, and no policy more than {shown(row['bound_rps'])}, "
+            f"{shown(times)} times as many."
         )
     parts = [
         f"<h1>{escape(suite.version)}: policies that share GPUs among models</h1>",
