@@ -156,7 +156,8 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         times, row = wide[0]
         first = (
             f"The gap between the best known policy and the bound is widest in {row['scenario']}: {row['entry']} holds "
-            f"{row['rps']:.3g} req/s, and no policy more than {row['bound_rps']:.3g}, {times:.2g} times as many."
+            f"{shown(row['rps'])} req/s, and no policy more than {shown(row['bound_rps'])}, "
+            f"{shown(times)} times as many."
         )
     parts = [
         f"<h1>{escape(suite.version)}: policies that share GPUs among models</h1>",
@@ -186,7 +187,7 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         made = next(row["made"] for row in rows if row["entry"] == entry)
         mark = "" if made == HERE else f" ({made})"
         of = "".join(_cell(at.get((entry, name)), k) for name in names)
-        body.append(f'<th scope="row">{escape(entry + mark)}</th>{_number(total, ".3f")}{of}')
+        body.append(f'<th scope="row">{escape(entry + mark)}</th><td data-v="{total}">{total:.3f}</td>{of}')
     note = (
         f"Requests per second at which {100 * suite.level:g} % meet their SLO, on "
         f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
@@ -202,11 +203,16 @@ def _cell(row: dict[str, Any] | None, k: int) -> str:
         return f'<td class="zero" data-v="0" title="{escape(str(why))}">-</td>'
     sign = "" if row["sign"] == "=" else row["sign"]
     title = f"{interval(row['low_rps'], row['high_rps'])}; worst model {row['worst_rps']:.3g}; binds: {row['binds']}"
-    return f'<td data-v="{rate}" title="{escape(title)}"><a href="#c{k}">{escape(sign)}{rate:.3g}</a></td>'
+    return f'<td data-v="{rate}" title="{escape(title)}"><a href="#c{k}">{escape(sign)}{shown(rate)}</a></td>'
 
 
-def _number(x: float | None, form: str = ".3g") -> str:
-    return f'<td data-v="{x}">{x:{form}}</td>' if x else "<td>-</td>"
+def shown(x: float) -> str:
+    """Render a number to three digits, without an exponent."""
+    return f"{x:,.0f}" if x >= 999.5 else f"{x:.3g}"
+
+
+def _number(x: float | None) -> str:
+    return f'<td data-v="{x}">{shown(x)}</td>' if x else "<td>-</td>"
 
 
 def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
