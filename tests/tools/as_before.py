@@ -44,6 +44,7 @@ SPECS = (
     "--models aegaeon+models=12 --gpus 8 --trace aegaeon-like",
     "--models weaver --gpus 4 --gpu a100-40g --trace hot-cold+rate_rps=4+lengths=azure-conv+span_s=300",
 )
+FITTING = {"alpaserve", "dedicated", "elastic", "static", "weaver"}  # two 8B have a GPU each for prompts there
 LIMITS = (
     "--rate-scale 1 --seeds 1 --set window_s=60 --set warmup_s=30 --slo absolute:ttft=1,tpot=0.1 --budget 0 --no-plot"
 )
