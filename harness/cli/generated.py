@@ -25,7 +25,8 @@ BEGIN, END = f"<!-- Written by `{COMMAND}`: -->\n", "<!-- to here -->\n"
 # Folders of harness/ from the bottom to the top: each imports only folders above its line, and itself.
 FOLDERS = (
     "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
-    "engines/sim/kernel", "engines/servers", "calibrate", "run", "study", "answers", "validate", "check", "suite", "cli",
+    "engines/sim/kernel", "engines/servers", "calibrate", "run", "study", "answers", "validate", "check", "suite",
+    "cli",
 )  # fmt: skip
 CARDS = """
 Each in its best form, with what it departs from, which way that leans, and where it is ahead here. *Regret*: points of
