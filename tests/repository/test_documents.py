@@ -84,7 +84,9 @@ def commands(code: str) -> list[str]:
 def documents() -> list[Path]:
     """List the documents with blocks, but for what is generated and what is past."""
     past = {ROOT / "CHANGELOG.md", ROOT / "docs/decisions.md"}
-    paths = [path for path in files() if path.suffix == ".md" and path not in past]
+    paths = [
+        path for path in files() if path.suffix == ".md" and path not in past and path.parent != ROOT / "docs/changes"
+    ]
     return [path for path in paths if FENCE.search(text(path)) and not text(path).startswith(reference.GENERATED)]
 
 
