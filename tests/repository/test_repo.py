@@ -191,7 +191,7 @@ def promised(program: str) -> set[tuple[str, ...]]:
     """Return commands of `program` in the code of documents that are neither past nor written by click, as words."""
     spans: list[str] = []
     for path in files():
-        if path.suffix == ".md" and path.parent.name != "changes" and not text(path).startswith(GENERATED):
+        if path.suffix == ".md" and "change" not in path.as_posix().lower() and not text(path).startswith(GENERATED):
             prose, code = re.sub(FENCE, "", text(path)), re.findall(FENCE, text(path))
             spans += re.findall(r"`([^`\n]+)`", prose) + [
                 line.split("#")[0] for block in code for line in block.split("\n")
