@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.policy.types import Gpus, Jobs
-from harness.rows.schema import WAITS
+from harness.rows.waits import WAITS
 
 ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
 NAMES = ("unfinished", "done", "dropped", "failed")

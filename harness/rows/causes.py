@@ -22,7 +22,8 @@ import numpy as np
 
 from harness.rows.definitions import DEFINITIONS, tpot, ttft
 from harness.rows.requests import late, limits, take
-from harness.rows.schema import STATES, WAITS
+from harness.rows.schema import STATES
+from harness.rows.waits import WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

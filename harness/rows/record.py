@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from harness import spilled
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.rows import forms, parts, schema, sealed
+from harness.rows import forms, parts, schema, sealed, waits
 from harness.rows.schema import CODES
 from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.rows.whole import patient, replacing, sync
@@ -36,7 +36,7 @@ from harness.store import seal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SCHEMA, STATES, WAITS = schema.SCHEMA, schema.STATES, schema.WAITS
+SCHEMA, STATES, WAITS = schema.SCHEMA, schema.STATES, waits.WAITS
 ROWS = "requests.parquet"
 SIDE = "side.json"
 SOLO = "solo.parquet"

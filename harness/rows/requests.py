@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.rows.schema import STATES, WAITS
+from harness.rows.schema import STATES
+from harness.rows.waits import WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

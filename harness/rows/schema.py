@@ -1,12 +1,12 @@
-"""The columns of a run's rows, the states of a request, and the causes of its time."""
+"""The columns of a run's rows, and the states of a request."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
+from harness.rows.waits import WAITS
+
 STATES = ("done", "dropped", "failed", "unfinished")
-# causes of a request's time, which sum to its latency
-WAITS = ("admission", "host", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
 CODES = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(

@@ -182,7 +182,7 @@ CHEATS: dict[str, tuple[str, str]] = {  # imports, and how the length of request
     "the oracle's door": (
         "",
         (
-            "view.__init__.__func__(view, view._sim, view.now_s)\nview._sim._oracle = True\n"
+            "view.__init__.__func__(view, view._sim, view.now_s)\nview._sim.oracle = True\n"
             "return view.oracle_tokens(rid)"
         ),
     ),

@@ -138,8 +138,8 @@ def test_a_word_makes_no_run_stale_and_a_constant_all(
     renamed = re.sub(r"\bearliest\b", "first_of_all", text) if "earliest" in text else text
     loop.write_text(f"# another comment\n{renamed}\n")
     source = kernel.read_text()
-    assert "    back = needs(" in source
-    kernel.write_text(re.sub(r"\bback\b", "returned", source))
+    assert "        beside = 1.0 - " in source
+    kernel.write_text(re.sub(r"\bbeside\b", "slowed_by", source))
     assert identities() == first
     kernel.write_text(kernel.read_text().replace("SWEEPS = 3", "SWEEPS = 4"))
     assert not set(identities()) & set(first)

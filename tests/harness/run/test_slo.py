@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from harness.rows import attainment, record
+from harness.rows import record, requests
 from harness.run import slo, sweep
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -102,9 +102,9 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
     assert np.all(np.diff(limits.ttft_s[order]) >= -1e-12)  # one shape: longer prompts get more
 
 
-def own_limits(folder: Path, rule: str) -> attainment.Limits:
+def own_limits(folder: Path, rule: str) -> requests.Limits:
     limits = slo.limits(folder, slo.SloTarget(rule, None))
-    assert isinstance(limits, attainment.Limits)
+    assert isinstance(limits, requests.Limits)
     return limits
 
 

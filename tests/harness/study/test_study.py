@@ -141,7 +141,7 @@ def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
 
 def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     single, eight = study("pdmux"), study("pdmux-70b")
-    rate, limit, starved = single.condition
+    rate, limit, starved = single.condition[:3]
     assert starved.spec == {**limit.spec, "scaled": {"passes": 0.5}}  # a layer a turn
     assert (single.spec["gpu"], single.slo, rate.spec["models"], rate.spec["gpus"]) == (
         "h200",
@@ -163,7 +163,7 @@ def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     untested = [claim for claim in eight.claim if claim.lacks]
     assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3, 2.2]
     assert all("Tool&Agent" in claim.lacks for claim in untested)
-    assert [claim.lacks for claim in single.claim if claim.lacks] == ["LooGLE's lengths"]
+    assert not any(claim.lacks for claim in single.claim)
     assert all(
         "kernels take turns" in claim.why.lower()
         for claim in (*single.claim, *eight.claim)
