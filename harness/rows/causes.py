@@ -22,8 +22,7 @@ import numpy as np
 
 from harness.rows.definitions import DEFINITIONS, tpot, ttft
 from harness.rows.requests import late, limits, take
-from harness.rows.schema import STATES
-from harness.rows.waits import WAITS
+from harness.rows.waits import STATES, WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -36,7 +36,7 @@ from harness.store import seal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SCHEMA, STATES, WAITS = schema.SCHEMA, schema.STATES, waits.WAITS
+SCHEMA, STATES, WAITS = schema.SCHEMA, waits.STATES, waits.WAITS
 ROWS = "requests.parquet"
 SIDE = "side.json"
 SOLO = "solo.parquet"

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.rows.schema import STATES
-from harness.rows.waits import WAITS
+from harness.rows.waits import STATES, WAITS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

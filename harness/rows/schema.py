@@ -1,4 +1,4 @@
-"""The columns of a run's rows, and the states of a request."""
+"""The columns of a run's rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pyarrow as pa
 
 from harness.rows.waits import WAITS
 
-STATES = ("done", "dropped", "failed", "unfinished")
 CODES = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(

@@ -222,8 +222,8 @@ def test_every_study_with_claims_is_a_source() -> None:
     assert (
         list(ledger.sources())
         == (
-            "aegaeon fig12 fig7 muxserve pagedattention pdmux pdmux-70b placement prism-ablations prism-bridge prism-surge qlm "
-            "warmserve weaver"
+            "aegaeon fig12 fig7 muxserve pagedattention pdmux pdmux-70b placement prism-ablations prism-bridge "
+            "prism-surge qlm warmserve weaver"
         ).split()
     )
 
