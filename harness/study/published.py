@@ -24,7 +24,11 @@ DIGITS = 16  # digits a hash is shown with
 
 def publish(measured: Measured, lines: Sequence[str]) -> Path:
     """Write the table of a study into `results/studies`, and return its path."""
-    code = {f"{task.spec.system} on {task.spec.engine}": task.code[:DIGITS] for task in measured.tasks}
+    now = sources.codes()
+    code = dict[str, str]()
+    for task in measured.tasks:  # files that a spec names, as of SLOs by class, are not the system's
+        name = f"{task.spec.system} on {task.spec.engine}"
+        code[name] = today(name) if now(task.spec) == task.code else task.code[:DIGITS]
     facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "code": dict(sorted(code.items()))}
     path = FOLDER / f"{measured.study.name}.md"
     path.parent.mkdir(exist_ok=True)

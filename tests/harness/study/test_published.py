@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
+from harness.run.sources import Task, code
+from harness.run.spec import Spec
 from harness.study import published
 
 
@@ -26,6 +29,16 @@ def test_a_table_is_older_where_a_system_has_other_sources(tmp_path: Path) -> No
 def test_systems_and_engines_have_sources_of_their_own() -> None:
     names = [f"{system} on {engine}" for system in ("static", "elastic") for engine in ("sim", "vllm")]
     assert len({published.today(name) for name in names}) == 4
+
+
+def test_a_file_that_a_spec_names_is_none_of_a_systems_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    (tmp_path / "slo.toml").write_text('[class.all]\nttft_s = 1.0\ntpot_s = 0.1\n[models]\n"*" = "all"\n')
+    spec = Spec("static", slo=f"classes:{tmp_path / 'slo.toml'}")
+    made = [Task.of(spec, code(spec)), Task.of(Spec("elastic"), "f" * 64)]
+    assert made[0].code[: published.DIGITS] != published.today("static on sim")
+    published.publish(SimpleNamespace(tasks=made, study=SimpleNamespace(name="mine")), ["| a |"])  # type: ignore[arg-type]
+    assert published.older(tmp_path) == {"mine": ("elastic on sim",)}
 
 
 @pytest.mark.parametrize("head", ["| a |", "<!-- {} -->", '<!-- {"code": 3} -->'])
