@@ -56,7 +56,7 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
     """Yield the setting in a line of at most `SETTING` characters, then the part of a log, and a real machine."""
     spec, trace, served = measured.reference, setup.trace, len(setup.models.members)
     known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
-    fit = ", unlike the real one" if (setup.realism or "").startswith("off") else ""
+    fit = ", unlike real" if (setup.realism or "").startswith("off") else ""
     _, loop = traffic(spec)
     facts = (
         f"{trace.name.partition('+')[0]} ({trace.tier}{fit})",
