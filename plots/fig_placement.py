@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from harness.rows import crossings, record, tidy
+from harness.rows import by_window, crossings, record, tidy
 from harness.rows.about import About
 from plots import page, style
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from matplotlib.figure import Figure
 
 MEASURE = "kvpr_above"
@@ -28,13 +28,11 @@ def points(table: pa.Table, about: About) -> pd.DataFrame:
     """Return what is drawn: a row a condition and start, with the KVPR over the least, and the rate that holds."""
     rows = []
     for panel in about.panels:
+        drawn = crossings.of_panel(table, panel)
         for name in about.systems:
-            drawn = crossings.of_panel(table, panel)
             # a start is the same at all rates: each seed counts once
-            which = zip(*(drawn[key].to_pylist() for key in ("label", "definition", "over")), strict=True)
-            mine = drawn.filter(pa.array([row == (name, MEASURE, "pooled") for row in which]))
-            by_seed = dict(zip(mine["seed"].to_pylist(), mine["value"].to_pylist(), strict=True))
-            above = np.array([np.nan if value is None else value for value in by_seed.values()], np.float64)
+            curves = by_window.curves(drawn, name, MEASURE, "x").values()
+            above = np.array([next(iter(curve.values())) for curve in curves], np.float64)
             at = crossings.crossing(drawn, panel, name, about.definitions[0], about.level)
             rows.append(
                 {

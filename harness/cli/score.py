@@ -59,6 +59,8 @@ def score(
         raise UserError(f'--beacon "{beacon[:60]}" is not a hexadecimal number of 16 to 128 digits')
     if whole is (system is not None):
         raise UserError("name a system or its file, or ask for --table")
+    if whole and (only or quick):
+        raise UserError("--table takes every scenario in full: leave out --only and --quick")
     asked = suite.load().only(listed("--only", only))
     asked = asked.quick() if quick else asked
     folder = (out or SCORES).resolve()

@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 from harness.loop import system as systems
 from harness.policy.types import UserError
 from harness.rows import crossings, record, vetted
+from harness.run.slo import SloTarget
 from harness.run.sources import code, scoring
 from harness.run.spec import Spec, asked, from_dict
 from harness.study import bound, grid
 from harness.study.bases import slo_target
+from harness.study.study import Study
 from harness.suite.suite import Scenario, Suite, study
 
 CPU_S = 900  # s that one process of an entry may compute
@@ -48,6 +50,11 @@ class Entry(NamedTuple):
     window: bool = False  # its forecasts know the window
 
     @property
+    def system(self) -> str:
+        """The name of its policy's system, or the file's path."""
+        return from_dict(asked(self.text)).system
+
+    @property
     def label(self) -> str:
         """Its name in tables."""
         label = from_dict(asked(self.text)).label
@@ -56,12 +63,12 @@ class Entry(NamedTuple):
     @property
     def file(self) -> Path:
         """The file of its policy. UserError where there is none."""
-        return systems.path(from_dict(asked(self.text)).system)
+        return systems.path(self.system)
 
     @property
     def content(self) -> str:
         """The SHA-256 of that file."""
-        return vetted.content(from_dict(asked(self.text)).system)
+        return vetted.content(self.system)
 
 
 class Card(NamedTuple):
@@ -95,7 +102,7 @@ def score(
     kept = folder / "rows.json"
     rows: dict[str, Row] = {row["scenario"]: row for row in _read(kept)}
     left = [s.name for s in suite.scenario if s.name not in rows]
-    passed = vetted.vetted(_name(entry))
+    passed = vetted.vetted(entry.system)
     refused: list[str] = []
     if left:
         lock = threading.Lock()
@@ -138,12 +145,8 @@ def _digest(*facts: object) -> str:
 
 def _located(entry: Entry) -> str:
     """Return an entry as --systems takes it from any folder."""
-    name = _name(entry)
+    name = entry.system
     return entry.text.replace(name, str(entry.file), 1) if name.endswith(".py") else entry.text
-
-
-def _name(entry: Entry) -> str:
-    return from_dict(asked(entry.text)).system
 
 
 def _read(path: Path) -> list[Row]:
@@ -155,9 +158,14 @@ def _read(path: Path) -> list[Row]:
 
 def target(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> dict[str, Any]:
     """Return the SLO of a scenario in seconds, with the drain that goes with it."""
+    return _under(suite, scenario, beacon, out)[2]._asdict()
+
+
+def _under(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> tuple[Study, grid.Panel, SloTarget]:
+    """Return the study of a scenario, its panel and its SLO, which are the same for all policies."""
     asked_ = study(suite, scenario, ANY, beacon)
     (panel,) = grid.panels(asked_, full=False)
-    return slo_target(panel.first, asked_.slo, out / "bases", workers=1)._asdict()
+    return asked_, panel, slo_target(panel.first, asked_.slo, out / "bases", workers=1)
 
 
 # ------------------------------------------------------------------ processes
@@ -213,11 +221,10 @@ def _process(
     take: Callable[[Mapping[str, Any]], None],
 ) -> str:
     """Start a process for an entry, hear its lines, and return how it ended: empty where it ended well."""
-    spec = from_dict(asked(entry.text))
     cache = systems.user_cache().resolve()
     job = {
         "system": _located(entry),
-        "file": str(entry.file) if spec.system.endswith(".py") else spec.system,
+        "file": str(entry.file) if entry.system.endswith(".py") else entry.system,
         "suite": asdict(suite),
         "beacon": beacon,
         "folder": str(folder),
@@ -307,9 +314,7 @@ def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
     """
     most: dict[str, float] = {}
     for scenario in suite.scenario:
-        asked_ = study(suite, scenario, ANY, beacon)
-        (panel,) = grid.panels(asked_, full=False)
-        under = slo_target(panel.first, asked_.slo, out / "bases", workers=1)
+        asked_, panel, under = _under(suite, scenario, beacon, out)
         drawn = grid.Grid(asked_, full=False, panels=(replace(panel, targets={panel.scale: under}),))
         at = partial(_at, drawn)
         with suppress(UserError):

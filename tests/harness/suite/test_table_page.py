@@ -10,6 +10,7 @@ from PIL import Image
 
 from harness.suite import table
 from harness.suite.score import Card
+from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.harness.answers.test_page import browser, opened
 from tests.harness.suite.test_score import known, made_card
@@ -51,3 +52,9 @@ def test_the_page_is_drawn_at_each_width(tmp_path: Path, width: int, dark: bool)
     paper = max(range(256), key=histogram.__getitem__)
     assert (paper > 250) is not dark
     assert 0.01 < sum(n for level, n in enumerate(histogram) if abs(level - paper) > 60) / sum(histogram) < 0.4
+
+
+@cases("part", ["--quick", "--only=drift"])
+def test_a_table_takes_the_whole_suite(part: str) -> None:
+    """A part of an entry's scenarios would put out all its other rows."""
+    mistake(bench("score", "--table", part), "--table takes every scenario in full")
