@@ -164,8 +164,10 @@ def check(study: Study) -> None:
             _condition(study, condition)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-    rule = study.slo
-    slo.parse(rule)
+    most = max(len(study.varied(condition).get("trace", ("",))) for condition in study.condition)
+    if study.titles and len(study.titles) != most:
+        raise UserError(f"titles are {len(study.titles)}, traces of a condition at most {most}")
+    slo.parse(study.slo)
     if study.cumulative:
         _one_more_each(study)
     for i, claim in enumerate(study.claim, 1):
@@ -217,9 +219,6 @@ def _condition(study: Study, condition: Condition) -> None:
             _settings("vary", {key: value})
     if {"rate_rps", "rate_scale"} <= study.settings(condition).keys():
         raise UserError("rate_rps and rate_scale are both given")
-    traces = len(study.varied(condition).get("trace", ("",)))
-    if study.titles and traces != len(study.titles):
-        raise UserError(f"titles are {len(study.titles)}, traces {traces}")
     _xs(study, condition, axis)
     if axis in condition.spec:
         raise UserError(f'spec: "{axis}" is along x')

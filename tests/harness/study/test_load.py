@@ -170,7 +170,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ("seeds = 2", "seeds = 0", "quick.seeds is 0, not at least 1"),
     ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
     ("points = 5", "points = 5\nbelow = -4.0", "sample.below is -4.0"),
-    ('titles = ["one"]', 'titles = ["one", "two"]', 'condition "rates": titles are 2, traces 1'),
+    ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
     ("gpus = 1\n", "gpsu = 1\n", 'spec: unknown key "gpsu"; did you mean gpu?'),
     ("[systems]", 'more = ["chunked"]\n[systems]', 'more: "chunked" is one of systems'),
     ("[systems]", 'more = ["chunkd"]\n[systems]', "did you mean chunked?"),
