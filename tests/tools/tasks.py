@@ -6,6 +6,7 @@ python -m tests.tools.tasks --script NAME  # only print what would be done
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import resource
@@ -73,8 +74,12 @@ def cpu_s() -> float:
 
 def main(words: list[str]) -> None:
     """Do tasks in one clone, after its set-up."""
-    names = [word for word in words if word in TASKS] or list(TASKS)
-    if "--script" in words:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *TASKS], metavar="NAME")
+    parser.add_argument("--script", action="store_true")
+    asked = parser.parse_args(words)
+    names = asked.names or list(TASKS)
+    if asked.script:
         print("".join(script(TASKS[name]) for name in names), end="")
         return
     with tempfile.TemporaryDirectory() as folder:
