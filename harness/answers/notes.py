@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from harness.answers import explain
+from harness.answers.caveats import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.answers.explain import CAUSES
 from harness.answers.table import Table
-from harness.answers.text import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.answers.verdict import FINE
 from harness.policy import fields
 from harness.policy.types import GIB

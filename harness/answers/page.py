@@ -17,7 +17,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.answers import comparison, text
+from harness.answers import caveats, comparison, text
 from harness.answers.explain import CAUSES
 from harness.answers.notes import of_models
 from harness.answers.notes import why as misses_of
@@ -129,11 +129,11 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     notes = [
         *shown.marked,
         *about.notes,
-        *text.departures(table),
-        *text.own_degrees(table),
-        *text.unchecked_lines(table),
+        *caveats.departures(table),
+        *caveats.own_degrees(table),
+        *caveats.unchecked_lines(table),
     ]
-    notes += text.invalid(table)
+    notes += caveats.invalid(table)
     notes += [f"{label} does not fit: {why}" for label, why in summaries.infeasible(table).items()]
     notes += [line for line in (misses_of(table, shown, rule),) if line]
     return Page(

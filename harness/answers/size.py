@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.answers.caveats import unchecked
 from harness.answers.table import WIDTH, Table, aligned
-from harness.answers.text import unchecked
 from harness.policy import mix
 from harness.policy.types import GIB
 from harness.rows import checked

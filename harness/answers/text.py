@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, groupby
@@ -16,23 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.answers import ideas, measured, ratios, tradeoff, without
-from harness.answers.commands import check_command
+from harness.answers.caveats import departures, invalid, own_degrees, unchecked_lines
 from harness.answers.ratios import Standings
 from harness.answers.table import Table, brief, joined, printed
 from harness.answers.without import Ablation
-from harness.rows import (
-    by_window,
-    crossings,
-    estimate,
-    memo,
-    ranking,
-    record,
-    setting,
-    statistics,
-    summaries,
-    tidy,
-    vetted,
-)
+from harness.rows import by_window, crossings, estimate, memo, ranking, record, setting, statistics, summaries, tidy
 from harness.rows.about import About, Panel
 from harness.rows.crossings import MARK
 from harness.rows.estimate import NONE, POINTS, Estimate
@@ -41,7 +29,7 @@ from harness.study import claims
 from harness.study.claims import AXES, STYLES, Verdict
 from harness.study.rule import SAYS
 from harness.study.study import AA
-from harness.study.table import labels, marks
+from harness.study.table import marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 _row = itemgetter("row")  # a panel's row
@@ -378,51 +366,11 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
     return c.at.mean if c else None
 
 
-def unchecked_lines(rows: pa.Table) -> list[str]:
-    """List the systems that `bench check` did not pass, with its command, or passed in part, a line each."""
-    return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
-
-
-def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what `unchecked_lines` says of some systems by label, in pairs."""
-    late = set(vetted.unchecked(systems.values()))
-    for label, name in systems.items():
-        if name in late:
-            yield "unchecked", f"{label}, {check_command(name)}"
-    for label, name in systems.items():
-        if part := vetted.unreached(name):
-            yield "checked in part", f"{label}: no case of bench check reached {part}"
-
-
 def _unserved(shown: Shown) -> Iterator[str]:
     """Name the systems that meet no SLO of some model even where load is least: those with a mark, if rows have it."""
     of = len(shown.about.panels)
     for name, words in crossings.all_unserved(shown.table, shown.about).items():
         yield f"{MARK} {name}: {max(words)} even where load is least, on {len(words)} of {of} panels"
-
-
-def stated(rows: pa.Table, column: str, word: str) -> list[str]:
-    """List the labels of which a column states a reason, a line each with it."""
-    pairs = zip(memo.column(rows, "label"), memo.column(rows, column), strict=True)
-    return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
-
-
-def departures(rows: pa.Table) -> list[str]:
-    """List the labels whose engine is not their paper's, a line each."""
-    return stated(rows, "departs", "not as published")
-
-
-def invalid(rows: pa.Table) -> list[str]:
-    """List the labels whose runs on real servers are not valid, a line each with the reason."""
-    return [f"invalid: {label}: {why}" for label, why in summaries.invalid(rows).items()]
-
-
-def own_degrees(rows: pa.Table) -> list[str]:
-    """Say in a line which labels chose their own degrees of parallelism, if any did."""
-    if "degrees" not in rows.column_names:
-        return []
-    degrees = setting.degrees(zip(memo.column(rows, "label"), memo.column(rows, "degrees"), strict=True))
-    return [degrees] if degrees else []
 
 
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:

@@ -187,7 +187,7 @@ def drawn_at(folder: Path) -> Path:
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the figures of a study by plots/fig_KIND.py, unless they are up to date."""
-    from harness.answers import text
+    from harness.answers import caveats
     from harness.study import receipt
 
     def draw() -> list[Path]:
@@ -195,7 +195,7 @@ def figures(measured: Measured, kind: str, stem: Path, command: str, note: str =
 
         return plots.render(plots.find(kind), measured.folder, stem, command, note)
 
-    return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
+    return receipt.drawn(measured.folder, [str(stem), command, note, *caveats.unchecked_lines(measured.table)], draw)
 
 
 def _lines(measured: Measured, every: bool, markdown: bool) -> list[str]:

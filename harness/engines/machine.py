@@ -19,6 +19,7 @@ from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import MixedProfile, TableProfile, row
 from harness.engines.costs.servers import Admission
 from harness.policy import mix
+from harness.policy.actions import Run
 from harness.policy.events import Failed
 from harness.policy.types import (
     KEPT_PAGES,
@@ -43,6 +44,19 @@ Refusal = tuple[Failed, str]  # says which kind, and why
 Tokens = NDArray[np.int64]
 # Options `kv` with contiguous KV: what a request may ever use of it is reserved when it is let in.
 CONTIGUOUS = ("max", "pow2", "oracle")
+
+
+def unfit(order: Run, sms: int) -> Refusal | None:
+    """Return why no GPU of so many SMs can run an order, None if one can."""
+    if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
+        return "never", "a slice is of a prefill, and has at least one layer"
+    if order.op_s is not None and not order.op_s > 0:
+        return "never", "kernels of no time"
+    if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+        return "never", "a turn takes a time or a count of steps, none below 0"
+    if order.sms is not None and not 0 < order.sms <= sms:
+        return "never", f"no partition of {order.sms} SMs"
+    return None
 
 
 class Served(NamedTuple):

@@ -12,22 +12,16 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 61_980, ("tests",): 45_490}
+MOST_CODE = {PRODUCT: 61_970, ("tests",): 45_550}
 # `python -m tests.tools.style` lists these two.
 MOST_FRAGMENTS = {PRODUCT: 133, ("tests",): 128}
 MOST_SKIPS = 50
 MOST_LINES = 500
-LONG = """
-harness/answers/text.py
-systems/muxserve.py
-systems/prism.py
-tests/harness/check/test_check.py
-tests/harness/engines/costs/test_cost.py
-tests/harness/engines/sim/kernel/test_kernel.py
-tests/harness/engines/sim/oracle.py
-tests/harness/engines/sim/worlds.py
-tests/plots/test_figures.py
-""".split()  # files that are longer; three may stay, each with its reason
+LONG = {  # files that are longer, each with its reason
+    "systems/muxserve.py": "a system is one file, with the paper's two optimisers",
+    "systems/prism.py": "a system is one file, with the paper's placement, order and eviction",
+    "tests/harness/engines/sim/oracle.py": "a second simulator, read from top to bottom beside nothing else",
+}
 RIDDLES = """
 Return the study without some systems; None where none is left that is in every condition, to stand first
 with which load rises along an axis of EASES

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.engines.costs import quantities, shapes
-from harness.engines.machine import Config, Machine, Refusal
+from harness.engines.machine import Config, Machine, Refusal, unfit
 from harness.engines.sim import kernel, state
 from harness.engines.sim.host_memory import HostMemory
 from harness.engines.sim.names import Names, attendable
@@ -256,17 +256,11 @@ class Orders:
 
     def run(self, order: Run) -> Refusal | None:
         """Open or close a lane, which keeps the order until another one."""
-        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
-            return "never", "a slice is of a prefill, and has at least one layer"
-        if order.op_s is not None and not order.op_s > 0:
-            return "never", "kernels of no time"
-        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
-            return "never", "a turn takes a time or a count of steps, none below 0"
         if isinstance(place := order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         most = min((self._specs[g].sms for g in place if 0 <= g < len(self._specs)), default=0)
-        if order.sms is not None and not 0 < order.sms <= most:
-            return "never", f"no partition of {order.sms} SMs"
+        if refusal := unfit(order, most):
+            return refusal
         b = self._names.batch_row(order.batch)
         named = (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)
         seqs, chunk, sms, layers = [-1 if x is None else x for x in named]

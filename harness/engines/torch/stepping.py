@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from harness.engines.machine import Config, Refusal
+from harness.engines.machine import Config, Refusal, unfit
 from harness.engines.torch.core import Core
 from harness.engines.torch.lanes import Lane, Step, TimedStep, Turn, form_step, turn_end_reason
 from harness.engines.torch.moves import Transfer
@@ -53,14 +53,8 @@ class Stepping(Core):
 
     def run(self, order: Run) -> Refusal | None:
         """Put an order in force; return why it cannot be, None if it is."""
-        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
-            return "never", "a slice is of a prefill, and has at least one layer"
-        if order.op_s is not None and not order.op_s > 0:
-            return "never", "kernels of no time"
-        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
-            return "never", "a turn takes a time or a count of steps, none below 0"
-        if order.sms is not None and not 0 < order.sms <= self.kind.sms:
-            return "never", f"no partition of {order.sms} SMs"
+        if refusal := unfit(order, self.kind.sms):
+            return refusal
         batch, decode = order.batch, order.phase == "decode"
         lane = self.lanes.setdefault((batch, decode), Lane(batch, order.phase))
         if order.steps == 0:

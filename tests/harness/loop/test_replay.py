@@ -28,8 +28,8 @@ from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Wok
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
-from tests.harness.engines.sim.kernel.test_kernel import prefill_queue
-from tests.harness.engines.sim.worlds import SHAPE
+from tests.harness.engines.sim.kernel.test_laws import prefill_queue
+from tests.harness.engines.sim.world import SHAPE
 
 A = Batch(Inst("m0", (0,)))
 

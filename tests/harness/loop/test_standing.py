@@ -25,8 +25,8 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, TurnEnd
 from harness.policy.types import Batch, Host, Inst
 from harness.policy.view import View
 from tests.cases import cases
-from tests.harness.engines.sim.kernel.test_kernel import prefill_queue
-from tests.harness.engines.sim.worlds import SHAPE
+from tests.harness.engines.sim.kernel.test_laws import prefill_queue
+from tests.harness.engines.sim.world import SHAPE
 from tests.harness.loop.test_replay import Policy, done_s
 
 A, B = Batch(Inst("m0", (0,))), Batch(Inst("m0", (0,)), 1)

@@ -35,7 +35,9 @@ from harness.study.bound import line, searched
 from harness.study.compare import comparison, summary
 from harness.study.measure import measure
 from tests.cases import cases
+from tests.harness.engines.sim import world as drawing
 from tests.harness.engines.sim import worlds
+from tests.harness.engines.sim.world import drive
 
 KINDS = (
     0,
@@ -110,7 +112,7 @@ def drawn(seeds: Iterable[int]) -> None:
         w = worlds.world(seed)
         if w.options["sharing"] == "none" or w.options["memory"] == "unlimited":
             continue
-        sim, _ = worlds.drive(w)
+        sim, _ = drive(w)
         orders = [action for _, action in w.script] + [action for entry in w.rota for action in entry]
         parted = any(isinstance(order, Run) and order.sms is not None for order in orders)
         slo, window_s = limits(np.random.default_rng(seed), w.jobs), float(w.jobs.arrival_s[-1]) + 1.0
@@ -200,7 +202,7 @@ def step(t: Tables, k: int, p: int, ends: int, decodes: int, context: float, are
 def some_tables() -> dict[str, Tables]:
     shapes = [(m.shape, tp) for m in load_models("light8").members[:3] for tp in (1, 2)]
     kinds = {kind: coefficients.tables(shapes, kind, "vllm-0.15") for kind in ("h100", "a100-80g")}
-    return kinds | {f"random {seed}": worlds.tables(np.random.default_rng(seed), 4) for seed in range(6)}
+    return kinds | {f"random {seed}": drawing.tables(np.random.default_rng(seed), 4) for seed in range(6)}
 
 
 @cases("name", sorted(some_tables()))
@@ -229,7 +231,7 @@ def test_no_step_costs_less_than_the_sum_of_its_parts(name: str) -> None:
 
 
 def test_a_token_costs_the_least_that_a_step_gives_it() -> None:
-    t = worlds.even(worlds.tables(np.random.default_rng(1), 1))
+    t = drawing.even(drawing.tables(np.random.default_rng(1), 1))
     t.cost["dec_fill"] = t.cost["pre_fill"] = 1.0
     low = least(t, 0, 2, 8)
     assert low.token_s == 2 * 128 / 4096 / 512  # on both GPUs; beyond 34 tokens each takes 128 / 512 of 1 / 4096 s

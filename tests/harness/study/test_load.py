@@ -79,6 +79,19 @@ paper = 4
 """
 
 
+TWO_STEPS = """
+[[condition]]
+name = "larger steps"
+spec = { chunk_tokens = 4096 }
+origin = "paper states"
+source = "a section"
+
+[[condition]]
+name = "equal parts"
+systems = { theirs = "static:equal" }
+origin = "unknown"
+source = "nothing says so"
+"""
 STEPS = """
 paper = "A test"
 definitions = ["ttft"]
@@ -96,19 +109,8 @@ theirs = "static"
 trace = "sample"
 models = "llama-3.2-1b*4"
 gpus = 1
-
-[[condition]]
-name = "larger steps"
-spec = { chunk_tokens = 4096 }
-origin = "paper states"
-source = "a section"
-
-[[condition]]
-name = "equal parts"
-systems = { theirs = "static:equal" }
-origin = "unknown"
-source = "nothing says so"
 """
+STEPS += TWO_STEPS
 
 
 def written(folder: Path, text: str) -> str:

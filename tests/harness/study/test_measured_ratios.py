@@ -12,6 +12,7 @@ from harness.run import sweep
 from harness.study import claims
 from harness.study.measure import Measured, measure
 from harness.study.study import Study
+from tests.harness.study.test_load import TWO_STEPS
 from tests.harness.study.test_measure import study, told
 
 # Drops every so manieth request: 1 % of them at a forecast of `most_rps` for all models together, and 16 times that at
@@ -184,24 +185,10 @@ def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
     assert [v.says for v in claims.verdicts(measured.table, measured.about)] == ["direction", "does not fit"]
 
 
-STEPS = """
-[[condition]]
-name = "larger steps"
-spec = { chunk_tokens = 4096 }
-origin = "paper states"
-source = "a section"
-
-[[condition]]
-name = "equal parts"
-systems = { theirs = "{capped}+most_rps=6.0" }
-origin = "unknown"
-source = "nothing says so"
-"""
-
-
 @pytest.mark.full
 def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
-    text = RATIO.replace('\n[[condition]]\nname = "alone"\n', STEPS).replace('"matrix"', '"steps"\ncumulative = true')
+    steps = TWO_STEPS.replace("static:equal", "{capped}+most_rps=6.0")
+    text = RATIO.replace('\n[[condition]]\nname = "alone"\n', steps).replace('"matrix"', '"steps"\ncumulative = true')
     for key, value in {
         "ours": f"{capped}+most_rps=6.0",
         "theirs": f"{capped}+most_rps=2.0",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.answers.text import departures
+from harness.answers.caveats import departures
 from harness.engines.costs import process, quantities
 from harness.engines.costs.process import Layout, Parts
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes

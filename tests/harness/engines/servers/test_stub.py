@@ -254,8 +254,8 @@ def test_runs_on_attached_servers_have_a_salt_each() -> None:
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
+    from harness.answers.caveats import invalid
     from harness.answers.comparison import records
-    from harness.answers.text import invalid
     from harness.rows import scoring
     from harness.study.summary import summarize
     from plots import style

@@ -6,7 +6,8 @@ import fcntl
 import os
 
 from harness.engines.sim.jit import CACHE, DISABLED
-from tests.harness.engines.sim.worlds import CUT, LAYERED, LENT, SHARED, SLICED, TURNED, WILD, drive, world
+from tests.harness.engines.sim.world import drive
+from tests.harness.engines.sim.worlds import CUT, LAYERED, LENT, SHARED, SLICED, TURNED, WILD, world
 
 MADE = "tests"  # a file beside the code: locked while one process compiles and others wait, not empty when it is done
 EACH = 2  # worlds of a kind; on more of them nothing further is compiled (seen with 100)

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.engines.sim import state
-from tests.harness.engines.sim.worlds import drive, world  # with them comes the kernel
+from tests.harness.engines.sim.world import drive
+from tests.harness.engines.sim.worlds import world  # with them comes the kernel
 
 
 def mutate(old: str, new: str) -> None:
@@ -48,7 +49,7 @@ def digest(seed: int) -> str:
 
 def noticed(seed: int) -> bool:
     """Tell whether the changed kernel differs from the oracle, or fails where it should not."""
-    from tests.harness.engines.sim.kernel.test_kernel import differences
+    from tests.harness.engines.sim.kernel.agree import differences
 
     try:
         return bool(differences(seed))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.answers.text import own_degrees
+from harness.answers.caveats import own_degrees
 from harness.engines.costs import process, shapes
 from harness.engines.machine import Config, Served, cluster, machine
 from harness.engines.sim.engine import Sim

@@ -25,7 +25,8 @@ from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from tests.cases import cases
 from tests.harness.engines.sim.oracle import Oracle
-from tests.harness.engines.sim.worlds import drive, world
+from tests.harness.engines.sim.world import drive
+from tests.harness.engines.sim.worlds import world
 from workloads.models import model_set, shape
 
 WAITS = [f"{c}_ns" for c in CAUSES]

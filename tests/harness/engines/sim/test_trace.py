@@ -14,7 +14,8 @@ from harness.engines.sim.engine import Sim
 from harness.engines.sim.recorder import Traced
 from harness.engines.sim.trace import SECONDS, Trace
 from tests.cases import cases
-from tests.harness.engines.sim.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
+from tests.harness.engines.sim.world import World, drive
+from tests.harness.engines.sim.worlds import CUT, SHARED, SLICED, TURNED, WILD, looped, world
 
 CAUSES = ("admission", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
 END_S = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.coef import COST
 from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes
 from harness.engines.machine import Config, Machine, Served
@@ -18,8 +18,8 @@ from harness.policy.actions import Action, Admit, Drop, Limit, Load, Move, Run
 from harness.policy.events import Done, Event
 from harness.policy.types import Batch, Host, Inst, Jobs
 from tests.cases import cases
-from tests.harness.engines.sim.kernel.test_kernel import apart
-from tests.harness.engines.sim.worlds import NEVER, SHAPE, World, drive
+from tests.harness.engines.sim.kernel.agree import apart
+from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive, flat
 
 HOT, COLD = Batch(Inst("hot", (0,))), Batch(Inst("cold", (1,)))
 STEP = 1 / 8  # s of attention a sequence
@@ -35,18 +35,7 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
     cost["pre0"], cost["dec1"], cost["flops"], cost["hbm"], cost["layers"] = 1 / 8, STEP, 1.0, 1.0, 2
     cost["query_bytes"], cost["result_bytes"] = 48.0, 16.0
     cost["pre_x"] = cost["pre_slow"] = cost["dec_slow"] = 1.0
-    zero = np.zeros((2, 2))
-    t = Tables(
-        cost,
-        np.array([1, 2]),
-        zero,
-        zero,
-        np.array([0.5, 1.0]),
-        np.array([1.0]),
-        np.ones((2, 2, 1)),
-        np.ones((2, 2)),
-        np.ones((2, 2, 1)),
-    )
+    t = flat(cost)
     nvlink = over.pop("nvlink", math.inf)
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, nvlink, 1.0, 1.0, 1 << 50)
     priced = Machine(

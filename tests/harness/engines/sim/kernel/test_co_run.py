@@ -16,7 +16,7 @@ from harness.policy.actions import Load, Run
 from harness.policy.types import Batch, Inst
 from tests.cases import cases
 from tests.harness.engines.sim import oracle
-from tests.harness.engines.sim.kernel.test_kernel import prefill_queue
+from tests.harness.engines.sim.kernel.test_laws import prefill_queue
 
 TURNS = quantities.quantities("h200")["co_run"]
 Alike = pytest.approx

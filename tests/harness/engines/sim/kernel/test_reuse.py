@@ -33,9 +33,11 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.bases import base_specs
 from tests.cases import cases
-from tests.harness.engines.sim.kernel.test_kernel import ADMIT, END_S, FAR, M0, OTHER, SERVE, agreed, small
+from tests.harness.engines.sim.kernel.agree import END_S, M0
+from tests.harness.engines.sim.kernel.test_corners import ADMIT, FAR, OTHER, SERVE, agreed, small
 from tests.harness.engines.sim.oracle import CAUSES
-from tests.harness.engines.sim.worlds import SHAPE, SHARED, WILD, World, drive, world
+from tests.harness.engines.sim.world import SHAPE, World, drive
+from tests.harness.engines.sim.worlds import SHARED, WILD, world
 from tests.traces.test_prefix import chains, converted, lines, lru_tokens
 from traces import schema
 from traces.load import trace

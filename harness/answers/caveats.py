@@ -1,0 +1,51 @@
+"""Caveats of a table: systems that are unchecked, depart from their paper, or have no valid runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from harness.answers.commands import check_command
+from harness.rows import memo, setting, summaries, vetted
+from harness.study.table import labels
+
+
+def unchecked_lines(rows: pa.Table) -> list[str]:
+    """List the systems that `bench check` did not pass, with its command, or passed in part, a line each."""
+    return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
+
+
+def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what `unchecked_lines` says of some systems by label, in pairs."""
+    late = set(vetted.unchecked(systems.values()))
+    for label, name in systems.items():
+        if name in late:
+            yield "unchecked", f"{label}, {check_command(name)}"
+    for label, name in systems.items():
+        if part := vetted.unreached(name):
+            yield "checked in part", f"{label}: no case of bench check reached {part}"
+
+
+def stated(rows: pa.Table, column: str, word: str) -> list[str]:
+    """List the labels of which a column states a reason, a line each with it."""
+    pairs = zip(memo.column(rows, "label"), memo.column(rows, column), strict=True)
+    return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
+def departures(rows: pa.Table) -> list[str]:
+    """List the labels whose engine is not their paper's, a line each."""
+    return stated(rows, "departs", "not as published")
+
+
+def invalid(rows: pa.Table) -> list[str]:
+    """List the labels whose runs on real servers are not valid, a line each with the reason."""
+    return [f"invalid: {label}: {why}" for label, why in summaries.invalid(rows).items()]
+
+
+def own_degrees(rows: pa.Table) -> list[str]:
+    """Say in a line which labels chose their own degrees of parallelism, if any did."""
+    if "degrees" not in rows.column_names:
+        return []
+    degrees = setting.degrees(zip(memo.column(rows, "label"), memo.column(rows, "degrees"), strict=True))
+    return [degrees] if degrees else []
