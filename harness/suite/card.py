@@ -22,9 +22,9 @@ HEADS = (
     "of best",
     "best known",
     "of bound",
-    "binds",
-    "µs",
-    "failed",
+    "misses wait for",
+    "µs a decision",
+    "failed requests",
 )
 ABOUT = (
     "The rate at which 99 % of all requests meet their SLO, and that of the model that misses most. Its share of the "
@@ -66,9 +66,10 @@ def summed(of: Card) -> str:
     """Say the total."""
     if of.total is None:
         return "no total: this version has no best known rates yet"
-    served = sum(bool(row["share"]) for row in of.rows)
+    zero = sum(not row["share"] for row in of.rows)
     ends = interval(of.low, of.high).replace("[-, -]", "without an interval")
-    return f"total {of.total:.3f} {ends}, from {served} of {len(of.rows)} scenarios"
+    counted = f", {zero} of which count{'s' if zero == 1 else ''} 0" if zero else ""
+    return f"total {of.total:.3f} {ends}, the mean of {len(of.rows)} scenarios{counted}"
 
 
 def seeds(of: Card) -> str:
@@ -80,6 +81,8 @@ def lines(of: Card, suite: Suite) -> Iterator[str]:
     """Yield the card as text."""
     yield f"{of.label} on {of.version}: {summed(of)} ({seeds(of)})"
     yield from Table(HEADS, [cells(row, suite) for row in of.rows]).text()
+    if suite.seeds == 1:
+        yield "--quick: one window a scenario; its rates may be 20 % off those of eight, so compare none with the best"
     if unreached := vetted.unreached(of.label):
         yield f"no case of its check reached {unreached}"
 

@@ -49,12 +49,12 @@ SCHEMA = pa.schema(
 
 
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
-    """List the entries of a table: every shipped system and preset, then the files in a folder; or those named."""
+    """List the entries of a table: shipped systems on the GPUs given, their presets, and a folder's files; or some."""
     if texts is not None:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
     every = []
     for name in systems.names():
-        if name not in CONTROLS:
+        if name not in CONTROLS and not hasattr(systems.find(name), "gpus_needed"):
             every += [Entry(name), *(Entry(f"{name}:{preset}") for preset in systems.find(name).presets)]
     every += [Entry(name, window=True) for name in KNOWS]
     return every + [Entry(str(path)) for path in sorted(folder.glob("*.py"))]

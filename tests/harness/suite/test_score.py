@@ -121,6 +121,14 @@ def test_a_policy_that_serves_nothing_has_a_share_of_zero(tmp_path: Path, monkey
     assert [row["share"] for row in made] == [0.0, 0.0]
 
 
+def test_a_system_on_gpus_of_its_own_holds_no_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = rows(Entry("dedicated"), tmp_path, monkeypatch)
+    assert {(row["failed"], row["share"]) for row in made} == {
+        ("it takes GPUs of its own, however few the scenario has", 0.0)
+    }
+    assert not {"dedicated", "contiguous"} & {entry.system for entry in table.entries(tmp_path)}
+
+
 def test_finished_rows_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = policy(tmp_path)
     first = rows(entry, tmp_path, monkeypatch)
@@ -201,6 +209,7 @@ def test_a_card_has_a_line_a_scenario() -> None:
     suite = known()
     lines = list(card.lines(made_card("a", suite, 4.0, 5.0), suite))
     assert lines[0].startswith("a on suite-1: total ")
+    assert "the mean of 2 scenarios (" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["light", "mixed"]
     page = card.page(made_card("a", suite, 4.0, 5.0), suite)
     assert page.count("<svg") == 2
