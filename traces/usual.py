@@ -69,7 +69,8 @@ def named(path: Path, missing: Iterable[str], names: Sequence[str]) -> dict[str,
         more = "" if len(names) <= SHOWN else ", ..."
         way = " or --model NAME" if any(lack.startswith("model") for lack in lacks) else ""
         raise UserError(
-            f"{path}: no usual name for {', '.join(lacks)} (--column CANONICAL=OWN{way}; it has "
+            f"{path}: no usual name for {', '.join(lacks)} "
+            f"(bench trace convert {path} --column CANONICAL=OWN{way}; it has "
             f"{', '.join(names[:SHOWN])}{more})"
         )
     return columns

@@ -45,7 +45,6 @@ PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
 ROUNDING = 1e-9  # a scale so close to a whole number is one
 FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
 MOST_FILES = 256  # the requests of a long workload wait there to be sorted
-IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 
 
 def build(
@@ -299,17 +298,6 @@ def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "tra
         (len(r.model), r.span_s) for r in Picking(trace, models, seed, fold=window_fold(trace, seed, origin)).rows()
     ]
     return sum(count for count, _ in every) / every[0][1]
-
-
-def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
-    """Divide the median idle gap (> 10 s between a model's requests in the window) by a swap's seconds; nan without."""
-    positive("swap_s", swap_s)
-    inside = (jobs.arrival_s >= 0) & (jobs.arrival_s < np.inf)
-    order = np.argsort(jobs.model[inside], kind="stable")
-    model, when = jobs.model[inside][order], jobs.arrival_s[inside][order]
-    gaps = np.diff(when)[np.diff(model) == 0]
-    idle = gaps[gaps > IDLE_S]
-    return float(np.median(idle)) / swap_s if len(idle) else float("nan")
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:

@@ -23,7 +23,7 @@ from harness.run.server_line import server_line
 from harness.run.setup import Setup
 from harness.run.spec import as_dict
 from harness.run.streams import stem
-from harness.study.compare import clients, gap_in_swaps, planners, replayed, traffic
+from harness.study.compare import clients, planners, replayed, traffic
 from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
@@ -123,16 +123,14 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
 
 
 def _load(measured: Measured, shown: Summary) -> str:
-    """Return the rate that the table is at, and how long models rest."""
+    """Return the rate that the table is at."""
     spec, scale = measured.reference, f"{shown.rate_scale:g} x the trace's rate"
     at = [scale] if math.isnan(shown.offered_rps) else [f"{shown.offered_rps:.3g} req/s", scale]
     facts = at[1:] + [f"--scaling {spec.scaling}"] * (spec.scaling != "rotate")
     facts += [f"{len(measured.xs)} rates ran"] * (len(measured.xs) > 1)
     details = f" ({', '.join(facts)})" if facts else ""
     warm = f", after {spec.warmup_s:g} s of warm-up" if spec.warmup_s and traffic(spec)[1] is None else ""
-    rest = gap_in_swaps(spec, shown.rate_scale)
-    rests = "" if math.isnan(rest) else f" Models rest {rest:.3g} times as long as a load from the host takes."
-    return f"Table: at {at[0]}{details}{warm}.{rests}"
+    return f"Table: at {at[0]}{details}{warm}."
 
 
 def _fit(fit: str | None) -> str:

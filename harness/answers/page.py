@@ -56,9 +56,9 @@ SIZED = {
     "GPUs": "The fewest on which each model meets the target in every view, as on every larger count that was tried. "
     "Counts are doubled until one holds, then halved between the last that fails and the first that holds.",
     "pooled": "The same, for all requests together in place of each model.",
-    "all %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
+    "met %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
     "over blocks of the windows.",
-    "worst %, worst model %": "The least attainment of a model in any view.",
+    "worst model %": "The least attainment of a model in any view.",
     "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
     "output tokens of the whole log.",
     "what fails below": "What fails on the largest count below that was tried: memory (room) or speed (load).",
@@ -315,7 +315,7 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         ]
         for row in stored.tried
     ]
-    heads = ["GPU", "system", "GPUs", "all %", "worst model %", "worst model", "$/day", "no room"]
+    heads = ["GPU", "system", "GPUs", "met %", "worst model %", "worst model", "$/day", "no room"]
     host = str(asked.setting.get("host") or "vllm-0.15")
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(

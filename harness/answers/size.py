@@ -26,7 +26,7 @@ from harness.study.size_why import MOST, Why
 from harness.study.sized import BOUNDS, Curve, Outcome, Sized
 from harness.study.study import named
 
-HEAD = ("GPU", "system", "GPUs", "pooled", "all %", "worst %", "$/day", "$/Mtok", "what fails below")
+HEAD = ("GPU", "system", "GPUs", "pooled", "met %", "worst model %", "$/day", "$/Mtok", "what fails below")
 MONTH_DAYS = 365 / 12
 MOST_HOMES = 12  # lines of GPUs
 MODELS = 12  # rows of models
@@ -57,7 +57,7 @@ def sentence(sized: Sized) -> str:
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
         parts.append(f"GPUs of its own for each model are {alone}: sharing saves {alone - gpus}")
     if (pooled := curve.fewest(asked.target, "pooled")) is not None and pooled < gpus:
-        parts.append(f"pooled over models {pooled} would do, and {_share(curve.tried[pooled], 'have')}")
+        parts.append(f"{pooled} would do for all requests together, where {_share(curve.tried[pooled], 'meets')}")
     return "; ".join(filter(None, (*parts, _next(sized))))
 
 
@@ -81,7 +81,7 @@ def rent(sized: Sized) -> str:
     if (usd := asked.usd_hour(kind, gpus)) is None:
         return text
     month = usd * DAY_H * MONTH_DAYS
-    digits = 1 - math.floor(math.log10(month))  # two that say something
+    digits = 2 - math.floor(math.log10(month))
     return f"{text}: ${usd * DAY_H:,.0f} a day, ${round(month, digits):,.0f} a month"
 
 
@@ -111,7 +111,7 @@ def _next(sized: Sized) -> str:
         return "no other strategy holds it there" if len(sized.curves) > 1 else ""
     least = min(holding)[0]
     names = ", ".join(system for n, system in holding if n == least)
-    return f"{names} {'take' if ',' in names else 'takes'} {least if least > gpus else 'as many'}"
+    return f"{names} {'need' if ',' in names else 'needs'} {least if least > gpus else 'no more'}"
 
 
 def _nearest(sized: Sized, kind: str) -> str:
@@ -180,7 +180,7 @@ def _short(verdict: Outcome) -> str:
     """Say what binds: room or load."""
     if verdict.unfit:
         return _cut(f"no room on {verdict.gpus}: {verdict.unfit}")
-    return f"too slow on {verdict.gpus}: {_share(verdict)}"
+    return f"SLO missed on {verdict.gpus}: {_share(verdict)}"
 
 
 def _cut(text: str, most: int = 44) -> str:

@@ -72,7 +72,7 @@ def _along_rates(
     less = [system for system in by_rate if system not in more and system.mean(key) <= ours.mean(key)][:1]
     text = f"{_named(ours)} keeps {100 * shown.level:g} % {_up_to(ours.values[key])}{_each_model(ours, key)}"
     if alike:
-        text += f", as {joined([_named(x) for x in alike])} {'does' if len(alike) == 1 else 'do'} within 25 %"
+        text += f", {joined([_named(x) for x in alike])} within 25 % of it"
     yield text
     for system in (*less, *more):
         is_ = "that is " * (system in less and standings[system.label].decisive is not None)
@@ -106,7 +106,7 @@ def _each_model(system: SystemSummary, key: str) -> str:
         return " (pooled)"
     if worst.sign == all_.sign and worst.mean * ALIKE >= all_.mean:
         return ""
-    return f" (pooled; each model {_up_to(worst).removesuffix(' req/s')})"
+    return f" (pooled; worst model {_up_to(worst).removeprefix('up to ').removesuffix(' req/s')})"
 
 
 def _named(system: SystemSummary) -> str:
@@ -122,7 +122,7 @@ def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, ke
     sure *= standing.says in {CASE, UNDECIDED}
     rate = _up_to(theirs.values[key])
     if theirs.mean(key) > ours.mean(key):
-        return f"{_named(theirs)} {rate} ({_ratio(inverse(ratio))}{sure})"
+        return f"{_named(theirs)} keeps it {rate} ({_ratio(inverse(ratio))} that of {ours.label}{sure})"
     return f"{_ratio(ratio)} the rate of {_named(theirs)}{sure}"
 
 
@@ -161,13 +161,8 @@ def _turns(
                 if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
                     turned_by.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
         if turned_by:
-            lead, system, standing = min(turned_by, key=lambda entry: entry[0])
-            turned = lead < 0 and standing.says.startswith(("ahead", "behind"))
-            word = (
-                "the order turns: "
-                if turned
-                else "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
-            )
+            _, system, standing = min(turned_by, key=lambda entry: entry[0])
+            word = "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
             yield f"at {100 * level:g} % {word}{_compared(ours, system, standing, rate_key(level), level)}"
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields as fields_of
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.costs import kernels, quantities
 from harness.policy import fields, mix
-from harness.policy.types import Inst, Unsupported
 from harness.run.forecast import reads_plan
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.study.bases import judged_by
 from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
-from workloads.build import closed, idle_to_swap, rate_rps
+from workloads.build import closed, rate_rps
 from workloads.picking import FOLDED_S, assigned, window_fold
 from workloads.usual import TRACE, WORLD, memory
 
@@ -169,20 +166,6 @@ def stream_rule(spec: Spec) -> str:
     """Say which stream of the trace each model has."""
     setup = Setup(spec)
     return assigned(setup.trace, setup.models, spec.seed, spec.assign).rule
-
-
-def gap_in_swaps(spec: Spec, rate_scale: float) -> float:
-    """Return the median idle gap of a model over a swap from the host: whether it idles long enough to be swapped.
-
-    NaN where the engine has no cost table.
-    """
-    setup = Setup(replace(spec, rate_scale=rate_scale, slo="", slo_s=(), window_s=None))
-    cluster = setup.cluster
-    try:
-        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
-    except Unsupported:
-        return math.nan
-    return idle_to_swap(setup.jobs(), sum(swaps) / len(swaps))
 
 
 def rooflines(spec: Spec) -> dict[str, float]:

@@ -230,7 +230,8 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
         == 'my.csv: no column "tt"; did you mean t? (it has t, in, out, m)'
     )
     lacks = refusal(tmp_path, GOOD, {"arrival_s": "t"})
-    assert lacks.startswith("my.csv: no usual name for prompt_tokens, output_tokens, model (--column CANONICAL=OWN")
+    assert lacks.startswith("my.csv: no usual name for prompt_tokens, output_tokens, model (bench trace convert ")
+    assert "my.csv --column CANONICAL=OWN" in lacks
     assert 'no canonical column "tenat"; did you mean tenant?' in refusal(tmp_path, GOOD, COLUMNS | {"tenat": "m"})
     assert refusal(tmp_path, []) == "my.csv: no rows"
     with pytest.raises(UserError, match="no such file"):

@@ -18,7 +18,7 @@ from harness.run.setup import load_trace
 from tests.cases import cases
 from traces import drawing
 from traces.load import trace as load
-from workloads.build import SCALINGS, Scaling, build, idle_to_swap, plan
+from workloads.build import SCALINGS, Scaling, build, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
 
 SPAN_S = 100.0
@@ -304,15 +304,6 @@ def test_a_plan_is_rates_and_mean_lengths() -> None:
     assert sum(planned.rate_rps for planned in prefix.values()) == pytest.approx(early.sum() / (SPAN_S / 10))
     with pytest.raises(UserError, match="rate scale"):
         plan(rows, fixed(), rate_scale=0)
-
-
-def test_idle_to_swap() -> None:
-    when = np.array([-5.0, 0, 20, 25, 65, 3, 4])
-    which = np.array([0, 0, 0, 0, 0, 1, 1], np.int32)
-    order = np.argsort(when)
-    n, never = np.ones(7, np.int32), np.full(7, math.inf)
-    jobs = Jobs(("a", "b"), when[order], which[order], n, n, never, never)
-    assert idle_to_swap(jobs, 2.0) == pytest.approx(30 / 2)  # gaps above 10 s: 20 and 40
 
 
 # ---------------------------------------------------------------- model sets

@@ -112,20 +112,20 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
             {"a": curve(10.0), "b": curve(8.5)},
             "a keeps 99 % up to 20.0 req/s (pooled); that is 1.18x [1.00, 1.40] the rate of b, not decided",
         ),
-        ({"a": curve(10.0), "b": curve(9.7)}, "a keeps 99 % up to 20.0 req/s (pooled), as b does within 25 %"),
+        ({"a": curve(10.0), "b": curve(9.7)}, "a keeps 99 % up to 20.0 req/s (pooled), b within 25 % of it"),
         (
             {"a": curve(10.0, seeds=30), "b": curve(9.0, seeds=30)},
             "a keeps 99 % up to 20.0 req/s (pooled); that is 1.11x [1.06, 1.17] the rate of b",
         ),
         (
             {"a": curve(10.0), "b": curve(9.7), "c": curve(3.0)},
-            ("a keeps 99 % up to 20.0 req/s (pooled), as b does within 25 %; that is 3.33x [2.81, 4.01] the rate of c"),
+            ("a keeps 99 % up to 20.0 req/s (pooled), b within 25 % of it; that is 3.33x [2.81, 4.01] the rate of c"),
         ),
         (  # the first that is named is the subject, also where others serve more
             {"a": curve(3.0), "b": curve(9.7), "c": curve(9.0), "d": curve(1.2)},
             (
                 "a keeps 99 % up to 6.00 req/s (pooled); that is 2.50x [2.08, 2.96] the rate of d; "
-                "b up to 19.4 req/s (3.23x [2.73, 3.88])"
+                "b keeps it up to 19.4 req/s (3.23x [2.73, 3.88] that of a)"
             ),
         ),
         (
@@ -202,7 +202,7 @@ def test_a_rate_is_called_pooled_unless_each_model_holds_the_level_there() -> No
     of = by_model({"a": alike, "b": apart})
     assert str(verdict(of, shown(of, "a", "b"), "both")).startswith("a keeps 99 % up to 20.0 req/s; that is 2.8")
     told = str(verdict(of, shown(of, "b", "a"), "both"))
-    assert told.startswith("b keeps 99 % up to 7.12 req/s (pooled; each model up to 6.00); a up to 20.0 req/s (2.8")
+    assert told.startswith("b keeps 99 % up to 7.12 req/s (pooled; worst model 6.00); a keeps it up to 20.0 req/s (2.8")
     head, row, *_ = comparison.records(shown(of, "b")).records()[0], comparison.terminal(shown(of, "b"), bold=False)[-1]
     assert head["worst_rate_rps"] == pytest.approx(6.0)
     assert " 6.00 " in row
@@ -217,7 +217,7 @@ def test_another_level_that_turns_the_order_is_said() -> None:
     at_90 = shown(of, "a", "b").systems[1].values["rate_90"]
     assert at_90 is not None
     assert at_90.sign == ">"  # b never fell so low in what ran
-    assert "; at 97 % the order turns: b up to " in told
+    assert "; at 97 % b keeps it up to " in told
     assert "at 90 %" not in told  # which b did not cross: how far it leads is not known
 
 

@@ -108,7 +108,7 @@ def test_what_is_rented_is_the_answer_with_spares_in_whole_nodes() -> None:
     asked = question(["prism"], kinds=("h200",), spare=1, node=8, prices=usd)
     curve = Curve("h200", "prism", {7: verdict(7, 1.0, 1.0)})
     told = sized(asked=asked, curves={("h200", "prism"): curve}, best=("h200", "prism", 7))
-    assert words.rent(told) == "rent 8 h200 (7 + 1 spare, one node): $857 a day, $26,000 a month"
+    assert words.rent(told) == "rent 8 h200 (7 + 1 spare, one node): $857 a day, $26,100 a month"
     assert "spare: 1 more is rented: no loss of a GPU was run" in printed(told)
     unpriced = sized(asked=question(["prism"], kinds=("h200",), prices={}), curves=told.curves, best=told.best)
     assert words.rent(unpriced) == "rent 7 h200"
@@ -139,7 +139,7 @@ def test_more_gpus_that_do_not_help_are_named() -> None:
     rows = words.table(sized(curves=curves, best=None, short={("h100", "prism"): "KV"})).rows
     assert {row[1]: row[-1] for row in rows} == {
         "prism": "more do not help: m 98.9 % on 19, 24; KV binds",
-        "static": "too slow on 24: m 80.0 %",
+        "static": "SLO missed on 24: m 80.0 %",
     }
     assert steep.flat is None
 
@@ -287,11 +287,11 @@ def printed(answer: Sized) -> list[str]:
 def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() -> None:
     told = words.sentence(sized())
     assert told.startswith(
-        "rent 3 h100: $216 a day, $6,600 a month; 3 h100 with prism: every model at 99 % of SLOs (m "
+        "rent 3 h100: $216 a day, $6,570 a month; 3 h100 with prism: every model at 99 % of SLOs (m "
     )
     assert "GPUs of its own for each model are 12: sharing saves 9" in told
-    assert "pooled over models 2 would do, and m have 96.8 %" in told
-    assert told.endswith("elastic takes 4")
+    assert "2 would do for all requests together, where m meets 96.8 %" in told
+    assert told.endswith("elastic needs 4")
     nothing = sized(best=None)
     assert words.sentence(nothing).startswith("no strategy holds 99 % for every model on 1 to 64 GPUs: ")
 
@@ -334,12 +334,12 @@ def test_money_is_of_what_is_held() -> None:
     assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
     rows = {row[1]: row for row in words.table(sized()).rows}
     assert rows["prism"][2:4] == ("3", "2")
-    assert rows["prism"][-1] == "too slow on 2: m 96.8 %"
+    assert rows["prism"][-1] == "SLO missed on 2: m 96.8 %"
     assert rows["elastic"][-1] == "no room on 2: no placement"
     assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: a cheaper count is found")
     alone = Curve("h100", "contiguous", {12: verdict(12, 0.7, 0.4)})  # it brings its own number of GPUs
     failed = {row[1]: row for row in words.table(sized(curves={("h100", "contiguous"): alone})).rows}
-    assert failed["contiguous"][-1] == "too slow on 12: m 40.0 %"
+    assert failed["contiguous"][-1] == "SLO missed on 12: m 40.0 %"
     assert all(len(line) <= 100 for line in lines if line.startswith("h100"))
 
 
