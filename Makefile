@@ -15,8 +15,6 @@ KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
 SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,unshared
 TRACE = hyperbolic-like+span_s=300
-COPIES = prism,alpaserve+search=fast
-SHORT = hyperbolic-like+span_s=60
 SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9 --set admission=prompt
 FULL =
 ENGINE =
@@ -91,7 +89,6 @@ claims: $(READY) ## every paper's claims beside what comes out here, as .make/cl
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) $(SETTINGS)
-	@$(BENCH) compare --answer --systems $(COPIES) --trace $(SHORT) --gpus 2 --seeds 9 $(SETTINGS)
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile

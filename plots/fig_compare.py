@@ -145,6 +145,7 @@ def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
     least, finite = _floor(rows, unit), rows[np.isfinite(rows["mean"])]
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
+        x, y = page.missing(x, y) if unit == PERCENT else (x, y)
         yield from x[y >= least]
         for k in np.flatnonzero(np.diff(y >= least)):  # the line leaves the panel there
             yield x[k] + (x[k + 1] - x[k]) * (least - y[k]) / (y[k + 1] - y[k])
@@ -247,6 +248,7 @@ def _curves(
             look,
             low,
             high,
+            shares=share,
             width=THIN if thin else 1.1 + wider,
             size=2.0 if thin else 4.0 + wider,
             least=_floor(frame, unit),

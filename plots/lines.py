@@ -363,6 +363,7 @@ def _curves(
             look,
             *(None, None) if control else (low, high),
             line=not control,
+            shares=panel["axis"] in {"rate_scale", "rate_rps"},
             width=wide,
             z=z,
             size=size,

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
     from plots.style import Look
 
+    Floats = NDArray[np.float64]
     Handle = Line2D | Patch
 
 LEVEL: Any = (0, (4, 2))  # dashes of a level that is to be reached, or of what is equal
 CAPTION_POINTS = 5.0
+NO_MISS, STEPS = (
+    5e-5,
+    20,
+)  # share that stands for no miss among some 10,000 requests; points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits with labels on a logarithm: the first set that leaves room
 BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # looks of a legend's entry for every system
@@ -217,6 +222,7 @@ def curve(
     *,
     bars: bool = False,
     line: bool = True,
+    shares: bool = False,
     width: float = 0.9,
     size: float = 3.2,
     least: float = -math.inf,
@@ -225,21 +231,32 @@ def curve(
 ) -> None:
     """Draw a system's line with its marks, and what lies between `low` and `high` as a band, or as `bars`.
 
-    Marks below `least`, where the axis begins, are left out, as is what is not finite.
+    Marks below `least`, where the axis begins, are left out, as is what is not finite. With `shares` the line crosses a
+    level where tables say that it does.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)
+    path = missing if shares and len(at) else lambda *of: of
     if low is not None and high is not None:
         ends = np.asarray(low, np.float64), np.asarray(high, np.float64)
         if bars:
             axis.vlines(at, *ends, color=look.color, linewidth=0.6 * width, alpha=0.7, zorder=z)
         else:
-            sure = np.isfinite(values) & np.isfinite(ends[0])
-            axis.fill_between(at, *ends, where=sure, color=look.color, alpha=0.15, linewidth=0)
+            (fine, lowest), (_, highest) = (path(at, end) for end in ends)
+            sure = np.isfinite(lowest) & np.isfinite(path(at, values)[1])
+            axis.fill_between(fine, lowest, highest, where=sure, color=look.color, alpha=0.15, linewidth=0)
     if line:
-        axis.plot(at, values, linestyle=look.line, color=look.color, linewidth=width, zorder=z)
+        axis.plot(*path(at, values), linestyle=look.line, color=look.color, linewidth=width, zorder=z)
     some = values >= least
     axis.plot(at[some], values[some], linestyle="", zorder=z, clip_on=False, **look.marks(size=size) | marks)
+
+
+def missing(x: Floats, met: Floats) -> tuple[Floats, Floats]:
+    """Return points between those of attainment in percent: ln(share missed) is linear in ln(rate), as in tables."""
+    fine = np.exp(np.interp(np.arange(0, len(x) - 1 + 1e-9, 1 / STEPS), np.arange(len(x)), np.log(x)))
+    missed = np.log(np.maximum(1 - met / 100, NO_MISS))
+    between = 100 * (1 - np.exp(np.interp(np.log(fine), np.log(x), missed)))
+    return fine, np.where(between >= 100 * (1 - NO_MISS), 100.0, between)
 
 
 def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width: float = 0.8) -> None:

@@ -6,12 +6,14 @@ import math
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from harness.rows import pooled
 from plots import form, page, style
 from tests.cases import cases
 from tests.plots.figures import FIGURES
@@ -139,3 +141,15 @@ def test_a_caption_keeps_its_words_and_its_lines_fit(text: str) -> None:
         lines_of = page.wrapped(text, 2.0, 5.0).split("\n")
         assert " ".join(lines_of).split() == text.split()
         assert all(page.words_in(line, 5.0) <= 2.0 or " " not in line for line in lines_of)
+
+
+@given(st.floats(0.01, 0.3), st.floats(1.1, 8.0))
+def test_a_line_of_attainment_crosses_a_level_where_the_table_does(missed: float, times: float) -> None:
+    """Misses grow from 1e-3 to `missed` between two rates: 99 % is crossed where ln(missed) is, linear in ln(rate)."""
+    x, met = np.array([1.0, times]), 100 * (1 - np.array([1e-3, max(missed, 0.02)]))
+    at, between = page.missing(x, met)
+    offered = np.full((2, 4), 100_000.0)
+    counts = pooled.Counts(x, offered * (1 - met[:, None] / 100), offered)
+    crossed = float(np.interp(-99.0, -between, at))
+    assert crossed == pytest.approx(pooled.crossing(counts, 0.99).mean, rel=0.01)
+    assert (between[0], between[-1]) == pytest.approx(tuple(met))
