@@ -57,7 +57,7 @@ TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
 }
 CAPTION = (
     "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, four A100-40G (the last panel: "
-    "L40S), vLLM 0.6; mean of {n} seeds; lines end where requests pile up. "
+    "L40S), vLLM 0.6; mean of {n} seeds; lines end where requests pile up. Numbers beside bars are ours. "
     "Co-running is unmeasured: MuxServe's decodes have half of the SMs each."
 )
 
