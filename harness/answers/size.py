@@ -25,6 +25,7 @@ from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
 from harness.study.sized import BOUNDS, Curve, Outcome, Sized
 from harness.study.study import named
+from harness.study.traffic import WHOLE, View
 
 HEAD = ("GPU", "system", "GPUs", "pooled", "met %", "worst model %", "$/day", "$/Mtok", "what fails below")
 MONTH_DAYS = 365 / 12
@@ -183,7 +184,7 @@ def _short(verdict: Outcome) -> str:
     return f"SLO missed on {verdict.gpus}: {_share(verdict)}"
 
 
-def _cut(text: str, most: int = 44) -> str:
+def _cut(text: str, most: int = 64) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -207,8 +208,15 @@ def setting(sized: Sized) -> str:
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
     marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
-    views = ", ".join(f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})" for view in sized.views)
-    return " · ".join(("simulated", *marks, asked.definition, f"SLO {asked.rule}", views))
+    views = ", ".join(_view(view) for view in sized.views)
+    return " · ".join(("simulated (docs/trust.md says how well)", *marks, asked.definition, f"SLO {asked.rule}", views))
+
+
+def _view(view: View) -> str:
+    """Name a stretch of the traffic and how often it is replayed; a short log is replayed half by half."""
+    if view.name == WHOLE and len(view.seeds) > 1:
+        return "both halves of the log, each by itself"
+    return f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})"
 
 
 def details(sized: Sized) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST = 8  # models that a line lists
 DRAWN = {
-    "by traffic": "the busiest, in an order that each seed draws; seed",
+    "by traffic": "no model is named as a stream is, so each seed draws which of the busiest it gets; seed",
     "shuffled": "as each seed draws; seed",
     "square": "each of the busiest meets each size of model once in {} seeds; seed",
 }

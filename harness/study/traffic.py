@@ -15,6 +15,7 @@ from workloads.models import ModelSet
 from workloads.picking import Assign, Picking, Rows
 
 HOUR_S = 3600.0
+WHOLE = "whole log"  # the view of a log under two hours
 
 
 class View(NamedTuple):
@@ -35,7 +36,7 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     if trace.maker is not None:
         return (View("trace", name, tuple(range(windows))),)
     whole = View(
-        "whole log" if trace.span_s < 2 * HOUR_S else "second half of the log",
+        WHOLE if trace.span_s < 2 * HOUR_S else "second half of the log",
         name,
         (0, 1) if trace.span_s < 2 * HOUR_S else (0,),
     )

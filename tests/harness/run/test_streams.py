@@ -114,7 +114,8 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     )
     (line,) = told("a b c")
     assert line.startswith(
-        "streams by traffic (the busiest, in an order that each seed draws; seed 0): gateway -> own: a"
+        "streams by traffic (no model is named as a stream is, so each seed draws which of the busiest it gets; "
+        "seed 0): gateway -> own: a"
     )
     assert line.count(" <- ") == 3
     assert lines(Setup(Spec("static", trace="sample", models="llama-3.2-1b*2"))) == []
