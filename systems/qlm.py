@@ -56,7 +56,7 @@ DECISION_S = 1.2e-4  # mean of arena-chat on heavy8 at its own rate (3e-5 at 8 x
 Z = 2.326  # 99 % of a normal distribution: the paper's SLOs are 99th percentiles of TTFT
 CV = 1.0  # sigma / O of an exponential: a forecast has the mean alone
 LOOSEST_S = 3600.0  # the paper's loosest class, Batch-2: a request without an SLO counts as one of it
-M = 100.0  # a second that all SLOs are relaxed weighs as so many of penalty
+M = 100.0  # weight of v, the seconds by which all SLOs are relaxed, beside a second of one penalty
 GROUPS, ORDERS = 10, 400  # most groups that the program takes, and orders a queue: five groups have 326
 WHOLE = 2.0**-20  # seconds
 

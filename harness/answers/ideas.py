@@ -100,8 +100,7 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
     met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
     yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
     yield Table(
-        ["", "wins", "req/s", "in its place", "req/s", "ahead of"],
-        [_row(letter, idea) for letter, idea in named],
+        ["", "wins", "req/s", "in its place", "req/s", "ahead of"], [_row(letter, idea) for letter, idea in named]
     )
     yield from (f"{letter}  {_world(idea, every=every)}" for letter, idea in named)
     for letter, idea in named if every else ():

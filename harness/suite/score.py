@@ -87,12 +87,7 @@ class Card(NamedTuple):
 
 
 def score(
-    entry: Entry,
-    suite: Suite,
-    beacon: str,
-    out: Path,
-    workers: int = 1,
-    tell: Callable[[str], None] = lambda _: None,
+    entry: Entry, suite: Suite, beacon: str, out: Path, workers: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Card:
     """Score an entry on the scenarios of a suite; finished rows in `out` are kept."""
     file, content, made = entry.file, entry.content, identity(suite)

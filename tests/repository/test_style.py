@@ -44,7 +44,6 @@ a row a place and a column a part, whose change is doubtful where its interval c
 somebody is on the way out or in: nobody else is chosen until then
 of those that explain the same the largest
 """.strip().splitlines()  # sentences that only their author understands
-STANDS = {"systems/qlm.py"}  # its digest is vetted: the next check at length rewrites it
 
 SIDES = pytest.mark.parametrize("folders", [PRODUCT, ("tests",)], ids=["product", "tests"])
 
@@ -83,8 +82,7 @@ def test_riddles_are_solved() -> None:
         for path, text in plain.items()
         if riddle in text
     }
-    assert {path: riddle for path, riddle in left.items() if path not in STANDS} == {}
-    assert left.keys() >= STANDS, "no longer there: take it off the list"
+    assert left == {}
 
 
 def test_planted_habits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from harness.suite import table
-from harness.suite.score import Card
 from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.harness.answers.test_page import browser, opened
@@ -18,11 +17,8 @@ from tests.harness.suite.test_score import known, made_card
 
 def page() -> str:
     suite = known()
-    cards: list[Card] = [
-        made_card("a", suite, 9.0, 2.0),
-        made_card("b", suite, 4.0, 6.0),
-        made_card("c", suite, 1.0, 4.0),
-    ]
+    rates = {"a": (9.0, 2.0), "b": (4.0, 6.0), "c": (1.0, 4.0)}
+    cards = [made_card(name, suite, *pair) for name, pair in rates.items()]
     rows = [{**row, "bound_rps": 20.0} for of in cards for row in table.of_card(of, suite)]
     return table.page(rows, suite, "ab" * 16)
 

@@ -113,12 +113,7 @@ def looped(seed: int) -> World:
         after[r] = free.pop(int(rng.integers(0, len(free))))
         free.append(r)
     think_s = rng.choice([0.0, 0.125, 0.5], n) * (1.0 if seed % 3 == 0 else rng.uniform(0.5, 1.5, n))
-    loop = replace(
-        jobs,
-        arrival_s=np.where(after < 0, jobs.arrival_s, math.inf),
-        after=after,
-        think_s=think_s,
-    )
+    loop = replace(jobs, arrival_s=np.where(after < 0, jobs.arrival_s, math.inf), after=after, think_s=think_s)
     host = w.machine.host._replace(api_out_s=float(rng.choice([0.0, 0.0625])))
     return replace(w, jobs=loop, machine=w.machine._replace(host=host), end_s=min(w.end_s, 60.0))
 

@@ -150,7 +150,7 @@ def test_oracle_notices_wrong_turns_of_kernels() -> None:
 @pytest.mark.full
 def test_oracle_notices_wrong_experts() -> None:
     changes = [
-        (0, "read_bytes(S, c, decodes + tokens)", "read_bytes(S, c, decodes)"),  # prompts touch none
+        (0, "read_bytes(S, c, decodes + tokens)", "read_bytes(S, c, decodes)")  # prompts touch none
     ]
     assert escaped(0, 60, changes) == []
     crowding = [  # which lanes on partitions of their own show
@@ -235,11 +235,7 @@ def test_oracle_notices_wrong_slices() -> None:
         (23, "        if W.reuse and not n.sliced:\n", "        if W.reuse:\n"),  # found before it is there
         (17, "        if W.reuse and n.sliced:\n            publish(S, r)\n", ""),  # never found
         (31, "n.busy != IDLE or n.layers_left > 0:", "n.busy != IDLE:"),  # joins a step early
-        (
-            0,
-            "    solo *= part / layers\n",
-            "    solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n",
-        ),
+        (0, "    solo *= part / layers\n", "    solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n"),
         (0, "        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
         (25, "            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # runs closed
     ]
