@@ -184,11 +184,11 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     )
     assert [
         asked.axis(condition) for condition in asked.condition
-    ] == "models models rate_scale models models models models models rate_scale models rate_scale".split()
-    assert [c.spec.get("process", "") for c in asked.condition] == [*[""] * 6, "model", *[""] * 4]
+    ] == "models models rate_scale rate_scale models models models models models rate_scale models rate_scale".split()
+    assert [c.spec.get("process", "") for c in asked.condition] == [*[""] * 7, "model", *[""] * 4]
     simulators, estimate = 16.0, 0.15 * 64 * 2**30 / 1e9  # the artifact's simulator, and its estimate of a switch
     assert [condition.spec.get("pcie_gbps") for condition in asked.condition] == pytest.approx(
-        [None] * 7 + [simulators] * 2 + [estimate] * 2
+        [None] * 8 + [simulators] * 2 + [estimate] * 2
     )
     sizes = [[int(x.partition("=")[2]) for x in asked.along_x(c, full=True)] for c in asked.condition[:2]]
     assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
@@ -196,7 +196,7 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     along = asked.along_x(asked.condition[2])
     assert {round(0.05 * x, 2) for x in along} >= {0.05, 0.1, 0.7}  # the paper's ends at 0.7, the grid beyond
     assert max(along) > 14.0
-    assert [asked.condition[i].spec["slo_scale"] for i in (0, 3, 4)] == [1.0, 0.5, 0.3]  # 10 s, 5 s and 3 s
+    assert [asked.condition[i].spec["slo_scale"] for i in (0, 4, 5)] == [1.0, 0.5, 0.3]  # 10 s, 5 s and 3 s
     assert all(condition.spec["gpus"] == 16 for condition in asked.condition)
     assert (asked.level, asked.slo) == (0.9, "absolute:ttft=10,tpot=0.1")
     assert (asked.spec["gpu"], asked.spec["host"]) == ("h800", "vllm-eager")  # fitted to its artifact's latency.csv
@@ -209,13 +209,14 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     ]
     assert {c.definition for c in asked.claim if c.definition} == {"qos"}
     assert asked.only(systems=("static",)).condition[1].among == ()
-    assert asked.condition[6].at == asked.condition[0].at
+    assert asked.condition[7].at == asked.condition[0].at
     both = ("aegaeon+models=32", "aegaeon+models=40")
     part = asked.only(models=both[::-1])
     assert [(c.name, part.along_x(c) if part.axis(c) == "models" else None) for c in part.condition] == [
         ("models at 0.1 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
         ("models at 0.5 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
         ("rate of 40 models", None),
+        ("rate of 40 models, all lengths", None),
         ("stricter: 5 s, 50 ms", ("aegaeon+models=32",)),
         ("stricter: 3 s, 30 ms", ("aegaeon+models=32",)),
         ("prefetching", ("aegaeon+models=32",)),
