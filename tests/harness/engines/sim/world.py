@@ -212,8 +212,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def flat(cost: np.ndarray) -> Tables:
     """Return tables of costs alone: nothing grows with context, and a share of a GPU costs nothing."""
-    zero, one = np.zeros((len(cost), 2)), np.ones((len(cost), 2, 1))
-    return Tables(cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), one, zero + 1, one)
+    zero, unit = np.zeros((len(cost), 2)), np.ones((len(cost), 2, 1))
+    return Tables(cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), unit, zero + 1, unit)
 
 
 def script(
