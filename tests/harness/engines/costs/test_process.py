@@ -230,13 +230,13 @@ def test_a_study_names_them(tmp_path: Path) -> None:
         text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n')
     )
     named = study(str(path))
-    specs = [named.spec_of(condition, "aegaeon") for condition in named.condition[:5]]  # others say their own link
+    specs = [named.spec_of(condition, "aegaeon") for condition in named.condition[:8]]  # others say their own link
     assert {(spec.process, spec.pcie_gbps, spec.process_bytes) for spec in specs} == {("model", 25.0, None)}
     path.write_text(
         text.replace("[spec]\n", '[spec]\nsharing = "turns"\n').replace('process = "model"', 'sharing = "fluid"')
     )
     shared = study(str(path))
-    assert [shared.spec_of(c, "aegaeon").sharing for c in shared.condition[:5]] == 4 * ["turns"] + ["fluid"]
+    assert [shared.spec_of(c, "aegaeon").sharing for c in shared.condition[:8]] == 7 * ["turns"] + ["fluid"]
     path.write_text(text.replace('process = "model"', 'sharing = "slow"'))
     with pytest.raises(UserError, match=r'mine.toml: condition "one process a model": spec: sharing is "slow"'):
         study(str(path))
