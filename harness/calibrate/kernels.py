@@ -339,7 +339,7 @@ def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
     for kind in ENGINES:
         eager["on"][kind], steps = fit_engine(kind, of_kind(kind))
         say(f"vllm-eager {kind}: {quantities.error(eager['on'][kind])}")
-        spread = 1.4826 * float(np.median(np.abs(np.log(steps.predicted / steps.seconds)[~steps.held_out])))
+        spread = 1.4826 * float(np.median(np.abs(np.log(steps.predicted / steps.seconds)[~steps.held])))
         sigma[kind] = {
             "value": sig(spread, 2),
             "source": "1.4826 x median |ln error| of whole steps, eager vLLM, fitted model",

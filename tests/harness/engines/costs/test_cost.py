@@ -396,7 +396,7 @@ def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
         assert rows.error.quantile(0.95) <= 0.25
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     from harness.calibrate import kernels, profiles
     from harness.calibrate.tables import dumps
