@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 LEVEL: Any = (0, (4, 2))  # dashes of a level that is to be reached, or of what is equal
 CAPTION_POINTS = 5.0
-NO_MISS, STEPS = (
-    5e-5,
-    20,
-)  # share that stands for no miss among some 10,000 requests; points of a line between two rates
+NO_MISS = 5e-5  # the share missed that stands for none, among some 10,000 requests
+STEPS = 20  # points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits with labels on a logarithm: the first set that leaves room
 BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # looks of a legend's entry for every system

@@ -21,15 +21,14 @@ from harness import toml
 from harness.check.check import check
 from harness.check.purity import impure
 from harness.engines.sim.jit import CACHE
-from harness.loop import system as systems
 from harness.loop.guard import LIMIT_S
 from harness.policy.types import UserError
 from harness.rows import crossings, pooled, record, summaries
 from harness.run.setup import Failed
 from harness.run.slo import SloTarget
-from harness.run.spec import asked
 from harness.study import binds
 from harness.study.measure import Measured, measure
+from harness.study.size import own_count
 from harness.study.traffic import View
 from harness.suite import guard
 from harness.suite.suite import Scenario, Suite, study
@@ -122,10 +121,10 @@ def charge(mean_s: float, budget_s: float) -> float:
 
 
 def _measured(job: Job, scenario: Scenario, target: SloTarget, out: Path, decision_s: float | None) -> Measured:
-    if hasattr(systems.find(asked(job.system)["system"]), "gpus_needed"):
+    if own_count(job.system):
         raise UserError("it takes GPUs of its own, however few the scenario has")
-    drawn = study(job.suite, scenario, job.system, job.beacon, decision_s, window=job.window)
-    return measure(drawn, out, target=target, workers=1)
+    asked = study(job.suite, scenario, job.system, job.beacon, decision_s, window=job.window)
+    return measure(asked, out, target=target, workers=1)
 
 
 def decisions(measured: Measured) -> tuple[float, float]:

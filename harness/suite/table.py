@@ -15,6 +15,7 @@ from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
 from harness.loop import system as systems
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.study.size import own_count
 from harness.study.study import CONTROLS
 from harness.suite.card import interval
 from harness.suite.score import WINDOW, Card, Entry, bounds, score
@@ -54,7 +55,7 @@ def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
     every = []
     for name in systems.names():
-        if name not in CONTROLS and not hasattr(systems.find(name), "gpus_needed"):
+        if name not in CONTROLS and not own_count(name):
             every += [Entry(name), *(Entry(f"{name}:{preset}") for preset in systems.find(name).presets)]
     every += [Entry(name, window=True) for name in KNOWS]
     return every + [Entry(str(path)) for path in sorted(folder.glob("*.py"))]

@@ -75,18 +75,19 @@ def cpu_s() -> float:
 def main(words: list[str]) -> None:
     """Do tasks in one clone, after its set-up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[[], *TASKS], metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*TASKS], metavar="NAME")
     parser.add_argument("--script", action="store_true")
     asked = parser.parse_args(words)
-    names = asked.names or list(TASKS)
+    if unknown := [name for name in asked.names if name not in TASKS]:
+        parser.error(f"no task {unknown[0]} (there are {', '.join(TASKS)})")
     if asked.script:
-        print("".join(script(TASKS[name]) for name in names), end="")
+        print("".join(script(TASKS[name]) for name in asked.names), end="")
         return
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
         timed(["make", "setup"], clone, 240)
-        for name in names:
+        for name in asked.names:
             (clone / f"{name}.sh").write_text(f"set -e\n. .venv/bin/activate\n{script(TASKS[name])}", "utf-8")
             timed(["bash", f"{name}.sh"], clone, 60.0 * TASKS[name].minutes)
 
