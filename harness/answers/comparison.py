@@ -49,7 +49,7 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
         yield unchecked
     yield from streams.lines(setup)
     if not math.isnan(shown.rate_scale):  # else nothing ran, and `notes` has the reasons
-        yield _load(measured, shown)
+        yield _load(measured, shown, every=every)
 
 
 def _short(measured: Measured, setup: Setup) -> Iterator[str]:
@@ -122,14 +122,14 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
     yield server_line(setup)
 
 
-def _load(measured: Measured, shown: Summary) -> str:
-    """Return the rate that the table is at."""
+def _load(measured: Measured, shown: Summary, *, every: bool) -> str:
+    """Return the rate that the table is at; with `every` also how many rates ran, and the warm-up."""
     spec, scale = measured.reference, f"{shown.rate_scale:g} x the trace's rate"
     at = [scale] if math.isnan(shown.offered_rps) else [f"{shown.offered_rps:.3g} req/s", scale]
     facts = at[1:] + [f"--scaling {spec.scaling}"] * (spec.scaling != "rotate")
-    facts += [f"{len(measured.xs)} rates ran"] * (len(measured.xs) > 1)
+    facts += [f"{len(measured.xs)} rates ran"] * (every and len(measured.xs) > 1)
     details = f" ({', '.join(facts)})" if facts else ""
-    warm = f", after {spec.warmup_s:g} s of warm-up" if spec.warmup_s and traffic(spec)[1] is None else ""
+    warm = f", after {spec.warmup_s:g} s of warm-up" if every and spec.warmup_s and traffic(spec)[1] is None else ""
     return f"Table: at {at[0]}{details}{warm}."
 
 

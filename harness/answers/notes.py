@@ -25,6 +25,7 @@ from harness.run import room
 from harness.run.room import Remedy
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
+from harness.study import bound
 from harness.study.compare import replayed, rooflines, stream_rule
 from harness.study.measure import Measured
 from harness.study.study import AA
@@ -36,8 +37,13 @@ if TYPE_CHECKING:
 ROOFLINE = 0.01  # share of a step; a smaller one is left out
 
 
-def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
-    """Yield the lines under the table: the systems that are not in it, its limits, and its findings."""
+def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False) -> Iterator[str]:
+    """Yield the lines under the table: the systems that are not in it, its limits, and its findings.
+
+    Caps that bound controls alone, and the bound of all policies, are told with `every`.
+    """
+    if every and (above := bound.line(measured.about)):
+        yield above
     yield from failures(measured.failed) + stated(measured.table, "skipped", "skipped")
     yield from departures(measured.table)
     yield from own_degrees(measured.table)
@@ -49,7 +55,8 @@ def notes(measured: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from _refused(measured, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
-    yield from caps(measured.table, as_dict(measured.reference))
+    quiet = {row.label for row in shown.systems if row.control and not every}
+    yield from caps([b for b in summaries.bound(measured.table) if b.label not in quiet], as_dict(measured.reference))
     yield from roofline(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
@@ -210,12 +217,11 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
     return "Why requests miss: " + ", ".join(reasons) if reasons else None
 
 
-def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
+def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[str]:
     """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
-    bound = summaries.bound(table)
     lines = []
-    for cap in dict.fromkeys(b.cap for b in bound):
-        mine = [b for b in bound if b.cap == cap]
+    for cap in dict.fromkeys(b.cap for b in binding):
+        mine = [b for b in binding if b.cap == cap]
         where = ", ".join(
             f"{b.label} from {estimate.number(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine
         )
@@ -282,5 +288,5 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "infeasible": [f"{label}, {why}" for label, why in unfit(measured)[0].items()],
         "skipped": stated(measured.table, "skipped", "skipped"),
         "failed": failures(measured.failed),
-        "caps": caps(measured.table, as_dict(measured.reference)),
+        "caps": caps(summaries.bound(measured.table), as_dict(measured.reference)),
     }

@@ -151,7 +151,8 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
 
 
 def _summary(shown: Summary) -> Table:
-    columns = [c for c in shown.columns if c.brief or c.key in {"mean", "ttft", "tpot", "ttft_p50_s", "tpot_p50_s"}]
+    more = {"mean", "ttft", "tpot", "of_bound", "ttft_p50_s", "tpot_p50_s", "loads"}
+    columns = [c for c in shown.columns if c.brief or c.key in more]
     rows = [[shown.name(system), *(comparison.cell(system, c) for c in columns)] for system in shown.systems]
     at = f"{shown.offered_rps:.3g} requests per second (rate scale {shown.rate_scale:g})"
     return Table(["system", *map(_head, columns)], rows, title=f"Systems at {at}").filled()

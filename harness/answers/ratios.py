@@ -116,16 +116,8 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> s
 
 
 def sentences(about: About, standings: Standings) -> Iterator[str]:
-    """Say under which conditions the first system of each pair is ahead, behind, or neither.
-
-    Where a paper states a ratio, say under how many conditions it holds and is not excluded.
-    """
+    """Say under which conditions the first system of each pair is ahead, behind, or neither."""
     panels = {panel["condition"]: panel for panel in about.panels}
-    papers = {
-        (claim.system, claim.over): claim.paper
-        for claim in claims.claims_of(about)
-        if claim.what == "ratio" and isinstance(claim.paper, float | int)
-    }
     conditions = crossings.by_condition(about.panels)
     several = {panel["condition"] for of in conditions if len(of) > 1 for panel in of}
     for pair in dict.fromkeys(key[1:] for key in standings):
@@ -143,11 +135,17 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
         if (c := ranking.cases([standing for key, standing in ours.items() if key in several])) is not None:
             text += f"; in {c.of} cases of real logs above 1 in {c.above}, below in {c.below}"
         yield f"{' / '.join(pair)}: {turns}{text}."
-        if (paper := papers.get(pair)) is not None:
-            ratios = [ratio for s in ours.values() if (ratio := s.decisive) is not None]
-            there = sum(e.low is not None and e.low >= paper for e in ratios)
-            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
-            yield (
-                f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {len(ours)} conditions, not "
-                f"excluded under {may}."
-            )
+
+
+def reached(about: About, standings: Standings) -> Iterator[str]:
+    """Say of each ratio that a paper states under how many conditions it holds, and is not excluded."""
+    for claim in claims.claims_of(about):
+        pair, paper = (claim.system, claim.over), claim.paper
+        ours = [standing for key, standing in standings.items() if key[1:] == pair]
+        if claim.what != "ratio" or not ours or not isinstance(paper, float | int):
+            continue
+        ratios = [ratio for standing in ours if (ratio := standing.decisive) is not None]
+        there = sum(e.low is not None and e.low >= paper for e in ratios)
+        may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios)
+        of = f"{len(ours)} condition{'s' * (len(ours) > 1)}"
+        yield f"{' / '.join(pair)}, {paper:g} in the paper: reached under {there} of {of}, not excluded under {may}"

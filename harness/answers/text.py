@@ -33,7 +33,6 @@ from harness.study.table import marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
 _row = itemgetter("row")  # a panel's row
-SEVERAL = 2  # panels of which a first line tells the verdicts together
 
 
 class Shown(NamedTuple):
@@ -93,13 +92,13 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is one.
+    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is none.
 
     Cells that are a case each, without an interval, have no verdict and do not count.
     """
     standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
-    if (several := len({cell for cell, *_ in standings})) < SEVERAL:
-        return
+    many = len({cell for cell, *_ in standings})
+    where, which = (f"on most of {many} {cells} ", f" that holds on most of {many}") if many > 1 else ("", "")
     clauses = []
     for ours in dict.fromkeys(key[1] for key in standings):
         named, mixed = dict[str, list[str]](), list[str]()
@@ -108,11 +107,10 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
             word, count = Counter(standing.says.split()[0].strip(",") for standing in of).most_common(1)[0]
             (named.setdefault(SIDES[word], []) if word in SIDES and 2 * count > len(of) else mixed).append(theirs)
         phrases = [f"{phrase} {joined(named[phrase])}" for phrase in SIDES.values() if phrase in named]
-        clauses += (
-            [f"on most of {several} {cells} {ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
-        )
-        clauses += [f"against {joined(mixed)} {ours} has no verdict that holds on most of {several}"] if mixed else []
-    yield "; ".join(clauses)
+        clauses += [f"{where}{ours}, pooled over models, is {', '.join(phrases)}"] if phrases else []
+        clauses += [f"against {joined(mixed)} {ours} has no verdict{which}"] if mixed else []
+    if clauses:
+        yield "; ".join(clauses)
 
 
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
@@ -376,6 +374,7 @@ def _unserved(shown: Shown) -> Iterator[str]:
 def _matrix(shown: Shown, standings: Standings) -> Iterator[str | Table]:
     about = shown.about
     yield from ratios.borne_out(about.panels, standings)
+    yield from dict.fromkeys(ratios.reached(about, standings))
     if about.layout == "matrix" and all(panel["tier"] == "synthetic" for panel in about.panels):
         yield from _answer("conditions", standings)
     yield from ratios.parts(about, shown.table, standings, every=shown.every)

@@ -149,21 +149,21 @@ def _turns(
     definition: str,
     standings: Mapping[str, Standing],
 ) -> Iterator[str]:
-    """Yield a clause for each usual level at which a system that is ahead or behind here is not; the farthest one."""
+    """Yield a clause on the usual level at which a system that is ahead or behind here is least so, if it is not."""
     sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
+    turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
         there = _standings(broad(table), panel, ours, sided, definition, level)
-        turned_by: list[tuple[float, SystemSummary, Standing]] = []
         for system in sided:
             here, ratio = standings[system.label].decisive, there[system.label].ratio
             if here is not None and ratio is not None and ratio.sign == "=":
                 lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
                 if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
-                    turned_by.append((lead, system, Standing(ratio, pooled.verdict(ratio).words, "")))
-        if turned_by:
-            _, system, standing = min(turned_by, key=lambda entry: entry[0])
-            word = "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
-            yield f"at {100 * level:g} % {word}{_compared(ours, system, standing, rate_key(level), level)}"
+                    turned_by.append((lead, level, system, Standing(ratio, pooled.verdict(ratio).words, "")))
+    if turned_by:
+        _, level, system, standing = min(turned_by, key=lambda entry: entry[0])
+        word = "it is " * (ours.mean(rate_key(level)) > system.mean(rate_key(level)))
+        yield f"at {100 * level:g} % {word}{_compared(ours, system, standing, rate_key(level), level)}"
 
 
 # ------------------------------------------------------------------ halves of a real trace, a single rate

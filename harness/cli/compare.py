@@ -148,7 +148,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """Print the answer on one screen."""
     from harness.answers import comparison, notes
-    from harness.study import bound, sensitivity
+    from harness.study import sensitivity
 
     if sentence := comparison.answer(measured, shown, rule):
         prose(sentence)
@@ -158,9 +158,7 @@ def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, eve
     if shown.systems:
         bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         click.echo("\n".join(comparison.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
-    if above := bound.line(measured.about):
-        prose(above)
-    for note in notes.notes(measured, shown, rule):
+    for note in notes.notes(measured, shown, rule, every=every):
         prose(note)
     if sentence := sensitivity.sentence_of(measured.folder):
         prose(sentence)

@@ -1,7 +1,7 @@
 """Tables of studies that the repository keeps, and whether they are of today's code.
 
-`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints. Its first line has the day of the run and,
-for each system on its engine, the first digits of the hash of the sources that decide its rows.
+`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints, below how and when it ran. Its first line has
+the day and, for each system on its engine, the first digits of the hash of the sources that decide its rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import record, setting
 from harness.run import sources
 from harness.run.spec import from_dict
 from harness.study.measure import Measured
@@ -29,12 +29,15 @@ def publish(measured: Measured, lines: Sequence[str]) -> Path:
     for task in measured.tasks:  # files that a spec names, as of SLOs by class, are not the system's
         name = f"{task.spec.system} on {task.spec.engine}"
         code[name] = today(name) if now(task.spec) == task.code else task.code[:DIGITS]
-    facts = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "code": dict(sorted(code.items()))}
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    facts = {"date": day, "code": dict(sorted(code.items()))}
     path = FOLDER / f"{measured.study.name}.md"
     path.parent.mkdir(exist_ok=True)
     tables = any(line.startswith("| ") for line in lines)
     shown = lines if tables else ["```text", *lines, "```"]  # aligned words stay aligned
-    record.write_bytes(path, "\n".join([f"<!-- {json.dumps(facts)} -->", "", *shown, ""]).encode())
+    how = setting.fidelities(measured.table["fidelity"].cast("string").to_pylist())
+    head = [f"<!-- {json.dumps(facts)} -->", "", f"*{how.capitalize()}; run on {day}.*", ""]
+    record.write_bytes(path, "\n".join([*head, *shown, ""]).encode())
     return path
 
 

@@ -74,7 +74,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
             Column(rate_key(each), "pooled at", name, "req/s", 1, True, "", brief=True)
             for each, name in zip(rates[1:], others, strict=True)
         ),
-        Column("of_bound", "", "of bound %", "%", 100, None, "", brief=True),
+        Column("of_bound", "", "of bound %", "%", 100, None, ""),
         Column("slope", crosses, "slope", "power", 1, None, ""),
         Column("fails", crosses, "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
@@ -85,7 +85,7 @@ def columns(definition: str, level: float) -> tuple[Column, ...]:
         Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s", brief=True),
         Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS, brief=True),
         Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
-        Column("loads", "", "loads", "", 1, None, "loads", brief=True),
+        Column("loads", "weights", "loads", "", 1, None, "loads"),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
         Column("migrations", "weights", "moved", "", 1, None, "migrations"),
         Column(tidy.WAKES, "server's own", "wakes", "", 1, None, tidy.WAKES),

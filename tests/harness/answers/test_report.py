@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from harness.answers import comparison, notes, table
 from harness.answers.comparison import next_command
 from harness.answers.verdict import verdict
-from harness.rows import tidy
+from harness.rows import summaries, tidy
 from harness.study.measure import Measured
 from harness.study.summary import Summary, summarize
 from tests.cases import cases
@@ -310,8 +310,9 @@ def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
     chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
     values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
     says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert notes.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert notes.caps(scored(rates), values) == []
+    binding = summaries.bound(scored(rates, cap_bound=cap, chunk_bound=chunk))
+    assert notes.caps(binding, values) == [f"{says}; --set batch_cap=512"]
+    assert summaries.bound(scored(rates)) == []
 
 
 def test_the_aa_line_says_whether_0_is_covered() -> None:

@@ -131,7 +131,7 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
     lines = ok(*COMPARE, "-o", out).splitlines()
     assert "static" in lines[0]  # the answer
     assert lines[1] == "sample (synthetic) · 2 of 8 models · simulated · SLO 5xP95 · 2 seeds · --all says more"
-    assert re.match(r"Table: at [\d.]+ req/s \([12] x the trace's rate, 2 rates ran\)", lines[2])
+    assert re.match(r"Table: at [\d.]+ req/s \([12] x the trace's rate\)", lines[2])
     assert lines[4].split()[:4] == ["system", "pooled", "worst", "pooled"]
     assert max(map(len, lines[1:7])) <= 100
     assert [line.split()[0] for line in lines[5:7]] == ["static", "chunked"]

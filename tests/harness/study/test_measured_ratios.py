@@ -126,8 +126,9 @@ def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
     assert rate(measured, "theirs").mean == pytest.approx(2.0, rel=0.1)
     assert ours.here.mean == pytest.approx(rate(measured, "ours").mean / rate(measured, "theirs").mean)
     lines = told(measured)
-    assert lines[1] == "condition theirs"
-    assert lines[2] == f"alone + {ours.text.partition(' ')[0]}"
+    assert lines[0] == "ours, pooled over models, is ahead of theirs"
+    assert lines[2] == "condition theirs"
+    assert lines[3] == f"alone + {ours.text.partition(' ')[0]}"
     turned = beside(measure(pair(tmp_path, f"{capped}+most_rps=2.0", f"{capped}+most_rps=6.0"), tmp_path / "out"))
     assert turned.here is not None
     assert turned.here.mean == pytest.approx(1 / ours.here.mean)
@@ -181,7 +182,7 @@ def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
     rest = '\n[[condition]]\nname = "narrow"\nsystems = { ours = "static" }\nspec = { models = "nemo-12b*4" }\n'
     asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest, "paper = 2.0")
     measured = measure(asked, tmp_path / "out", workers=1)
-    assert "ours / theirs, 2 in the paper: reached under 1 of 2 conditions, not excluded under 0." in told(measured)
+    assert "ours / theirs, 2 in the paper: reached under 1 of 2 conditions, not excluded under 0" in told(measured)
     assert [v.says for v in claims.verdicts(measured.table, measured.about)] == ["direction", "does not fit"]
 
 
@@ -198,7 +199,7 @@ def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
         text = text.replace(f"{{{key}}}", value)
     measured = measure(study(tmp_path, text), tmp_path / "out", workers=1)
     lines = told(measured)
-    assert "ours / theirs, 2 in the paper: reached under 3 of 5 conditions, not excluded under 0." in lines
+    assert "ours / theirs, 2 in the paper: reached under 3 of 5 conditions, not excluded under 0" in lines
     stated = [v for v in claims.verdicts(measured.table, measured.about) if v.rule != "-"]
     assert [v.panel and v.panel["kind"] for v in stated] == ["base", "cumulative"]
 

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from harness.loop.system import ROOT
@@ -37,7 +38,9 @@ def test_a_file_that_a_spec_names_is_none_of_a_systems_sources(tmp_path: Path, m
     spec = Spec("static", slo=f"classes:{tmp_path / 'slo.toml'}")
     made = [Task.of(spec, code(spec)), Task.of(Spec("elastic"), "f" * 64)]
     assert made[0].code[: published.DIGITS] != published.today("static on sim")
-    published.publish(SimpleNamespace(tasks=made, study=SimpleNamespace(name="mine")), ["| a |"])  # type: ignore[arg-type]
+    measured = SimpleNamespace(tasks=made, study=SimpleNamespace(name="mine"), table=pa.table({"fidelity": ["real"]}))
+    path = published.publish(measured, ["| a |"])  # type: ignore[arg-type]
+    assert path.read_text("utf-8").splitlines()[2].startswith("*Real; run on 20")
     assert published.older(tmp_path) == {"mine": ("elastic on sim",)}
 
 

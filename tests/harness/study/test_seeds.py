@@ -37,7 +37,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from harness.study.measure import measure
-from tests.harness.study.test_measure import Heard, SEARCHED, study
+from tests.harness.study.test_measure import Heard, study
+from tests.harness.study.test_seeds import SEARCHED
 
 class Killed(Heard):
     def progress(self, what, done, total, left=None):
