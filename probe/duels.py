@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
     @property
     def alone(self) -> Work:
-        """The lane on its SMs with nothing between units."""
+        """The same lane with nothing between units, at priority 0."""
         return self._replace(gap_ms=0.0, priority=0)
 
 

@@ -39,13 +39,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import instances
-from harness.policy.types import Batch, Cluster, Gpus, Inst, Model, Option, Request
+from harness.policy.types import Batch, Cluster, Gpus, Inst, Model, Option, Profile, Request
 from harness.policy.view import View
 
 DECISION_S = 2e-5  # mean of 93,290, 23 a request, 6 models on one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-26
@@ -79,6 +79,14 @@ class Job:
         return self.request.prompt_tokens + self.made
 
 
+class Queue(NamedTuple):
+    """The prompts of a worker together."""
+
+    tokens: int
+    took_s: float  # that they take by the profile
+    due_s: float  # the earliest deadline
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """An instance of a model on a node."""
@@ -94,14 +102,26 @@ class Worker:
     steps: int = 0  # of its turns
     turns: int = 0  # the number of its last turn, of all on its node
     order: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap of its decodes; some have left
+    queue: Queue | None = None  # of its prompts; None since they changed
 
-    def tokens(self, view: View) -> int:
+    def queued(self, profile: Profile) -> Queue:
+        """Return what its prompts come to together: it is asked at each arrival, and changes rarely under overload."""
+        if self.queue is None:
+            jobs = self.prompts.values()
+            self.queue = Queue(
+                sum(job.tokens for job in jobs),
+                sum(SAFETY * profile.prefill_s(self.batch.inst, job.tokens) for job in jobs),
+                min((job.due_s(job.made) for job in jobs), default=math.inf),
+            )
+        return self.queue
+
+    def tokens(self, view: View, profile: Profile) -> int:
         """Return the tokens of its contexts."""
-        return sum(job.tokens for job in self.prompts.values()) + view.batch(self.batch).ctx_tokens
+        return self.queued(profile).tokens + view.batch(self.batch).ctx_tokens
 
-    def deadline_s(self, view: View) -> float:
+    def deadline_s(self, view: View, profile: Profile) -> float:
         """Return the earliest deadline of its requests: worker.py, get_next_token_ddl."""
-        due_s = min((job.due_s(job.made) for job in self.prompts.values()), default=math.inf)
+        due_s = self.queued(profile).due_s
         while self.order and (self.order[0][2].worker is not self or self.order[0][1] in self.prompts):
             heappop(self.order)
         if self.order:
@@ -112,7 +132,7 @@ class Worker:
     def decodes(self, job: Job, made: int) -> None:
         """Count a request whose KV is whole to the decodes."""
         if self.prompts.pop(job.request.id, None) is not None:
-            job.made = made
+            job.made, self.queue = made, None
             tpot_s = job.request.tpot_slo_s
             key = job.due_s(made - self.steps) if tpot_s < math.inf else math.inf
             heappush(self.order, (key, job.request.id, job))
@@ -198,13 +218,13 @@ class Slinfer:
             case Preempted(rid) if (job := self.jobs.get(rid)) is not None:
                 if job.worker is not None:
                     job.made = view.request(rid).made_tokens
-                    job.worker.prompts[rid] = job
+                    job.worker.prompts[rid], job.worker.queue = job, None
             case Finished(rid):
                 yield from self.finished(self.jobs.pop(rid), view)
             case TurnEnded(batch, _, why, steps):
                 yield from self.ended(batch, why in ("stuck", "empty"), steps, view)
             case Done(Load(inst), None) if (worker := self.worker(inst)) is not None:
-                worker.loading = False
+                worker.loading, worker.queue = False, None
                 for job in worker.jobs.values():  # worker.py, delay_requests_due_to_model_loading
                     job.excused_s += self.cluster.profile.load_s(inst, self.way)
                 yield from self.turn(worker.node, view)
@@ -236,7 +256,7 @@ class Slinfer:
             return
         if not ready:
             return
-        first = min(ready, key=lambda w: (w.deadline_s(view), w.turns))
+        first = min(ready, key=lambda w: (w.deadline_s(view, self.cluster.profile), w.turns))
         node.turns += 1
         node.turn, first.turns = first, node.turns
         node.since_s = view.now_s if len(ready) > 1 else None
@@ -315,7 +335,7 @@ class Slinfer:
         yield from first
         rid = job.request.id
         w.jobs[rid] = w.prompts[rid] = job
-        w.idle_s, job.worker = math.inf, w
+        w.idle_s, job.worker, w.queue = math.inf, w, None
         w.node.stuck.discard(w.batch.inst.model)
         yield Admit(rid, w.batch)
         yield from self.turn(w.node, view)
@@ -347,6 +367,7 @@ class Slinfer:
             return
         del w.jobs[rid]
         w.prompts.pop(rid, None)
+        w.queue = None
         w.node.stuck.clear()
         if w.jobs:
             more = self.need(w, None, view, 1 + self.growth)
@@ -397,19 +418,22 @@ class Slinfer:
         seqs = len(w.jobs) + (job is not None)
         if not seqs or w.model.tpot_slo_s == math.inf:
             return 0.0
-        tokens = w.tokens(view) + (job.tokens if job else 0)
+        tokens = w.tokens(view, self.cluster.profile) + (job.tokens if job else 0)
         return SAFETY * self.cluster.profile.step_s(w.batch.inst, seqs, tokens) / (MARGIN * w.model.tpot_slo_s)
 
     def in_time(self, target: Worker, job: Job, view: View) -> bool:
         """Tell whether prompts end in time, from the target's on: node.py, check_prefill_DDLs_with_target_worker."""
         if target.loading:  # its lateness is excused
             return True
-        node, prompts = target.node, list[tuple[float, float, bool]]()
+        node, profile, prompts = target.node, self.cluster.profile, list[tuple[float, float, bool]]()
         for w in node.workers.values():
-            mine = [*w.prompts.values(), *([job] if w is target else ())]
-            if mine and not w.loading:
-                took_s = sum(SAFETY * self.cluster.profile.prefill_s(w.batch.inst, j.tokens) for j in mine)
-                prompts.append((min(w.deadline_s(view), mine[-1].due_s(mine[-1].made)), took_s, w is target))
+            if w.loading or not (w.prompts or w is target):
+                continue
+            due_s, took_s = w.deadline_s(view, profile), w.queued(profile).took_s
+            if w is target:
+                due_s = min(due_s, job.due_s(job.made))
+                took_s += SAFETY * profile.prefill_s(w.batch.inst, job.tokens)
+            prompts.append((due_s, took_s, w is target))
         at_s, matters = node.since_s if node.turn and node.since_s is not None else view.now_s, False
         for due_s, took_s, is_target in sorted(prompts):
             matters, at_s = matters or is_target, at_s + took_s
@@ -430,7 +454,7 @@ class Slinfer:
         It is never more than the node has beside the weights, so that a request that fits alone is taken.
         """
         seqs = len(w.jobs) + (job is not None)
-        tokens = w.tokens(view) + (job.tokens if job else 0) + AHEAD * seqs
+        tokens = w.tokens(view, self.cluster.profile) + (job.tokens if job else 0) + AHEAD * seqs
         size = max(times * (tokens * w.model.kv_token_bytes + seqs * w.model.page_bytes),
                    self.least_tokens * w.model.kv_token_bytes)  # fmt: skip
         pages = math.ceil(min(size, w.node.room - w.model.weight_bytes) / w.model.page_bytes)

@@ -92,7 +92,8 @@ class Traffic:
     def recent(self, now_s: float) -> float:
         """Return the mean load of the last `RECENT_S`: common.py, get_avg_load.
 
-        As there, a load that changed since then counts from its own beginning, also the part before.
+        As there, if the load changed in that time, the one that held at its start counts from its own beginning, also
+        the part before.
         """
         since_s, until_s, area = now_s - RECENT_S, now_s, 0.0
         while len(self.steps) > 1 and self.steps[1][0] <= since_s:

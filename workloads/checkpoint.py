@@ -232,9 +232,12 @@ class _Config:
                 raise self.wrong(f"{key} is not understood, and may change bytes or steps")
 
     def count(self, name: str) -> int | None:
-        """Return a count under any of its names; None where there is none. Raises UserError if two disagree."""
+        """Return a count under any of its names, None where there is none.
+
+        Raises UserError if two disagree; of "ffn" the first in NAMES counts.
+        """
         named = {key: self.whole(key, name) for key in NAMES[name] if key in self.keys}
-        if name == "ffn":  # dense layers' stands first
+        if name == "ffn":  # that of dense layers is the first
             return next(iter(named.values()), None)
         if len({*named.values()}) > 1:
             raise self.wrong(" and ".join(f"{key} {value}" for key, value in named.items()) + " contradict each other")

@@ -42,7 +42,7 @@ class Pattern:
     """A regular expression, which `matches` at the beginning of a text as `re.match` does."""
 
     def __init__(self, text: str, steps: Steps) -> None:
-        """Raise Unbounded where `text` is no regular expression, is too long, or needs a memory."""
+        """Parse `text`. Raises Unbounded if it is no pattern, too long, or needs references or look-behind."""
         if len(text) > MOST_CHARS:
             raise Unbounded(f"a pattern of {len(text):,} characters, above {MOST_CHARS:,}")
         try:

@@ -66,7 +66,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Seconds by class, classes by pattern of the model's name; the first pattern that matches holds."""
+    """Seconds by class, and each model's class by a pattern of its name; the first that matches counts."""
 
     seconds: tuple[tuple[str, Pair], ...]
     models: tuple[tuple[str, str], ...]

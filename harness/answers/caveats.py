@@ -17,10 +17,10 @@ def unchecked_lines(rows: pa.Table) -> list[str]:
 
 
 def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what `unchecked_lines` says of some systems by label, in pairs."""
-    late = set(vetted.unchecked(systems.values()))
+    """Yield a heading and a line for each system, by label, that `bench check` did not pass, or passed in part."""
+    failing = set(vetted.unchecked(systems.values()))
     for label, name in systems.items():
-        if name in late:
+        if name in failing:
             yield "unchecked", f"{label}, {check_command(name)}"
     for label, name in systems.items():
         if part := vetted.unreached(name):

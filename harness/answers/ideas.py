@@ -55,11 +55,11 @@ class Idea(NamedTuple):
         return sorted((n for n, s in self.others.items() if s.says.startswith("ahead")), key=self._rate, reverse=True)
 
     def _rate(self, name: str) -> float:
-        return -1.0 if (at := self.rates[name]) is None else at.at.mean
+        return -1.0 if (crossing := self.rates[name]) is None else crossing.at.mean
 
     def shown(self, name: str) -> str:
         """Render the rate of a system."""
-        return "no room" if (at := self.rates[name]) is None else at.at.text(spread=False)
+        return "no room" if (crossing := self.rates[name]) is None else crossing.at.text(spread=False)
 
 
 def ideas(table: pa.Table, about: About) -> list[Idea]:

@@ -32,6 +32,7 @@ from harness.study.study import AA
 from harness.study.table import marks
 
 SIDES = {"ahead": "ahead of", "equal": "equal to", "behind": "behind"}
+RATES = "slope: power of the rate with which misses grow there; mean, worst: of the models' shares"
 _row = itemgetter("row")  # a panel's row
 
 
@@ -92,7 +93,7 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Say against which others a system is ahead, equal or behind in most cells; nothing where there is none.
+    """Say which others each system is ahead of, equal to or behind in most cells, and against which it has no verdict.
 
     Cells that are a case each, without an interval, have no verdict and do not count.
     """
@@ -114,6 +115,8 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
 
 
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
+    if any(panel["axis"] in crossings.RATED for panel in shown.about.panels):
+        yield RATES
     yield from _legend_of(shown, shown.about.systems[0], standings)
     if shown.about.layout == "fleet":
         spent = cpu_s(shown.folder, shown.about)

@@ -171,12 +171,16 @@ def fit(kind: str, plain: Quantity) -> Quantity:
     for name, form in EXPERTS.items():
         if len((rows := profiles.mixture(kind, OF_KIND.get((kind, name), form))).seconds):
             out[f"experts_{name}"] = fit_experts(kind, name, rows)
-    return out | {name: priced_as(out[name], out[it.of], it) for (on, name), it in PRICED_AS.items() if on == kind}
+    swaps = {name: instead for (gpu, name), instead in PRICED_AS.items() if gpu == kind}
+    return out | {name: priced_as(out[name], out[instead.of], instead) for name, instead in swaps.items()}
 
 
-def priced_as(q: Quantity, its: Quantity, instead: Instead) -> Quantity:
-    """Return a quantity with the coefficients of another one, whose errors are none of its own."""
-    kept = {key: value for key, value in its.items() if key not in quantities.ERRORS}
+def priced_as(replaced: Quantity, other: Quantity, instead: Instead) -> Quantity:
+    """Return the coefficients of another quantity in place of `replaced`, without its fit's errors.
+
+    Its tiles are `instead.slower` times as slow.
+    """
+    kept = {key: value for key, value in other.items() if key not in quantities.ERRORS}
     if "tiles" in kept:
         kept["tiles"] = [[tm, tn, quantities.sig(rate / instead.slower)] for tm, tn, rate in kept["tiles"]]
-    return {**kept, "source": f"roofline: as {instead.of}. {q['source']}. {instead.why}"}
+    return {**kept, "source": f"roofline: as {instead.of}. {replaced['source']}. {instead.why}"}

@@ -67,7 +67,7 @@ class Log(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Columns that cross from the sender to the parent at the end; chunks came before, in the order of reading."""
+    """What the sender process gives its parent at its end; chunks came before, in the order in which they were read."""
 
     requests: dict[str, bytes]
     errors: dict[int, str]

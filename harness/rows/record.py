@@ -418,7 +418,7 @@ def _checked(path: Path, about: Mapping[str, Any], rows: pa.Table) -> pa.Table:
 
 
 def present(path: Path, about: Mapping[str, Any]) -> None:
-    """UserError for a file, with the facts of its footer, of an earlier or a later schema."""
+    """Raise UserError if a file's footer (`about`) names an earlier or later schema than this release reads."""
     version = about.get("schema", 1)
     if version > VERSION:
         raise UserError(f"{path} is of schema {version}, and this release reads {VERSION}: update it")

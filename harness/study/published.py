@@ -1,7 +1,7 @@
 """Tables of studies that the repository keeps, and whether they are of today's code.
 
-`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints, below how and when it ran. Its first line has
-the day and, for each system on its engine, the first digits of the hash of the sources that decide its rows.
+`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints, below how and when it ran. Its first line
+has the day and, for each system on its engine, the first digits of the hash of the sources that decide its rows.
 """
 
 from __future__ import annotations

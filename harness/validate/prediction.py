@@ -149,20 +149,20 @@ def page(path: Path) -> str:
 
 
 def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
-    """Count pairs of systems at a rate whose order was predicted, and those of them whose measured order is the same.
+    """Return how many predicted orders held, and of how many: pairs of systems that were measured at the same rate.
 
     Systems within SAME of each other have no order; where the measured ones have none, the predicted did not hold.
     """
     seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
-    right = of = 0
+    held = pairs = 0
     for a, b in combinations(predicted, 2):
         keys = (a.system, a.rate), (b.system, b.rate)
         if a.rate != b.rate or not set(keys) <= set(seen) or abs(a.attainment - b.attainment) <= SAME:
             continue
-        of += 1
-        off = seen[keys[0]] - seen[keys[1]]
-        right += abs(off) > SAME and (off > 0) == (a.attainment > b.attainment)
-    return right, of
+        pairs += 1
+        difference = seen[keys[0]] - seen[keys[1]]
+        held += abs(difference) > SAME and (difference > 0) == (a.attainment > b.attainment)
+    return held, pairs
 
 
 def compare(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:

@@ -1,6 +1,6 @@
 """State that all parts of the engine read and change: the models, memory, and the requests in a step.
 
-`engine.py` derives from it; what is here does not know how steps are form_step, or weights and KV brought.
+`engine.py` derives from it; what is here does not know how steps are formed, or weights and KV brought.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """NVIDIA cards as devices (device.py says what a device does). Workers are threads of one process with all the memory.
 
 A device's memory is a heap of physical handles, a granule each, made once (cuMemCreate). A handle is mapped in the flat
-range of its device, by which the links copy (cuda_links.py), and in the space of whoever uses it (cuMemMap,
-cuMemSetAccess). The first granule of every space is a sink that stays mapped: Triton asks the driver about the base of
-a pointer that it is given.
+range of its device, by which the links copy (cuda_links.py), and in a space of each worker that uses it (cuMemMap,
+cuMemSetAccess). The first granule of every space maps the heap's sink and stays mapped: Triton asks the driver about
+the base address of a pointer, which must be mapped.
 
-A share of the SMs is a green context; those of a batch's two phases are the two parts of one split, so they are
-disjoint. The kernels that compute are in fused.py.
+A share of the SMs is a green context. Prefills get the first part of a split and decodes the second part of one, so
+they are disjoint unless they ask for more than all SMs. The kernels that compute are in fused.py.
 
     Cards      all devices of a run, and what one worker hands to another
     Heap       a device: its handles and its SMs
     Space      a range of addresses in which some granules of a heap are mapped
-    Card       a device as one worker has it, with streams and graphs of its own
+    Card       a device (a card, or a part of its SMs and memory) as one worker has it, with streams and graphs
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from harness.policy.types import GIB
 from probe import driver
 from probe.compute import edges, varlen
 
-FIRST = {fused.Decodes: 32, fused.Prefills: 1024}  # sizes up to which graphs are captured before a run
+# Graphs up to these sizes are captured before a run, larger ones when they are first used.
+PREPARED = {fused.Decodes: 32, fused.Prefills: 1024}
+MOST_QUERIES = 16  # queries a KV head that the fused attention takes
 
 
 def place(card: int) -> torch.device:
@@ -51,7 +53,10 @@ def bind() -> None:
 
 
 class Heap:
-    """The memory of a device, and its SMs."""
+    """The memory of a device, and its SMs.
+
+    `resource` is its SMs as the driver has them; `green` its green context, None for a whole card.
+    """
 
     def __init__(self, size: int, granule: int, card: int, resource: Any, green: Any) -> None:
         self.granule, self.card, self.green = granule, card, green
@@ -70,10 +75,12 @@ class Heap:
         return torch.cuda.Stream(self.card) if self.green is None else self._stream(self.green)
 
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
-        """Make a stream on about so many SMs, a group of a split or what it leaves; return it and its SMs."""
-        step = int(self.resource.sm.minSmPartitionSize)
+        """Make a stream on about `sms` SMs, the first part of a split or (`rest`) the second; return it and its SMs."""
+        if sms >= self.sms:
+            return self.stream(), self.sms
+        least = int(self.resource.sm.minSmPartitionSize)
         group = self.sms - sms if rest else sms
-        group = min(max(step, round(group / step) * step), (self.sms - 1) // step * step)
+        group = min(max(least, round(group / least) * least), (self.sms - 1) // least * least)  # some are left
         with self._lock:
             if group not in self._splits:
                 dev = driver.device(self.card)
@@ -89,16 +96,16 @@ class Heap:
 
 
 class Cards:
-    """All devices of a run, whose numbers are of `dtype`; a worker hands tensors to another by a number."""
+    """All devices of a run; weights and KV are of `dtype`. Workers hand objects to each other by a number."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.heaps: list[Heap] = []  # a device each
-        self._handles = count()
-        self._exported: dict[int, Any] = {}  # on its way from one worker to another, by handle
+        self._numbers = count()
+        self._exported: dict[int, Any] = {}  # objects on their way between workers, by number
 
     def open(self, sizes: Sequence[int], granule: int, sms: int) -> str:
-        """Make the heaps of devices of so many bytes and SMs; return why the cards cannot have them, "" if they do."""
+        """Make a heap of each of `sizes` bytes, with `sms` SMs, on the cards; return why that fails, or ""."""
         torch.cuda.init()
         cards = torch.cuda.device_count()
         per_card = -(-len(sizes) // cards)
@@ -106,7 +113,7 @@ class Cards:
             card_sms = torch.cuda.get_device_properties(card).multi_processor_count
             if (per_card == 1 and card_sms != sms) or per_card * sms > card_sms:
                 return f"{per_card} devices of {sms} SMs on a card that has {card_sms}: name its kind by --gpu"
-            torch.empty(1, device=place(card))
+            torch.empty(1, device=place(card))  # makes torch's context on the card
             driver.bind(card)
             dev = driver.device(card)
             whole = driver.all_sms(dev)
@@ -122,14 +129,14 @@ class Cards:
         return ""
 
     def export(self, what: Any) -> int:
-        """Put something where another worker takes it; return its handle."""
-        handle = next(self._handles)
-        self._exported[handle] = what
-        return handle
+        """Put an object where another worker takes it; return its number."""
+        number = next(self._numbers)
+        self._exported[number] = what
+        return number
 
-    def take(self, handle: int) -> Any:
-        """Return what was exported under a handle, once."""
-        return self._exported.pop(handle)
+    def take(self, number: int) -> Any:
+        """Return, once, what was exported under a number."""
+        return self._exported.pop(number)
 
 
 class Space:
@@ -138,7 +145,7 @@ class Space:
     def __init__(self, heap: Heap, size: int, dtype: torch.dtype) -> None:
         self.heap, self.granule, self.dtype = heap, heap.granule, dtype
         self.size = -(-size // self.granule) * self.granule
-        self._mapped: dict[int, Any] = {}  # handles by place, in granules
+        self._mapped: dict[int, Any] = {}  # mapped handles, by index of the granule in the range
         self._base = driver.reserve(self.granule + self.size, self.granule)
         driver.map_at(self._base, self.granule, heap.sink)
         driver.allow(self._base, self.granule, heap.card)
@@ -161,7 +168,7 @@ class Space:
                 driver.unmap(base + k * self.granule, self.granule)
             self._mapped[k] = handles[k - first]
             driver.map_at(base + k * self.granule, self.granule, self._mapped[k])
-        for _, run in groupby(enumerate(fresh), lambda pair: pair[1] - pair[0]):
+        for _, run in groupby(enumerate(fresh), lambda pair: pair[1] - pair[0]):  # neighbours in one driver call
             places = [k for _, k in run]
             driver.allow(base + places[0] * self.granule, len(places) * self.granule, self.heap.card)
 
@@ -172,7 +179,7 @@ class Space:
             del self._mapped[k]
 
     def leave(self, size: int) -> None:
-        """See device.Space: it stays mapped, and costs nothing where it comes back to the same granules."""
+        """See device.Space: granules stay mapped; mapping the same ones there again takes no driver call."""
 
     def tensor(self) -> Tensor:
         """See device.Space."""
@@ -186,7 +193,7 @@ class Card:
     """A device as one worker has it: streams of its own; see device.Device."""
 
     def __init__(self, cards: Cards, number: int, memory: int) -> None:
-        os.close(memory)  # the file that numbers the device has no pages
+        os.close(memory)  # an unused placeholder: the memory of a card is no file
         self.cards, self.heap = cards, cards.heaps[number]
         self.place = place(self.heap.card)
         torch.cuda.set_device(self.place)
@@ -197,6 +204,7 @@ class Card:
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
         self._graphs: dict[int, tuple[fused.Decodes, fused.Prefills]] = {}  # keyed by the address of the KV
+        self._unfused: set[int] = set()  # KV, by address, of models with more queries a KV head than kernels take
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:
@@ -209,6 +217,8 @@ class Card:
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():
             weight_space, kv_space = by_base[weights[name].embedding.data_ptr()], by_base[kv[name].data_ptr()]
+            if net.shape.q_heads > MOST_QUERIES * kv[name].shape[4]:
+                self._unfused.add(kv[name].data_ptr())
             if weight_space.size > len(self.heap.handles) * self.heap.granule:
                 continue  # the model does not fit; its load is refused
             weight_space.map(0, 0, weight_space.size)
@@ -218,18 +228,18 @@ class Card:
                 under_way = Pass(self, weights[name], kv[name], [Part(0, tokens, 0, tokens, (), (0,))], [0] * tokens)
                 under_way.run(net.shape.layers, lambda: None, _no_remote)
                 under_way.logits()
-                if fused.serves(kv[name]) and net.shape.q_heads <= 16 * kv[name].shape[4]:
+                if self._fuses(kv[name]):
                     shared = fused.tables(weights[name], kv[name], lambda: self.sms)
                     both = self._graphs[kv[name].data_ptr()] = fused.Decodes(shared), fused.Prefills(shared)
                     for graphs in both:
-                        for size in (n for n in graphs.sizes if n <= FIRST[type(graphs)]):
+                        for size in (n for n in graphs.sizes if n <= PREPARED[type(graphs)]):
                             graphs.graph(size, 0, net.shape.layers)
             weight_space.unmap(0, weight_space.size)
             kv_space.unmap(0, pages.block_bytes)
 
     @contextmanager
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
-        """See Device; the lane "attend" waits for nothing: whoever imports its result does."""
+        """See Device; but the end of "attend" does not wait for its kernels: whoever imports the result does."""
         before = self.sms
         stream, self.sms = self._stream(share, phase)
         with torch.cuda.stream(stream):
@@ -254,13 +264,17 @@ class Card:
             self._streams[key] = self.heap.partition_stream(*key)
         return self._streams[key]
 
+    def _fuses(self, kv: Tensor) -> bool:
+        """Tell whether the fused attention takes this KV, and the queries of its model."""
+        return fused.serves(kv) and kv.data_ptr() not in self._unfused
+
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
         """See Device."""
-        if not fused.serves(kv):
+        if not self._fuses(kv):
             return model.block_table(parts, kv)
         first, stride = fused.units(kv)
-        blocks = [torch.tensor(p.blocks[: -(-p.context // kv.shape[3])]) * stride + first for p in parts]
-        table = torch.nn.utils.rnn.pad_sequence(blocks, batch_first=True).to(torch.int32)
+        offsets = [torch.tensor(p.blocks[: -(-p.context // kv.shape[3])]) * stride + first for p in parts]
+        table = torch.nn.utils.rnn.pad_sequence(offsets, batch_first=True).to(torch.int32)
         wide = functional.pad(table, (0, -table.shape[1] % 16))  # Triton sees the stride as a multiple of 16
         tokens = torch.tensor([p.context for p in parts], dtype=torch.int32)
         return fused.Contexts(wide.to(kv.device), tokens.to(kv.device), *fused.scratch(kv, len(parts), self.sms))
@@ -275,7 +289,7 @@ class Card:
         return out
 
     def prompt(self, part: Part, kv: Tensor) -> Any:
-        """See Device: nothing is copied to the card between two layers, for that would wait for the first."""
+        """See Device: copied once a step, as a copy between two layers would wait until the first is computed."""
         return part, model.block_ids(part, kv), edges(part.tokens, part.context, self.place)
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
@@ -297,11 +311,11 @@ class Card:
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
         """See Device: those of its size, or of the next larger size."""
-        graphs = next((graphs for graphs in self._graphs.get(kv.data_ptr(), ()) if graphs.takes(order)), None)
-        return None if graphs is None else graphs.begin(order, ids)
+        chosen = next((each for each in self._graphs.get(kv.data_ptr(), ()) if each.takes(order)), None)
+        return None if chosen is None else chosen.begin(order, ids)
 
     def export(self, *tensors: Tensor) -> Any:
-        """See Device: by number, behind an event."""
+        """See Device: by a number, with an event that says when they are computed."""
         event = torch.cuda.Event()
         event.record()
         return self.cards.export((tensors, event))
@@ -319,21 +333,21 @@ class Card:
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """See Device: this worker launches its kernels, on the other device's stream for remote attention."""
+        """See Device: this worker's thread launches the kernels, on the "attend" stream of the other device."""
         attention: Callable[[int, Tensor, Tensor, Tensor], Tensor] = self.cards.take(handle)
         return attention
 
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Write and attend here for another worker, which waits for no thread of this one."""
-        asker, (here, _) = torch.cuda.current_stream(), self._stream(None, "attend")
-        here.wait_stream(asker)
-        with torch.cuda.stream(here):
+        """Write the new KV and attend on this device, in the asking worker's thread: streams wait, threads do not."""
+        asking, (attending, _) = torch.cuda.current_stream(), self._stream(None, "attend")
+        attending.wait_stream(asking)
+        with torch.cuda.stream(attending):
             model.write(kv, layer, slots, key.to(self.place), value.to(self.place))
             out = self.decode_attention(kv, layer, contexts, q.to(self.place)).to(q.device)
-        asker.wait_stream(here)
-        out.record_stream(asker)
+        asking.wait_stream(attending)
+        out.record_stream(asking)
         return out
 
 

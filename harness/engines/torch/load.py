@@ -23,7 +23,7 @@ class Load:
         self._pids.setdefault(pid, 0.0)
 
     def leave(self, pid: int) -> None:
-        """Count what a process has spent that is about to end."""
+        """Add what a process that is about to end has spent."""
         if pid in self._pids:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 

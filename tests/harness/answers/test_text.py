@@ -13,7 +13,7 @@ import pytest
 
 from harness.answers import table as tables
 from harness.answers.ratios import borne_out
-from harness.answers.text import Shown, lines
+from harness.answers.text import RATES, Shown, lines
 from harness.answers.without import offered_rps
 from harness.rows.about import About
 from harness.rows.estimate import Estimate
@@ -113,7 +113,8 @@ def test_where_rates_tell_nothing_points_do() -> None:
     told = printed(table(rows), about(PANELS[:1], []))
     assert told[0] == "prism, pooled over models, is ahead of static"
     assert told[2:5] == ["system 99 % TTFT prism over it", "prism >24.0 -", "static >24.0 + +0.2 +0.4 +0.8 points"]
-    assert told[5:8] == [
+    assert told[5:9] == [
+        RATES,
         "verdicts on prism: + ahead; one verdict",
         "common random numbers save 0 % of a difference's variance (median)",
         "points: difference of attainment at 6, 12 and 24 req/s, where a ratio of rates does not decide",

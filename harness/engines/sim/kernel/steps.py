@@ -26,16 +26,16 @@ from harness.engines.sim.state import *
 @jit
 def form(S: int, T: Tables, lane: int) -> None:
     """Decide what an idle lane does next, and start it."""
-    run, pieces, once = compose(S, lane)
-    if pieces == 0 and run == 0:
+    decodes, pieces, single = compose(S, lane)
+    if pieces == 0 and decodes == 0:
         return
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
     i = B.inst
-    n.decodes = run
-    n.was = n.kind if lane == 2 * b else PREFILL
+    n.decodes = decodes
+    n.was = n.kind if lane == 2 * b else PREFILL  # a decode lane is never MIXED, which is all that is asked
     n.started_s = W.now
     n.anchor_s = W.now
     n.anchor_work = 0.0
@@ -51,11 +51,11 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.max_rate = 1.0
     if n.sms > 0:
         n.partition = 2 * n.sms + (lane & 1)
-        n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, run, int(pieces > 0))
+        n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
-    W.steps += int(n.layers_left == 0)
+    W.steps += int(n.layers_left == 0)  # a later slice of a step is no step more
     if pieces > 0:
-        tokens, area, out = 0, 0.0, run
+        tokens, area, out = 0, 0.0, decodes  # area: pairs of causal attention; out: tokens that are sampled
         r = n.pieces
         while r >= 0:
             q = req_at(S, r)
@@ -64,18 +64,18 @@ def form(S: int, T: Tables, lane: int) -> None:
             if q.prefilled + q.piece == target(S, r):
                 out += 1
             r = q.next_piece
-        context = float(B.context - far_context(S, b)) if run > 0 else 0.0
-        _, _, solo = price(S, lane, run, pieces, tokens, area, out, context, -1.0)
+        context = float(B.context - far_context(S, b)) if decodes > 0 else 0.0
+        _, _, solo = price(S, lane, decodes, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         n.busy = STEP
-        n.steps = int(n.layers_left == 0)
+        n.steps = int(n.layers_left == 0)  # `price` took the layers of this slice off
         n.first_s = solo
         n.slope_s = 0.0
         n.work = solo
     else:
-        span(S, lane, run, c, once)
-    if run > 0:
+        span(S, lane, decodes, c, single)
+    if decodes > 0:
         B.brought = 0
         f = B.remote
         while f >= 0:
@@ -91,8 +91,11 @@ def form(S: int, T: Tables, lane: int) -> None:
 
 
 @jit
-def span(S: int, lane: int, run: int, c: int, once: int) -> None:
-    """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
+def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
+    """Plan decode steps for as long as the batch cannot change, and take their blocks.
+
+    Step j, from 0, takes first_s + j slope_s solo seconds.
+    """
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -100,53 +103,53 @@ def span(S: int, lane: int, run: int, c: int, once: int) -> None:
     i = B.inst
     k = cost_at(S)[c]
     steps = req_at(S, B.root).last_tick - B.tick
-    q = power_below(B.context)
-    each = q / run
-    near_context = each * (run - B.far) if B.far > 0 else float(q)
-    base, host, _ = price(S, lane, run, 0, 0, 0.0, run, near_context, each)
+    power = power_below(B.context)  # attention elsewhere and traffic are priced at it
+    each = power / decodes
+    near_context = each * (decodes - B.far) if B.far > 0 else float(power)
+    base, host, _ = price(S, lane, decodes, 0, 0, 0.0, decodes, near_context, each)
     if B.far > 0:
         steps = min(steps, span_far(S, lane, c, base, host))
     else:
-        flat = base + (k.att0 + k.att1 * run)
-        slope = k.dec2 * run
+        floor_s = base + (k.att0 + k.att1 * decodes)  # a step takes the larger of a floor and a line over context
+        slope = k.dec2 * decodes
         if k.serial:
-            flat += host
-            line = base + (k.dec0 + k.dec1 * run) + host
+            floor_s += host
+            empty_s = base + (k.dec0 + k.dec1 * decodes) + host
         else:
-            flat = max(flat, host)
-            line = base + (k.dec0 + k.dec1 * run)
-        y = line + k.dec2 * B.context
-        if y >= flat:
-            n.first_s = y
+            floor_s = max(floor_s, host)
+            empty_s = base + (k.dec0 + k.dec1 * decodes)
+        now_s = empty_s + k.dec2 * B.context
+        if now_s >= floor_s:
+            n.first_s = now_s
             n.slope_s = slope
-        else:  # a floor holds until the context reaches its knee
-            n.first_s = flat
+        else:  # the floor holds until the line exceeds it, after `knee` steps
+            n.first_s = floor_s
             n.slope_s = 0.0
             if slope > 0.0:
-                knee = int(math.floor((flat - y) / slope)) + 1
-                while knee > 1 and line + k.dec2 * (B.context + (knee - 1) * run) > flat:
+                knee = int(math.floor((floor_s - now_s) / slope)) + 1
+                while knee > 1 and empty_s + k.dec2 * (B.context + (knee - 1) * decodes) > floor_s:
                     knee -= 1
                 steps = min(steps, knee)
     if W.sigma > 0.0:
-        f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.tick // NOISE_TICKS)
-        n.first_s *= f
-        n.slope_s *= f
+        factor = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.tick // NOISE_TICKS)
+        n.first_s *= factor
+        n.slope_s *= factor
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
-    steps = min(steps, (2 * q - B.context + run - 1) // run)
+    steps = min(steps, (2 * power - B.context + decodes - 1) // decodes)
     if n.turn != NO_TURN:
         steps = min(steps, n.turn_max - n.turn_steps)
     if W.lookahead_steps > 0 and lane == 2 * b and B.count[WAITING] > 0:
-        young = req_at(S, B.ends[2 * WAITING + 1]).joins_step - n.ran
-        if young > 0:  # the latest prompt joins then
-            steps = min(steps, young)
-    steps = 1 if once else max(steps, 1)  # once: a member that lost its pages is let in again at the next boundary
-    if W.paged and alternates(S, lane):
+        joins_in = req_at(S, B.ends[2 * WAITING + 1]).joins_step - n.ran
+        if joins_in > 0:  # the last prompt of the queue joins then
+            steps = min(steps, joins_in)
+    steps = 1 if single else max(steps, 1)  # single: a member that lost its pages is let in at the next boundary
+    if W.paged and alternates(S, lane):  # batches of a model on these GPUs take pages in turn, a step at a time
         steps = 1
     f = B.remote if B.far > 0 else -1
     while f >= 0:
         steps = hold_far(S, b, f, steps)
         f = remote_at(S, f).next
-    # taken by `grow`, but for members that brought theirs
+    # `grow` has taken the blocks of the first step, or members brought them
     first = 0 if W.reserves else B.residues[(1 - B.tick) % W.block_tokens]
     more = needs(S, b, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
@@ -161,7 +164,7 @@ def span(S: int, lane: int, run: int, c: int, once: int) -> None:
         more = needs(S, b, B.tick, steps) - first
     put(S, i, more)
     f = B.remote if B.far > 0 else -1
-    while f >= 0:  # what an account holds for more steps than the others have room for goes back
+    while f >= 0:  # an account elsewhere gets back blocks that it took for more steps than these
         F = remote_at(S, f)
         put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
         f = F.next
@@ -184,7 +187,7 @@ def tally(S: int, lane: int, k: int) -> None:
 
 @jit
 def end_step(S: int, lane: int) -> None:
-    """End a step, or the last of a span, now."""
+    """End a lane's step, or its whole span, now."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -269,14 +272,14 @@ def end_step(S: int, lane: int) -> None:
 
 
 @jit
-def evict(S: int, i: int, drain: int, act_: int) -> None:
-    """Free weights once no member is left, or at the next boundary."""
+def evict(S: int, i: int, drain: int, action: int) -> None:
+    """Order an eviction: weights go once no member is left (`drain`), else at the next boundary of their lanes."""
     W = world(S)
     I = inst_at(S, i)
-    if I.state != DRAINING:  # else it was counted when it began to leave
+    if I.state != DRAINING:  # else it was counted when its drain was ordered
         W.migrations += int(elsewhere(S, i, QUEUED, IN))
         I.left_s = W.now
-    I.evict = act_
+    I.evict = action
     set_weights(S, i, DRAINING if drain else LEAVING)
     if not drain:
         for lane in range(W.n_lanes):  # a span may be at a boundary just now
