@@ -87,14 +87,3 @@ def _guarded(figure: Any, function: str) -> Iterator[None]:
         line = lines[-1] if lines else getattr(figure, function).__code__.co_firstlineno  # called with other arguments
         file = f"plots/{Path(figure.__file__).name}"
         raise Broken(f"{file}, line {line}: `{function}` raised {type(error).__name__}: {error}") from error
-
-
-def listing() -> list[tuple[str, str]]:
-    """Each figure of stored results and what it shows, or how its file is broken."""
-    lines = []
-    for name in names():
-        try:
-            lines.append((name, (find(name).__doc__ or "").strip().partition("\n")[0]))
-        except UserError as error:
-            lines.append((name, str(error)))
-    return lines

@@ -85,9 +85,7 @@ class ServerlessLlm:
     disk_until_s: dict[int, float] = field(default_factory=dict, init=False)  # by node: loads from its disk end
     where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "plus": {"place": "fewest", "order": "sjf"},
-    }
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"place": "fewest", "order": "sjf"}}
 
     def __post_init__(self) -> None:
         models, profile = self.cluster.models, self.cluster.profile

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +27,7 @@ from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
+LOOSE_S = 60.0  # a limit of TTFT, above which a base is doubted
 MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
@@ -48,6 +48,7 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
     if _fidelity(measured) == "simulated" and (unchecked := note(spec.gpu, spec.host)):
         yield unchecked
     yield from streams.lines(setup)
+    yield from _loose(measured)
     if not math.isnan(shown.rate_scale):  # else nothing ran, and `notes` has the reasons
         yield _load(measured, shown, every=every)
 
@@ -58,7 +59,7 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
     known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
     fit = ", unlike real" if (setup.realism or "").startswith("off") else ""
     _, loop = traffic(spec)
-    facts = (
+    facts = [
         f"{trace.name.partition('+')[0]} ({trace.tier}{fit})",
         f"{served} of {len(trace.models)} models" if served != len(trace.models) else "",
         known,
@@ -67,13 +68,24 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
         _prefix_cache(measured),
         f"SLO {measured.target.rule}",
         _seeds(measured),
-    )
-    more = " · --all says more"
-    yield textwrap.shorten(" · ".join(filter(None, facts)), SETTING - len(more), placeholder=" ...") + more
+        "--all says more",
+    ]
+    while len(line := " · ".join(filter(None, facts))) > SETTING and len(facts) > 2:
+        del facts[-2]
+    yield line
     if part := replayed(spec):
         yield f"replayed: {part}"
     if spec.measured_on:
         yield f"measured on: {spec.measured_on}"
+
+
+def _loose(measured: Measured) -> Iterator[str]:
+    """Warn where an SLO is so many seconds that hardly a request can miss it: its base was taken past the knee."""
+    limits = [(ttft_s, model) for model, (ttft_s, _) in (measured.target.seconds or {}).items()]
+    most_s, model = max(limits, default=(0.0, ""))
+    if LOOSE_S < most_s < math.inf and "P95" in measured.target.rule:
+        why = "as its base is of a GPU that this load overloads; --slo absolute:ttft=S,tpot=S states one"
+        yield f"The SLO lets {model} wait {most_s:,.0f} s for a first token, {why}."
 
 
 def _plans(measured: Measured) -> bool:

@@ -405,11 +405,15 @@ def _parts(shown: Shown) -> list[Ablation]:
 def _claims(shown: Shown) -> Iterator[str | Table]:
     """Count the claims of each class; with `every` list each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
+    stated = [claim for claim in claims.claims_of(shown.about) if claim.paper is not None]
+    if absent := dict.fromkeys(name for claim in stated for name in claims.lacking(claim, shown.about)):
+        yield f"claims about systems that took no part are not judged: {', '.join(absent)}"
     if not every:
         return
     if shown.every:
         yield ""
-        head, table = [f"claim ({shown.about.paper})", "on", "paper", "here", "class", "holds if"], list[list[str]]()
+        of = f" ({shown.about.paper})" if shown.about.paper else ""
+        head, table = [f"claim{of}", "on", "paper", "here", "class", "holds if"], list[list[str]]()
         for v in every:
             what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
             table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
@@ -419,7 +423,8 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
             reasons.setdefault(v.claim.why, {})[v.says] = None
         yield from (f"{', '.join(says)}: {why}" for why, says in reasons.items() if why)
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
-    yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
+    whose = "the paper's claims" if shown.about.paper else "claims"
+    yield f"{whose}, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
 
 
 def on_text(verdict: Verdict) -> str:

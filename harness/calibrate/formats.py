@@ -171,8 +171,7 @@ def fit(kind: str, plain: Quantity) -> Quantity:
     for name, form in EXPERTS.items():
         if len((rows := profiles.mixture(kind, OF_KIND.get((kind, name), form))).seconds):
             out[f"experts_{name}"] = fit_experts(kind, name, rows)
-    swaps = {name: instead for (gpu, name), instead in PRICED_AS.items() if gpu == kind}
-    return out | {name: priced_as(out[name], out[instead.of], instead) for name, instead in swaps.items()}
+    return out | {name: priced_as(out[name], out[x.of], x) for (gpu, name), x in PRICED_AS.items() if gpu == kind}
 
 
 def priced_as(replaced: Quantity, other: Quantity, instead: Instead) -> Quantity:

@@ -86,6 +86,8 @@ def _systems() -> Iterator[str]:
     cards, tuned = (
         tomllib.loads((ROOT / "systems" / name).read_text("utf-8")) for name in ("cards.toml", "tuned.toml")
     )
+    if bare := sorted({*system.names()} - cards.keys()):
+        raise SystemExit(f"systems/cards.toml has no [{bare[0]}]")
     yield from table(
         "system,best form here,departs from its source,regret,where it wins",
         (

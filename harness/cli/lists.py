@@ -11,13 +11,14 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.answers.table import WIDTH, aligned, clause, printed
 from harness.cli.options import ALL, examples, gpu_names, stems, system_names
 from harness.cli.terminal import room, screen
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
@@ -40,8 +41,6 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
 
     Without a command: what each system is, and the names of the rest; --all is that of bench list systems.
     """
-    from harness.policy.types import UserError
-
     if markdown and not matrix:
         raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
     if matrix and ctx.invoked_subcommand is not None:
@@ -84,6 +83,17 @@ def _names() -> None:
         "next: bench compare --systems all",
     ]
     screen([answer, *aligned(rows)], tail=more, every=False)
+
+
+def listing(package: Any) -> list[tuple[str, str]]:
+    """List each figure of `plots`, or reader of `traces.readers`, with its first line, or how its file is broken."""
+    lines = []
+    for name in package.names():
+        try:
+            lines.append((name, (package.find(name).__doc__ or "").strip().partition("\n")[0]))
+        except UserError as error:
+            lines.append((name, str(error)))
+    return lines
 
 
 def _summary(file: Path) -> str:
@@ -322,7 +332,7 @@ def traces(*, every: bool) -> None:
     converts = [_converts(name, path, Path(folder)) for name, of in logs.items() for path in of]
     after = f"next: bench trace stats {lines[1][0]}"
     if every:
-        known = aligned([("reader", "what it reads (bench trace convert --from READER FILE)"), *readers.listing()])
+        known = aligned([("reader", "what it reads (bench trace convert --from READER FILE)"), *listing(readers)])
         screen([answer, *aligned(lines), signs, *missing, *known, *converts], tail=[after], every=True)
         return
     heads = ("reader", "logs", "first LOG (bench trace convert --from READER $TRACES_DIR/LOG -o OUT.parquet)")
@@ -345,7 +355,7 @@ def figures() -> None:
     """List the figures that bench plot draws."""
     import plots
 
-    rows = plots.listing()
+    rows = listing(plots)
     answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
     screen([answer, *aligned([("figure", "what it shows"), *rows], room())], every=False)
 

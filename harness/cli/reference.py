@@ -394,7 +394,7 @@ def _traces() -> Iterator[str]:
     yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
     yield "## Readers\n"
     yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
-    yield from table("reader,what it reads", ((f"`{name}`", _plain(what)) for name, what in readers.listing()))
+    yield from table("reader,what it reads", ((f"`{name}`", _plain(what)) for name, what in lists.listing(readers)))
 
 
 def _models() -> Iterator[str]:

@@ -67,7 +67,7 @@ class Log(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What the sender process gives its parent at its end; chunks came before, in the order in which they were read."""
+    """Facts that the sender process gives its parent at its end; chunks came before, in the order of their reading."""
 
     requests: dict[str, bytes]
     errors: dict[int, str]

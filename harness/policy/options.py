@@ -24,10 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "turns": "processes take turns, as without MPS",
         "none": "none slows another down",
     },
-    "memory": {
-        "real": "as much as the GPU has",
-        "unlimited": "as much as is asked for",
-    },
+    "memory": {"real": "as much as the GPU has", "unlimited": "as much as is asked for"},
     "process": {
         "model": "one process a model",
         "pair": "two processes a model, for prompts and for decodes",

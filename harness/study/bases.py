@@ -74,10 +74,7 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
             ttft.setdefault(model, []).append(rows.ttft_s[mine])
             tpot.setdefault(model, []).append(tpot_s[mine][rows.output_tokens[mine] > 1])
     return {
-        model: (
-            requests.quantile(np.concatenate(parts), 0.95),
-            requests.quantile(np.concatenate(tpot[model]), 0.95),
-        )
+        model: (requests.quantile(np.concatenate(parts), 0.95), requests.quantile(np.concatenate(tpot[model]), 0.95))
         for model, parts in ttft.items()
     }
 

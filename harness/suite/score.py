@@ -102,6 +102,7 @@ def score(
     if left:
         lock = threading.Lock()
         targets = {s.name: target(suite, s, beacon, out) for s in suite.scenario}
+        apart = partial(_process, entry, suite, beacon, folder, targets)
 
         def take(row: Row) -> None:
             with lock:
@@ -111,14 +112,14 @@ def score(
 
         if not passed:
             tell("checking the policy (bench check)")
-            refused = _checked(entry, suite, folder, targets)
+            refused = _checked(apart)
             if not refused:
                 with suppress(OSError, UserError):
                     vetted.keep(content)
         if not refused:
             shares = [left[k::workers] for k in range(min(workers, len(left)))]
             with ThreadPoolExecutor(len(shares)) as pool:
-                done = [pool.submit(_run, entry, suite, beacon, folder, targets, share, take) for share in shares]
+                done = [pool.submit(_run, apart, share, take) for share in shares]
                 for each in done:
                     each.result()
     ordered = [{**rows[s.name], **standing(rows[s.name], s)} for s in suite.scenario if s.name in rows]
@@ -166,26 +167,18 @@ def _under(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> tuple[St
 # ------------------------------------------------------------------ processes
 
 
-def _checked(entry: Entry, suite: Suite, folder: Path, targets: Mapping[str, Any]) -> list[str]:
+def _checked(apart: Callable[..., str]) -> list[str]:
     """Return why an entry may not enter; empty where it may."""
     reasons: list[str] = ["the check ended without a word"]
 
     def take(facts: Mapping[str, Any]) -> None:
         reasons[:] = facts.get("refused", reasons)
 
-    ended = _process(entry, suite, "", folder, targets, (), checked=False, take=take)
+    ended = apart((), take, checked=False)
     return [*reasons, *([ended] if reasons and ended else [])]
 
 
-def _run(
-    entry: Entry,
-    suite: Suite,
-    beacon: str,
-    folder: Path,
-    targets: Mapping[str, Any],
-    names: Sequence[str],
-    take: Callable[[Row], None],
-) -> None:
+def _run(apart: Callable[..., str], names: Sequence[str], take: Callable[[Row], None]) -> None:
     """Run scenarios in a process; where it ends early, that scenario has failed, and another process takes the rest."""
     left = list(names)
     while left:
@@ -198,7 +191,7 @@ def _run(
                 left.remove(row["scenario"])
                 take(row)
 
-        ended = _process(entry, suite, beacon, folder, targets, left, checked=True, take=hear)
+        ended = apart(left, hear)
         if left and at in left:
             left.remove(at)
             take({"scenario": at, "failed": ended or "its process ended early"})
@@ -211,9 +204,9 @@ def _process(
     folder: Path,
     targets: Mapping[str, Any],
     names: Sequence[str],
-    *,
-    checked: bool,
     take: Callable[[Mapping[str, Any]], None],
+    *,
+    checked: bool = True,
 ) -> str:
     """Start a process for an entry, hear its lines, and return how it ended: empty where it ended well."""
     cache = systems.user_cache().resolve()

@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 import plots
+from harness.cli import lists
 from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record, tidy
@@ -116,7 +117,7 @@ def test_a_figure_says_what_it_draws(tmp_path: Path) -> None:
         assert [list(part) for part in plots.of(tmp_path / name)] == [[name], []]
     record.write_table(tmp_path / "compare" / record.SENSITIVITY, GRID, {})
     assert list(plots.of(tmp_path / "compare")[0]) == ["compare", "tornado"]
-    assert [name for name, what in plots.listing() if not what.endswith(".")] == []
+    assert [name for name, what in lists.listing(plots) if not what.endswith(".")] == []
 
 
 MINE = '''"""Nothing, twice."""
@@ -158,7 +159,7 @@ def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
         "half": "plots/fig_half.py is broken: it has no function `render`",
         "raises": "plots/fig_raises.py is broken: ZeroDivisionError: division by zero",
     }
-    assert dict(plots.listing()) == {"mine": "Nothing, twice.", **broken}
+    assert dict(lists.listing(plots)) == {"mine": "Nothing, twice.", **broken}
     made = folder(tmp_path / "sweep-3f9c", GRID)
     done = CliRunner().invoke(main, ["plot", str(made), "-o", str(tmp_path / "out.pdf")], catch_exceptions=False)
     assert (done.exit_code, done.stderr.splitlines()) == (0, list(broken.values()))

@@ -54,7 +54,7 @@ def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]: 
     emulated.card(monkeypatch, "bfloat16")
     scratch, begin, graphs = fused.scratch, fused.Prefills.begin, list[list[int]]()
     monkeypatch.setattr(fused, "scratch", lambda kv, rows, sms: scratch(kv, rows, 1))  # a context is one part
-    monkeypatch.setattr(cuda, "FIRST", dict.fromkeys(cuda.FIRST, 0))
+    monkeypatch.setattr(cuda, "PREPARED", dict.fromkeys(cuda.PREPARED, 0))
     for name, value in (("TOKENS", (16, 80)), ("PROMPTS", 2), ("DECODES", 2)):
         monkeypatch.setattr(fused, name, value)
     for name in ("decode", "merge", "add_norm", "rope_write", "silu_mul"):

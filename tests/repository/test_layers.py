@@ -63,19 +63,14 @@ ARCHITECTURE = {
         "annotated_types numpy pandas pyarrow scipy",  # Ray by name, in an environment of their own
     ),
     "study": Box(
-        "policy toml loop rows engines engines.costs traces workloads run",
-        "numpy pandas pyarrow scipy tomli_w",
+        "policy toml loop rows engines engines.costs traces workloads run", "numpy pandas pyarrow scipy tomli_w"
     ),
     "answers": Box("policy rows run study", "numpy pandas pyarrow"),
     "validate": Box(
-        "policy loop rows engines engines.costs calibrate workloads run study",
-        "numpy pandas pyarrow scipy",
+        "policy loop rows engines engines.costs calibrate workloads run study", "numpy pandas pyarrow scipy"
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
-    "suite": Box(
-        "policy toml loop rows engines.sim run study answers check",
-        "numpy pyarrow",
-    ),
+    "suite": Box("policy toml loop rows engines.sim run study answers check", "numpy pyarrow"),
     "plots": Box("policy rows", "PIL matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
         "policy loop rows engines.costs calibrate traces workloads run study answers validate check suite plots",

@@ -12,7 +12,7 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 61_970, ("tests",): 45_550}
+MOST_CODE = {PRODUCT: 61_980, ("tests",): 45_520}
 # `python -m tests.tools.style` lists these two.
 MOST_FRAGMENTS = {PRODUCT: 133, ("tests",): 128}
 MOST_SKIPS = 50
@@ -50,7 +50,7 @@ SIDES = pytest.mark.parametrize("folders", [PRODUCT, ("tests",)], ids=["product"
 
 @SIDES
 def test_code_does_not_grow(folders: tuple[str, ...]) -> None:
-    assert code_lines(*folders) <= MOST_CODE[folders]
+    assert code_lines(*folders) <= MOST_CODE[folders], "more code than the limit: take as much away elsewhere"
 
 
 @SIDES

@@ -79,11 +79,7 @@ def look(engine: Sim) -> None:
 
 
 def simulated(
-    rows: list[tuple[float, int, int, int]],
-    world: Config,
-    refuse: int = 0,
-    decision_s: float = 0.0,
-    **fields: Any,
+    rows: list[tuple[float, int, int, int]], world: Config, refuse: int = 0, decision_s: float = 0.0, **fields: Any
 ) -> tuple[Any, list[Decision], Aegaeon, Sim]:
     """Serve rows: requests, decisions, the policy, the engine."""
     n = len(world.models)

@@ -94,14 +94,7 @@ def test_divisions_of_an_a100_are_every_third_of_twenty() -> None:
 
 
 def test_the_table_for_an_h200() -> None:
-    assert H200 == (
-        (112, 20, 1),
-        (104, 28, 5),
-        (96, 36, 10),
-        (80, 52, 15),
-        (64, 68, 20),
-        (56, 76, 25),
-    )
+    assert H200 == ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))
     assert all(s_p + s_d == 132 for s_p, s_d, _ in H200)
 
 

@@ -67,10 +67,7 @@ def test_round_robin_on_the_published_cases() -> None:
     assert round(float(np.mean(pressures)), 6) == 0.061838
 
 
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.floats(0.01, 10.0), st.floats(0.1, 12.0)), min_size=1, max_size=6),
-)
+@given(st.integers(1, 3), st.lists(st.tuples(st.floats(0.01, 10.0), st.floats(0.1, 12.0)), min_size=1, max_size=6))
 def test_the_appendix_bounds_alg1_by_the_best_placement(gpus: int, pairs: list[tuple[float, float]]) -> None:
     """KVPR_max <= KVPR_OPT (1 + C / (S - w_k)) with tau = 0, where each GPU has room for every model."""
     C = 80.0
@@ -112,10 +109,7 @@ def test_alg1_has_no_use_for_a_gpu_that_is_full() -> None:
 # ---------------------------------------------------------------- Algorithm 2
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=9).map(sorted),
-    st.integers(0, 5),
-)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), max_size=9).map(sorted), st.integers(0, 5))
 def test_alg2_is_as_good_as_any_subset(jobs: list[tuple[int, int]], start: int) -> None:
     due, seconds = [float(d) for d, _ in jobs], [float(s) for _, s in jobs]
 
@@ -408,12 +402,7 @@ def test_earliest_deadline_goes_first() -> None:
 
 @cases(
     ("name", "tp", "published_s"),
-    [
-        ("llama-3.2-1b", 1, 0.7),
-        ("llama-3.1-8b", 1, 0.7),
-        ("qwen-2.5-14b", 1, 1.3),
-        ("llama-3.3-70b", 8, 1.5),
-    ],
+    [("llama-3.2-1b", 1, 0.7), ("llama-3.1-8b", 1, 0.7), ("qwen-2.5-14b", 1, 1.3), ("llama-3.3-70b", 8, 1.5)],
 )
 def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: float) -> None:
     """A pooled engine, then an equal part over each PCIe link of the node, then NVLink; published: section 7.3."""

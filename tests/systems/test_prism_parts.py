@@ -141,10 +141,7 @@ def test_partitioned_engines_have_their_memory_from_the_start_and_nothing_comes_
         outcome(replace(config, mem_fraction=(WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes), jobs, **fields)
 
 
-@cases(
-    ("name", "preset", "fields"),
-    [("prism", "partitioned", {}), ("qlm", "reload", {"evict": "drain"})],
-)
+@cases(("name", "preset", "fields"), [("prism", "partitioned", {}), ("qlm", "reload", {"evict": "drain"})])
 def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
     name: str, preset: str, fields: dict[str, str]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.cli import lists
 from harness.policy.types import UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
@@ -292,7 +293,7 @@ def test_aegaeon_reads_its_streams_from_the_name_of_the_file(tmp_path: Path) -> 
 
 def test_every_reader_of_the_manifest_is_there_and_says_what_it_reads() -> None:
     assert {entry["reader"] for entry in manifest().values() if "reader" in entry} <= set(readers.names())
-    assert [name for name, what in readers.listing() if not what.endswith(".")] == []
+    assert [name for name, what in lists.listing(readers) if not what.endswith(".")] == []
 
 
 BROKEN = {
@@ -308,7 +309,7 @@ def test_a_broken_reader_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "whole.py").write_text('"""What it reads.\n\nMore."""\n\n\ndef read(path): ...\n')
     monkeypatch.setattr(readers, "FOLDER", tmp_path)
     monkeypatch.setattr(readers, "__path__", [str(tmp_path)])
-    told = dict(readers.listing())
+    told = dict(lists.listing(readers))
     assert told.keys() == {*BROKEN, "whole"}
     assert told["whole"] == "What it reads."
     for name, (_, says) in BROKEN.items():

@@ -142,16 +142,3 @@ def logs(folder: Path) -> dict[str, list[Path]]:
             if files := sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
                 by_reader[name] = files
     return by_reader
-
-
-def listing() -> list[tuple[str, str]]:
-    """Each reader and what it reads, or how its file is broken."""
-    from harness.policy.types import UserError
-
-    lines = []
-    for name in names():
-        try:
-            lines.append((name, (find(name).__doc__ or "").strip().partition("\n")[0]))
-        except UserError as error:
-            lines.append((name, str(error)))
-    return lines

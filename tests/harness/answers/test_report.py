@@ -21,6 +21,7 @@ from harness.answers import comparison, notes, table
 from harness.answers.comparison import next_command
 from harness.answers.verdict import verdict
 from harness.rows import summaries, tidy
+from harness.run.slo import SloTarget
 from harness.study.measure import Measured
 from harness.study.summary import Summary, summarize
 from tests.cases import cases
@@ -448,3 +449,10 @@ def test_a_paper_has_few_columns_and_bold_only_where_intervals_lie_apart() -> No
         assert heads.count(" & ") < comparison.MOST_COLUMNS
         assert (r"\textbf{" in "\n".join(lines)) is bold
         assert ("**" in "\n".join(comparison.whole(view).markdown())) is bold
+
+
+def test_a_base_taken_past_the_knee_is_warned_of() -> None:
+    for ttft_s, rule, warned in [(70.0, "5xP95", True), (50.0, "5xP95", False), (70.0, "absolute:ttft=70", False)]:
+        measured = SimpleNamespace(target=SloTarget(rule, {"a": (1.0, 0.1), "b": (ttft_s, 0.1)}))
+        warnings = list(comparison._loose(cast("Measured", measured)))
+        assert [line.startswith("The SLO lets b wait 70 s for") for line in warnings] == [True] * warned

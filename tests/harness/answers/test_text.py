@@ -125,6 +125,12 @@ def test_where_rates_tell_nothing_points_do() -> None:
     assert "= with points: equal within 0.5 points" in told
 
 
+def test_a_claim_about_a_system_that_took_no_part_is_named() -> None:
+    told = printed(facts=about(claims=[*CLAIMS, Claim("ratio", "prism", "qlm", paper=2.0)], paper=""))
+    assert "claims about systems that took no part are not judged: qlm" in told
+    assert any(line.startswith("claims, a panel each: ") for line in told)
+
+
 def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
     facts = about(claims=[], systems=["prism", "static", "dedicated"], controls=["unshared", "prism (A/A)"])
     told = printed(facts=facts)

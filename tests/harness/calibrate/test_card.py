@@ -113,8 +113,8 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     [
         ("h200", None, "h200"),
         ("h100-80gb-hbm3", None, "h100"),
-        ("b300", None, "--gpu names one of"),
-        ("b300", "h200", "h200"),
+        ("x300", None, "--gpu names one of"),
+        ("x300", "h200", "h200"),
     ],
 )
 def test_the_kind_is_told_by_the_card_or_the_user(short: str, kind: str | None, says: str, tmp_path: Path) -> None:

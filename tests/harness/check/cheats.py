@@ -90,10 +90,7 @@ CHEATS: dict[str, tuple[str, str]] = {  # imports, and how the length of request
         "",
         "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    " + FRAME.format("error.__traceback__.tb_frame"),
     ),
-    "frame of a generator": (
-        "",
-        "def me():\n    yield dig(it.gi_frame)\nit = me()\nreturn next(it)[rid]",
-    ),
+    "frame of a generator": ("", "def me():\n    yield dig(it.gi_frame)\nit = me()\nreturn next(it)[rid]"),
     "current frames": (
         "from typing import sys",
         "return dig(next(x for x in sys._current_frames().values() if x.f_code.co_filename == __file__))[rid]",

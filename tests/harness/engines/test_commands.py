@@ -43,10 +43,7 @@ def test_a_gpu_is_shared_by_memory_then_sms_then_pages() -> None:
         return {name: envs[0][name] for name in names}
 
     assert env(Gpu(2, 0.4)) == {"CUDA_VISIBLE_DEVICES": "2"}
-    assert env(Gpu(0, 0.4, sm_percent=30)) == {
-        "CUDA_VISIBLE_DEVICES": "0",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
-    }
+    assert env(Gpu(0, 0.4, sm_percent=30)) == {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
     assert env(Gpu(0, 0.4, elastic="bench-a")) == {
         "CUDA_VISIBLE_DEVICES": "0",
         "ENABLE_KVCACHED": "true",

@@ -21,10 +21,7 @@ FILE = Path(__file__).parent / "misses.parquet"
 WINDOWS = 72
 SYSTEMS = ("elastic", "static", "static:rate", "prism:osdi26")
 RELEASED_BYTES = 72_241_349_919  # 67.28 GiB a GPU for weights and KV, as in Prism's release
-SETS = {
-    "light8": ("1", "released", "0.5,0.7,1,2,2.8,4"),
-    "heavy8": ("2", "square", "0.35,0.7,1.4,2.8,4,5.6"),
-}
+SETS = {"light8": ("1", "released", "0.5,0.7,1,2,2.8,4"), "heavy8": ("2", "square", "0.35,0.7,1.4,2.8,4,5.6")}
 
 
 def made(models: str, folder: Path) -> pa.Table:

@@ -97,14 +97,14 @@ def test_a_nullable_column_that_stored_runs_lack_is_null_there(
     part = tmp_path / "part" / parts.DATASET / "study=x" / "shard=1-1" / "0.parquet"
     record.write_part(part, [run])
     before = kind(run)
-    added = [pa.field("cached_tokens", pa.int32()), pa.field("waits", pa.list_(pa.int64()))]
+    added = [pa.field("planted_tokens", pa.int32()), pa.field("waits", pa.list_(pa.int64()))]
     monkeypatch.setattr(record, "SCHEMA", pa.schema([added[0], *record.SCHEMA, added[1]]))
     after = kind(run)
     assert after.schema.equals(record.SCHEMA)
     assert after.select(before.column_names).equals(before)
     assert [after[field.name].null_count for field in added] == [10, 10]
-    assert record.read(run, ["cached_tokens", "id"]).to_pylist()[9] == {"cached_tokens": None, "id": 9}
-    assert loaded.load(run).requests.frame()["cached_tokens"].isna().all()
+    assert record.read(run, ["planted_tokens", "id"]).to_pylist()[9] == {"planted_tokens": None, "id": 9}
+    assert loaded.load(run).requests.frame()["planted_tokens"].isna().all()
     record.write(tmp_path / "new", [batch(10)], META)
     assert kind(run).equals(record.read(tmp_path / "new"))
     monkeypatch.setattr(record, "SCHEMA", pa.schema([*record.SCHEMA, pa.field("seat", pa.int32(), nullable=False)]))

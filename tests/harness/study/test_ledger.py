@@ -219,13 +219,8 @@ def written(folder: Path, name: str, text: str) -> str:
 
 
 def test_every_study_with_claims_is_a_source() -> None:
-    assert (
-        list(ledger.sources())
-        == (
-            "aegaeon fig12 fig7 muxserve pagedattention pdmux pdmux-70b placement prism-ablations prism-bridge "
-            "prism-surge qlm warmserve weaver"
-        ).split()
-    )
+    assert {"fig7", "qlm", "weaver"} <= {*ledger.sources()} <= {*load.names()}
+    assert not {"everyone", "fig7-torch"} & {*ledger.sources()}  # without a paper's numbers, or with other models
 
 
 def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,15 +36,7 @@ def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float
 
 @jit
 def price(
-    S: int,
-    lane: int,
-    decodes: int,
-    pieces: int,
-    tokens: int,
-    area: float,
-    out: int,
-    context: float,
-    each: float,
+    S: int, lane: int, decodes: int, pieces: int, tokens: int, area: float, out: int, context: float, each: float
 ) -> tuple[float, float, float]:
     """Price a lane's next step by the formulas of `coef.py`, and note its kernels and its demands.
 

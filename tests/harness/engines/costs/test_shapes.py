@@ -188,10 +188,7 @@ def test_no_two_shapes_have_one_id() -> None:
 
 @cases(
     ("asked", "name"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen3-14B:tp=2:dtype=fp8", "qwen-3-14b"),
-    ],
+    [("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Qwen/Qwen3-14B:tp=2:dtype=fp8", "qwen-3-14b")],
 )
 def test_an_id_on_huggingface_is_a_name_of_its_shape(asked: str, name: str) -> None:
     by_name = asked.replace(asked.partition(":")[0], name)
