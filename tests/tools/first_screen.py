@@ -26,7 +26,7 @@ FOLD = 110  # characters of the README's lines of output
 
 
 def shown(output: str) -> str:
-    """Return the lines of `make` that the README shows: the first answer, folded, and its table.
+    """Return the lines of `make` that the README shows: the first answer, folded, its table and the rate of that.
 
     Raises ValueError where the output has none.
     """
@@ -36,7 +36,8 @@ def shown(output: str) -> str:
     if len(starts) != 2 or starts[1] != starts[0] + 1 or not answers:
         raise ValueError("no answer and table in the output of make")
     rows = takewhile(ROW.match, lines[starts[1] + 1 :])
-    return "\n".join([*folded(answers[0]), *lines[starts[0] : starts[1] + 1], *rows, ""])
+    at = [line for line in lines[: starts[0]] if line.startswith("Table: ")][-1:]
+    return "\n".join([*folded(answers[0]), *at, *lines[starts[0] : starts[1] + 1], *rows, ""])
 
 
 def folded(line: str) -> list[str]:
