@@ -24,6 +24,7 @@ DATA = {
 }  # fixture: the variable that it needs
 
 # A failure seen once must be seen again: in CI the examples are fixed, and nothing is kept between runs.
+FULL_S = 1200.0  # limit of a test of full runs, in place of pyproject.toml's
 EXAMPLES = 100 if os.environ.get("BENCH_FULL") else 40
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=EXAMPLES)
 settings.register_profile("dev", deadline=None, print_blob=True)
@@ -94,6 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker("slow")
+            item.add_marker(pytest.mark.timeout(FULL_S))
         if DATA.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker("data")
 

@@ -198,7 +198,7 @@ def plain(*args: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100 if FULL else 280,
     ).stdout
 
 
