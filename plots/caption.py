@@ -71,7 +71,7 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
 
 
 def unfit(runs: pd.DataFrame) -> str:
-    """Name the systems whose models do not fit in some condition, with some seed or all."""
+    """Name the systems whose models do not fit somewhere, with some seed or all."""
     names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
     return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 

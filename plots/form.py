@@ -34,7 +34,7 @@ class Form:
     """The form of a figure; its defaults are the form of every figure unless `bench plot` is given options."""
 
     width_in: float | None = None  # None: one or two columns, as the figure has it
-    only: tuple[str, ...] = ()  # systems that are drawn; empty: all
+    only: tuple[str, ...] = ()  # systems that are drawn; none: all
     rename: Mapping[str, str] = field(default_factory=dict)  # names in place of labels
     panel: str = ""  # the letter of the only panel
     caption: bool = True

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SVG = "http://www.w3.org/2000/svg"
-POINTS = 72.0  # points of an inch
+POINTS = 72.0  # an inch
 FONTS = "'DejaVu Sans', Verdana, sans-serif"  # Verdana has the same widths
 MOST = 4000  # marks that get words; the words of more would be most of the file
 
 
 def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG with words on its marks; equal figures give equal bytes."""
+    """Return a figure as SVG with words on its marks; equal figures, equal bytes."""
     marked = dict(_marked(figure))
     out = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):

@@ -1,4 +1,4 @@
-"""Attainment over rates, SLO scales, GPUs or models: a line of panels per condition, a column per trace, definition.
+"""Attainment over rates, SLO scales, GPUs or models: one line of panels per condition, by trace and definition.
 
 A study's first page is what it found (overview.py); these curves are the pages after it.
 """

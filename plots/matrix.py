@@ -209,7 +209,7 @@ def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in:
 
 
 def _standing(row: Row) -> Standing:
-    """Return the standing of a row with its mean alone, as the interval is written below it."""
+    """Return the standing of a row with its mean alone, as the interval is told below it."""
     e = None if row["mean"] is None else Estimate(row["mean"], None, None, row["n"], row["sign"])
     return Standing(e, row["standing"], row["note"], flat=row["flat"], differences=row["gaps"])
 

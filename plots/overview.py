@@ -37,7 +37,7 @@ UNITS = {
     "gpus": "fewest GPUs",
     "models": "models",
 }
-LEAST = 2.0  # least factor that an axis spans
+LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 COLUMN_IN = 3.4  # one column of a two-column page, inches
-PAGE_IN = 7.0  # both columns
+PAGE_IN = 7.0  # both
 
 
 Line = Literal["-"] | tuple[float, tuple[float, ...]]
@@ -188,7 +188,7 @@ def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
 
 @contextlib.contextmanager
 def theme() -> Iterator[None]:
-    """Apply the style within a block: small type for one column, embedded fonts, no settings of the machine."""
+    """Apply the style within a block: small type for one column, embedded fonts, nothing of the machine's own."""
     ours: dict[str, Any] = {
         "font.family": "DejaVu Sans",  # shipped with matplotlib, so the same everywhere
         "font.size": 7,

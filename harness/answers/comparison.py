@@ -27,7 +27,7 @@ from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
-LOOSE_S = 60.0  # seconds; above such a limit of TTFT the SLO's base is doubted
+LOOSE_S = 60.0  # seconds; a TTFT limit above this casts doubt on the SLO's base
 MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
@@ -223,7 +223,7 @@ def terminal(
 
 
 def whole(shown: Summary) -> Table:
-    """Return the table of all columns; the best of a column is marked where the comparison is decided."""
+    """Return all columns; the best of a column stands out where it is decided."""
     return _table(shown, shown.systems, shown.columns, shown.decided)
 
 

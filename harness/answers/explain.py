@@ -116,9 +116,9 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield whether a run on real servers is valid, what failed, how often servers woke, and each model's server.
+    """Say whether a run on real servers is valid, what failed, how often servers woke, and who served which model.
 
-    A simulated run has no such lines.
+    Yield nothing for other runs.
     """
     if validity := about.get("verdict"):
         yield validity["text"]

@@ -35,7 +35,7 @@ class Idea(NamedTuple):
 
     @property
     def wins(self) -> str:
-        """Whether the idea wins in its world: "yes", "no" or "open".
+        """Say "yes", "no" or "open": whether the idea wins in its world.
 
         It is "yes" if the idea is ahead of all systems that fit. It is "no" if it does not fit, or if some system is
         equal to it, or ahead of it if only at one rate.

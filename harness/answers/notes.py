@@ -91,7 +91,7 @@ def served(measured: Measured, shown: Summary) -> list[str]:
 
 
 def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """Return a text by label on what each system without room lacks and its remedies; and the remedies for all.
+    """Describe, by label, the memory that each system without room lacks and its remedies; list the remedies for all.
 
     A remedy is tried on all seeds, at the lowest and the highest rate.
     """

@@ -192,7 +192,7 @@ def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
 
 
 def _causes(folder: Path, rule: str) -> Iterator[Table]:
-    """Yield a table of why requests missed, if the runs are still stored."""
+    """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
         of_all = misses.of_sweep(folder, definition=rule)
         rows = []

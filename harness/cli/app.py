@@ -23,7 +23,7 @@ from harness.cli.values import WORDS
 from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # a disk that is full, over quota or read-only
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # disk full, over quota or read-only; file too large
 LEAST_BYTES = 3 << 30  # bytes of address space; with less, libraries crash or hang, as they reserve more than they use
 COMMANDS = {  # each has its module and function, and its line in `bench --help`
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),

@@ -101,7 +101,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def contest(systems: str, rates: str, definition: str) -> Callable[[Any], Any]:
-    """Return the options of a comparison; the arguments are the help of those whose meaning depends on the command."""
+    """Return the options of a comparison, with help for those that mean something else in each command."""
     return options.grouped(
         options.systems(systems, required=True),
         options.SETTING,

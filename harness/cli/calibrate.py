@@ -23,7 +23,7 @@ DRAWN = Path("plots/out/cost_fit")
 
 
 def _former(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    """Raise UserError for an option of an earlier release; the message names what replaces it."""
+    """Refuse an option of an earlier release, and say what stands for it."""
     from harness.policy.types import UserError
 
     if text is not None:

@@ -112,7 +112,7 @@ def regret(name: str, record: Mapping[str, Any] | None) -> str:
 
 
 def described(docstring: str) -> tuple[str, str]:
-    """Return a system's first sentence, and its source: its paper, else the releases that it follows, else "none"."""
+    """Return a system's first sentence, and its paper; else the releases that it follows; else "none"."""
     sentence = re.split(r"(?<=\.)\s", docstring, maxsplit=1)[0]
     text = " ".join(docstring.split())
     if paper := PAPER.search(text):

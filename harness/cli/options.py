@@ -274,7 +274,7 @@ TRUST = click.option(
 
 
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    """Raise UserError for an option of an earlier release; the message names the field that replaces it."""
+    """Refuse an option of an earlier release, and say where it went."""
     from harness.policy.types import UserError
 
     if text is not None:

@@ -28,7 +28,7 @@ LINE_S, OFTEN_S = 30.0, 1.0  # seconds between two lines of a stage that has no 
 FIRST_S = 5.0  # seconds until a stage without a bar prints a line: an earlier error is then the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "scores"})  # phases of which nothing is kept when the user interrupts
-BUSY = 0.7  # share of a core that a run gets; with less, the machine counts as busy
+BUSY = 0.7  # share of a core; with less, the machine counts as busy
 LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 UP = "\x1b[{}A\x1b[J"  # moves up by this number of lines, and clears what is below
 MANY = 20  # runs; if a phase has fewer, the number of stored ones is not printed
@@ -45,7 +45,7 @@ def room() -> int:
 
 
 def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
-    """Print the lines that fit on one screen, and the tail last; with `every` print all lines unchanged."""
+    """Print lines on one screen, the tail last; with `every` all of them, as they are."""
     for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
         click.echo(line)
 
@@ -86,7 +86,7 @@ class Terminal:
 
     @property
     def redraws(self) -> bool:
-        """Whether stdout and stderr are a terminal on which lines can be replaced."""
+        """True if stdout and stderr are a terminal on which lines can be replaced."""
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         return not self._quiet and sys.stdout.isatty() and not plain
 
@@ -209,7 +209,7 @@ class Terminal:
         return (now - since) / (done - stood) * (total - done) if done > stood else None
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Take the bar away."""
         with self._lock:
             if self._bar is not None:
                 self._bar.close()

@@ -427,7 +427,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
 
 
 def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
-    """Draw each ramp, and print the paths of its figures."""
+    """Draw each ramp, and print where."""
     if not ran:
         return
     from plots import fig_staggered

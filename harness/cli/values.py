@@ -144,7 +144,7 @@ class Gpus(click.ParamType[int]):
         )
 
 
-SIZES = ("--trace", "--models", "--systems", "--gpu", "--slo")  # options that `bench size` has too
+SIZES = ("--trace", "--models", "--systems", "--gpu", "--slo")  # options of `bench size` too
 
 
 def _given(option: str, words: Sequence[str]) -> str | None:
