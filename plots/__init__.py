@@ -31,7 +31,10 @@ class Broken(UserError):
 
 
 def names() -> list[str]:
-    """Figures of stored results: the directory is the registry. Files are read, not imported."""
+    """Return the names of the figures of stored results: files fig_NAME.py that define `draws`.
+
+    Files are read, not imported.
+    """
     files = (path for path in FOLDER.glob("fig_*.py") if DRAWS.search(path.read_text("utf-8", errors="replace")))
     return sorted(path.stem.removeprefix("fig_") for path in files)
 
@@ -40,7 +43,7 @@ def find(name: str) -> Any:
     """Import the module of a figure. Raises Broken."""
     try:
         figure = import_module(f"{__name__}.fig_{name}")
-    except Exception as error:  # whatever is wrong in that file is told of that file
+    except Exception as error:  # any error of that file is reported under its name
         raise Broken(f"plots/fig_{name}.py is broken: {type(error).__name__}: {error}") from error
     if not callable(getattr(figure, "render", None)):
         raise Broken(f"plots/fig_{name}.py is broken: it has no function `render`")
@@ -82,8 +85,8 @@ def _guarded(figure: Any, function: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # a figure is anybody's code
+    except Exception as error:  # a figure may be a user's code, and raise anything
         lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == figure.__file__]
-        line = lines[-1] if lines else getattr(figure, function).__code__.co_firstlineno  # called with other arguments
+        line = lines[-1] if lines else getattr(figure, function).__code__.co_firstlineno  # the call itself failed
         file = f"plots/{Path(figure.__file__).name}"
         raise Broken(f"{file}, line {line}: `{function}` raised {type(error).__name__}: {error}") from error

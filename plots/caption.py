@@ -26,7 +26,7 @@ CORRECTED = "Verdicts are corrected together (Holm)."
 def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = "") -> str:
     """Write the caption: paper, traces, models, GPUs, SLOs and seeds; what a layout tells; what could mislead a reader.
 
-    `spread` says what is drawn of several seeds.
+    `spread` says what is drawn of several seeds, and `told` are the sentences of a layout.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -53,8 +53,8 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
 def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
     """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
 
-    The setting: simulated or real, checked or not, GPUs, SLO (with `slo`: not where a legend has it) and windows. The
-    CSV beside the picture has all of `caption`.
+    The setting is: simulated or real, checked or not, GPUs, SLO (with `slo`; a legend may have it instead) and windows.
+    The CSV beside the picture has the whole `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -77,7 +77,7 @@ def unfit(runs: pd.DataFrame) -> str:
 
 
 def flat(standings: Iterable[Standing]) -> str:
-    """Say what stands instead of a ratio where curves are flat, and at which rates if they are the same everywhere."""
+    """Say that differences of attainment replace ratios where curves are flat; name their rates if all share them."""
     rates = {
         tuple(x for x, _ in standing.differences)
         for standing in standings
@@ -88,7 +88,7 @@ def flat(standings: Iterable[Standing]) -> str:
 
 
 def within(words: int, *parts: str) -> str:
-    """Join parts in order, up to `words` words; longer parts are left out."""
+    """Join parts in order, up to `words` words in all; a part that would exceed them is left out."""
     listed: list[str] = []
     for part in parts:
         if part and len(" ".join([*listed, part]).split()) <= words:
@@ -124,7 +124,7 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
 
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
-    """Each trace with its tier, and how near a generated one comes."""
+    """Yield each trace with its tier, and for a generated one how well it fits the real one."""
     fits = {
         key: " and ".join(sorted(rows["fit"].dropna().unique()))
         for key, rows in runs.groupby("condition", observed=True)
@@ -158,7 +158,7 @@ def definition(name: str) -> str:
 
 
 def slos(rules: Iterable[str]) -> str:
-    """SLO rules in few words: the span of scales over what they scale, seconds as seconds.
+    """Return SLO rules in few words: each base with the span of its scales, and seconds as they are.
 
     P95 is that of a model served alone, on the kind of GPU that the rule names if it names one.
     """
@@ -210,7 +210,7 @@ def _rates_rps(panel: Panel) -> Sequence[float]:
 
 
 def seen(panels: Sequence[Panel]) -> Iterator[str]:
-    """Say how much planners saw of each model, where it was not what is replayed."""
+    """Say how many requests of each model planners saw, on panels that replay other requests (held-out)."""
     sets: dict[str, dict[str, None]] = {}
     for panel in panels:
         if panel["plan"] == "held-out" and panel["axis"] != "models":
@@ -240,7 +240,7 @@ AND_OR = re.compile(" and | or ")  # between the systems of a claim
 
 
 def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
-    """Return the claims in which a paper states a number of a panel."""
+    """Return the claims in which a paper states a number that a panel can be compared with."""
     return [
         claim
         for claim in facts.claims
@@ -253,5 +253,5 @@ def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
 
 
 def parts_of(e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, by the ends of their columns' names."""
+    """Return an estimate as cells of a table, by the suffixes of their columns' names."""
     return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}

@@ -1,4 +1,4 @@
-"""The fewest GPUs that hold the level: a panel a workload, a row a system, a mark an SLO."""
+"""The fewest GPUs that hold the level: a panel per workload, a row per system, a mark per SLO."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 LOADS, LOADS_ACROSS = 6, 3  # panels, and panels in a line
 LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row; type of the counts beside it
-MARKS = ("o", "s", "^", "D", "v", "P")  # a marker an SLO
+MARKS = ("o", "s", "^", "D", "v", "P")  # a marker for each SLO
 Answers = Mapping[tuple[str, str], Estimate]  # keyed by condition and system: the fewest GPUs that hold the level
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw the fewest GPUs that hold the level: a panel a workload, a row a system, a mark an SLO."""
+    """Draw the fewest GPUs that hold the level: a panel per workload, a row per system, a mark per SLO."""
     by_load = list(_by_load(facts).values())[:LOADS]
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
     present = set(table["label"].unique().to_pylist())
@@ -91,7 +91,7 @@ def _count(answers: Sequence[Estimate | None]) -> str:
 def _answered(
     axis: Axes, y: float, marker: str, look: style.Look, at: Estimate | None, papers: list[float]
 ) -> list[float]:
-    """Mark a system's answer, hollow where it is a bound, and where the paper's numbers put it; returns them."""
+    """Mark a system's answer (hollow if it is a bound) and the paper's numbers for it; return the x of all marks."""
     if at is not None:
         axis.plot(
             [at.mean],
@@ -107,7 +107,7 @@ def _answered(
 
 
 def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list[float]:
-    """Return where the paper's numbers put a system: on our count of another, divided by the paper's ratio of them."""
+    """Return the GPUs that a paper implies for a system: our count of the claim's system over the claimed ratio."""
     marks = []
     for claim in claims_of(panel, facts):
         systems, others = (AND_OR.split(claim[key]) for key in ("system", "over"))
@@ -138,7 +138,7 @@ def _by_load(facts: About) -> dict[tuple[Any, ...], dict[str, Panel]]:
 
 
 def answers(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return the fewest GPUs as rows, one a (condition, system) that was run."""
+    """Return the fewest GPUs as a frame with a row for each (condition, system) that was run."""
     every = [
         {"condition": condition, "label": label} | {f"crossing{name}": value for name, value in parts_of(at).items()}
         for (condition, label), at in _answers(table, facts).items()

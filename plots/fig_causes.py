@@ -1,4 +1,4 @@
-"""Causes of SLO misses: for each system (or rate) a bar of seconds a miss by cause, and the misses each explains."""
+"""Causes of SLO misses: for each system (or rate) a bar of seconds per miss by cause, and one of misses by cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAR_IN = 0.24
 
 
 class Look(NamedTuple):
-    """Look of a cause: told apart by colour, in grey by lightness and hatch."""
+    """Look of a cause, distinct by colour, and in greyscale by lightness and hatch."""
 
     color: str
     hatch: str
@@ -44,7 +44,7 @@ LOOKS: Mapping[str, Look] = {  # from the left: what was waited for, then what w
 def frame(rows: Iterable[Any]) -> pd.DataFrame:
     """Build the table that is drawn, a row for each bar and cause, from records of `harness.study.misses`.
 
-    `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
+    `seconds` is the mean time of the cause in a miss, `share` the share of misses that the cause explains.
     """
     lines = [
         {
@@ -68,7 +68,7 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if nothing missed.
 
-    `scored` are the rows of the sweep's table that the points are of.
+    `scored` are the rows of the sweep's table from which the points come.
     """
     if not len(points):
         raise UserError("nothing to draw: no request missed")

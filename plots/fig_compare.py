@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the usual target
 CHOOSES = frozenset({"--only", "--rename", "--panel"})
-PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
+PERCENT, FLOOR = 100.0, 90.0  # unit of attainment; attainment is drawn from FLOOR on
 LETTERS = "abcde"
-BAR_IN, FEWEST = 0.13, 3  # a bar; seeds of which there is an interval
-EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points by which a line is wider than one on it, most lines, their distance
+BAR_IN, FEWEST = 0.13, 3  # height of a bar; fewest seeds that give an interval
+EDGE, WIDEST, NEAR = 1.0, 2, 0.003  # points that a line gains per line that lies on it; most such gains; distance
 HALVES = ("first", "second")
-ALONG = 0.75  # share of the rates of either that they have in common
+ALONG = 0.75  # least share of each line's rates that the other must have, for one to lie on it
 THIN = 0.5  # width of the line of a half of a real trace
 ATTAINMENT = {"both": "requests that meet both SLOs", "ttft": "TTFT SLO met", "tpot": "TPOT SLO met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
@@ -49,7 +49,7 @@ def draws(folder: Path) -> bool:
 
 
 def points(table: pa.Table) -> pd.DataFrame:
-    """Return what is drawn: one row a (series, rate, definition), in units of the table.
+    """Return what is drawn: one row for each (series, rate, definition), in units of the table.
 
     A series is a label, with its GPU count where that is not the common one, and its fidelity where they differ.
     """
@@ -95,8 +95,8 @@ def draw(
 ) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
-    of a real trace: a thin line each. `every` are the `points` of its parts, where they are in hand.
+    A system that did not fit in some run is not drawn; the caption says so. `halves` are the seeds that replay each
+    half of a real trace, which has a thin line. `every` are the `points` of the table's parts, if they are known.
     """
     frames, unfit = every or [points(part) for part in parts(table, halves)], summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in frames]
@@ -141,7 +141,7 @@ def draw(
 
 
 def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
-    """Yield the rate scales between which a panel has something to show: attainment from `FLOOR` on."""
+    """Yield the rate scales at which a panel has something to draw: attainment of at least `FLOOR`, or any latency."""
     least, finite = _floor(rows, unit), rows[np.isfinite(rows["mean"])]
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
@@ -152,7 +152,7 @@ def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
 
 
 def _floor(rows: pd.DataFrame, unit: float) -> float:
-    """Return where the axis of a panel begins: of attainment at `FLOOR`, or at 0 where all lies below that."""
+    """Return where a panel's axis begins: for attainment `FLOOR`, or 0 if all is below; else minus infinity."""
     if unit != PERCENT:
         return -math.inf
     return FLOOR if (rows["mean"] * unit >= FLOOR).any() else 0.0
@@ -227,8 +227,8 @@ def _curves(
 ) -> None:
     """Draw a line with its band per series. What lies below an axis of attainment is cut.
 
-    A line that others lie on is wider than these, so that its edges show. A band of which nothing missed is left out,
-    as it is a bound, not a spread, and so is one of latencies of fewer than `FEWEST` seeds.
+    A line that others lie on is wider than these, so that its edges show. A band is left out where nothing missed, as
+    it is a bound there and not a spread, and for latencies of fewer than `FEWEST` seeds.
     """
     share = unit == PERCENT
     under = _under(frame, order, share=share)
@@ -260,9 +260,10 @@ def _curves(
 
 
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
-    """Count for each series how many of those drawn above it lie on it wherever both were run, which is most rates.
+    """Count for each series how many of those drawn above it lie on it, at all rates that both have.
 
-    Values lie on each other within `NEAR` of attainment where they are a share, else within ten times that of them.
+    They must have most rates in common (`ALONG`). Shares lie on each other within `NEAR`, other values within ten times
+    `NEAR` as a share of the larger one.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 

@@ -25,7 +25,7 @@ CAPTION = (
 
 
 def points(table: pa.Table, about: About) -> pd.DataFrame:
-    """Return what is drawn: a row a condition and start, with the KVPR over the least, and the rate that holds."""
+    """Return what is drawn: a row per condition and start, with its KVPR over the least, and the rate it holds."""
     rows = []
     for panel in about.panels:
         drawn = crossings.of_panel(table, panel)
@@ -48,7 +48,7 @@ def points(table: pa.Table, about: About) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame, seeds: int) -> Figure:
-    """Draw both, a bar a condition and start; call within `style.theme()`."""
+    """Draw KVPR and the rate, a bar for each condition and start; call within `style.theme()`."""
     starts = list(dict.fromkeys(frame["start"]))
     color = dict(zip(starts, COLORS, strict=False))
     names = [f"{row.condition}\n{row.start}" for row in frame.itertuples()]

@@ -32,8 +32,8 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     labels = list(dict.fromkeys(frame["label"]))
     looks = style.looks(labels)
     kinds = list(dict.fromkeys(frame["gpu"]))
-    dashes = dict(zip(kinds, cycle((style.LINES[0], *style.LINES[2:])), strict=False))  # none is that of the target
-    by_kind = len(kinds) > 1  # the price of one kind is its number of GPUs
+    dashes = dict(zip(kinds, cycle((style.LINES[0], *style.LINES[2:])), strict=False))  # LINES[1] is like the target's
+    by_kind = len(kinds) > 1  # with one kind, the price only scales the number of GPUs
     xs = {"gpus": "GPUs", "usd_day": "US dollars a day"} if priced and by_kind else {"gpus": "GPUs"}
     handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
     handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]

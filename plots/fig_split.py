@@ -37,9 +37,9 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """SMs of prefill and of decode of the first model from each time on (columns time_s, prefill, decode).
+    """Return the SMs of the first model's prefill and decode from each time on: columns time_s, prefill, decode.
 
-    A phase whose order names no number has what the other leaves: all of them where that is closed.
+    A phase that is ordered without a number gets the SMs that the other leaves: all of them if the other is closed.
     """
     sms, first = int(facts["sms"]), facts["partitions"][0][1]
     known: dict[str, int | None] = {"prefill": 0, "decode": None}
@@ -60,7 +60,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     shown = every[(every["time_s"] >= 0) & (every["time_s"] <= SPAN_S)]
     if not len(shown):
         raise UserError(f"nothing to draw: no division of SMs in the first {SPAN_S:g} s")
-    shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # from the one in force at 0
+    shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # begins with the division in force at 0
     times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
     spec, looks = facts["spec"], {"prefill": style.BLUE, "decode": style.ORANGE}

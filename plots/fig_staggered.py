@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
+MOST = 11  # number of the highest peaks that the panels by instance draw, from light to dark
 TITLES = {"mean_ttft_s": "Mean TTFT of all requests", "p99_ttft_s": "P99 TTFT of the worst model"}
 CAPTION = (
     "{load} on one card, asked in staggered ramps. Simulated on an MI300X, a guess: kvcached's runs of vLLM 0.14"

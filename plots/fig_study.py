@@ -25,11 +25,11 @@ DRAWERS: Mapping[str, ModuleType] = {
     "ideas": lines,
 }
 CHOOSES = frozenset({"--only", "--rename"})
-CURVES = frozenset({"lines", "fleet", "ideas"})  # layouts with a curve each system
+CURVES = frozenset({"lines", "fleet", "ideas"})  # layouts with a curve for each system
 
 
 def about(folder: Path) -> About:
-    """Facts of a stored study; UserError where there is none."""
+    """Return the facts of a stored study. Raises UserError if there is none."""
     if not (folder / SWEEP).is_file():
         raise UserError(f"{folder}: no study here ({SWEEP} is missing); bench study makes one")
     facts = record.footer(folder / SWEEP)

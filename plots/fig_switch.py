@@ -2,9 +2,10 @@
 
 bench plot FOLDER --figure switch    # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
 
-A bar is the time between a turn and the next one of another model, meaned over the middle half of the switches, so that
-idle gaps do not count. Of it, the seconds of a load that do not depend on its size and those of the copy are the cost
-table's, on idle links; the rest is KV and waiting. What the previous turn hid of them (prefetch, overlap) is hollow.
+A bar is the time between a turn and the next one of another model, averaged over the middle half of the switches, so
+that idle gaps do not count. Two of its parts are seconds of a load from the cost table, on idle links: those that do
+not depend on its size (engine start), and those of the copy (weights). The rest is KV and waiting. Seconds of the load
+that the previous turn hid (prefetch, overlap) are hollow.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def draws(folder: Path) -> bool:
 
 
 def points(runs: Iterable[Path]) -> pd.DataFrame:
-    """Return what is drawn: a row a run with seconds by stage, what is hidden, and how many switches there were.
+    """Return what is drawn: a row for each run with seconds by stage, hidden seconds, and the number of switches.
 
     Raises UserError where a run was not recorded.
     """

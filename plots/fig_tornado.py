@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # colours of a factor below 1, above 1, and another mode
 BAR_IN = 0.24  # height of a constant's bars
-THICK = 0.34  # height of the bar of a constant that has one
+THICK = 0.34  # height of one bar, where a constant's row is 1
 
 
 def draws(folder: Path) -> bool:
@@ -129,7 +129,7 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
 
 
 def _notes(leads: pd.DataFrame) -> str:
-    """Say what bars mean that are drawn otherwise, and what the lines are."""
+    """Explain hollow and outlined bars, and the thin lines."""
     why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in leads.to_dict("records") if row["note"]]
     hollow = f"Hollow: {', '.join(why)}." if why else ""
     return f"{hollow} Thin lines: intervals; outlined in black: the order reverses.".strip()

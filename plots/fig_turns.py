@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
-LETTER_S = 0.55  # share of the axis that a digit takes at SPAN_S
+LETTER_S = 0.55  # seconds of an axis of SPAN_S that a digit takes
 COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY)
 
 
@@ -54,7 +54,10 @@ def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Time between a turn and the next one of another model on the same GPUs: columns gpus, model (next), gap_s."""
+    """Return the time between a turn and the next one, if of another model: columns gpus, model (next), gap_s.
+
+    Both turns are on the same GPUs.
+    """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
     before = rows.groupby("gpus")[["model", "end_s"]].shift()
     other = before["model"].notna() & (before["model"] != rows["model"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
-LOOKS: Mapping[str, style.Look] = {  # a colour a series; the two models are Weaver's
+LOOKS: Mapping[str, style.Look] = {  # look of each series; the two models are Weaver's
     "Weaver": WEAVER,
     "dedicated": style.SYSTEMS["dedicated"],
     "MuxServe": MUXSERVE,
@@ -40,9 +40,9 @@ SERIES: Mapping[str, str] = {  # keyed by system
     "muxserve": "MuxServe",
     "temporal": "MuxServe-Temporal",
 }
-OFFLOADED = " % offloaded"  # the ending of such systems' names
+OFFLOADED = " % offloaded"  # ending of the names of systems that offload a fixed share
 COLD_RPS = 1.0
-HELD = 0.98  # share of the requests offered that every seed finishes where a line has a point
+HELD = 0.98  # least share of the requests offered that each seed must finish for a point to be drawn
 PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms, over 4.83, and 9.5 % less
     "highest": {"dedicated": 15.0, "Weaver": 22.0},
     "control": {"CPU": 175.0, "GPU": 175.0 / 4.83, "GPU, split": 175.0 / 4.83 * (1 - 0.095)},
@@ -107,7 +107,7 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     numbers = [f"{x:.3g}" for x in means]
     page.bars(axis, list(zip(means, colors, numbers, stated, strict=True)), max(means.max(), *stated))
     for k, x in enumerate(stated):
-        axis.plot([x], [k], "x", color="black", markersize=4)  # below 0, beyond the axis, where there is none
+        axis.plot([x], [k], "x", color="black", markersize=4)  # the paper may have no number: -1 is outside the axis
 
 
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     for panel in about.panels:
         for name, series, system, x, measure, model in _shown(panel, about):
             if name in {"hot", "cold", "muxserve"} and of(panel, system, "ended", "hot")["value"].min() < HELD:
-                continue  # beyond the knee latencies measure the run time
+                continue  # beyond the knee, latencies depend on the run's length
             parts.append(of(panel, system, measure, model).assign(panel=name, series=series, x=x))
     every: pd.DataFrame = pd.concat(parts)[["panel", "series", "x", "seed", "value"]]
     return every

@@ -31,7 +31,7 @@ MOST_STYLE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Form:
-    """A figure's form; as it stands, that of every figure of the bench."""
+    """The form of a figure; its defaults are the form of every figure unless `bench plot` is given options."""
 
     width_in: float | None = None  # None: one or two columns, as the figure has it
     only: tuple[str, ...] = ()  # systems that are drawn; none: all
@@ -53,7 +53,7 @@ UNSERVED: ContextVar[Mapping[str, str]] = ContextVar("unserved", default={})  # 
 
 @contextmanager
 def marking(unserved: Mapping[str, str]) -> Iterator[None]:
-    """Mark systems that meet no SLO of some model within the block, by label: "4 of 16 models at 0 %"."""
+    """Within the block, mark systems that meet no SLO of some model: words by label, as "4 of 16 models at 0 %"."""
     token = UNSERVED.set(unserved)
     try:
         yield
@@ -63,7 +63,7 @@ def marking(unserved: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def on(asked: Form) -> Iterator[None]:
-    """Draw in this form within the block. UserError for a form that cannot be had here."""
+    """Draw in this form within the block. Raises UserError for a wrong style file, or for pgf without LaTeX."""
     if asked.style is not None:
         style_of(asked.style)
     if "pgf" in asked.formats and latex() is None:
@@ -81,7 +81,7 @@ def latex() -> str | None:
 
 
 def style_of(path: Path) -> dict[str, Any]:
-    """Read a style file. UserError where it is none, or a line of it is wrong."""
+    """Read a style file, without settings of the machine. Raises UserError if it is none, or a line is wrong."""
     if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_STYLE_BYTES):
         raise UserError(f"--style {path}: not a style file")
     heard: list[str] = []
@@ -102,7 +102,7 @@ def style_of(path: Path) -> dict[str, Any]:
 
 
 def width(made_for: float) -> float:
-    """Return the width in inches of a figure that is made for a width. UserError for one at which words collide."""
+    """Return the width in inches: the one asked for, or `made_for`. Raises UserError if words would collide."""
     width_in = ASKED.get().width_in
     if width_in is None:
         return made_for
@@ -115,7 +115,7 @@ def width(made_for: float) -> float:
 
 
 def called(label: str) -> str | None:
-    """Return the name that is asked for in place of a label; what stands in brackets behind it stays."""
+    """Return the name asked for in place of a label, with what follows the label in brackets; None if none is."""
     rename = {old: new.replace("$", r"\$") for old, new in ASKED.get().rename.items()}  # no formulas
     head, bracket, rest = label.partition(" (")
     if label in rename:
@@ -124,7 +124,7 @@ def called(label: str) -> str | None:
 
 
 def chosen(table: pa.Table) -> pa.Table:
-    """Return the rows of the systems that are asked for. UserError for one that is not in it."""
+    """Return the rows of the systems asked for. Raises UserError if --only or --rename names one that has no rows."""
     form = ASKED.get()
     labels = list(dict.fromkeys(table["label"].to_pylist()))
     for option, names in (("--only", form.only), ("--rename", form.rename)):

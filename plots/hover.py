@@ -1,4 +1,4 @@
-"""A figure as SVG whose marks tell their system and numbers where a pointer rests, and to a reader of screens."""
+"""A figure as SVG whose marks show their system and numbers when a pointer rests on them, and to screen readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SVG = "http://www.w3.org/2000/svg"
 POINTS = 72.0  # an inch
 FONTS = "'DejaVu Sans', Verdana, sans-serif"  # Verdana has the same widths
-MOST = 4000  # marks that have words: beyond, they would be most of the file
+MOST = 4000  # marks that get words; the words of more would be most of the file
 
 
 def svg(figure: Figure) -> bytes:

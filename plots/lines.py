@@ -1,6 +1,6 @@
-"""Attainment over rates, SLO scales, GPUs or models: a line of panels a condition, a column a trace and definition.
+"""Attainment over rates, SLO scales, GPUs or models: one line of panels per condition, by trace and definition.
 
-A study's first page is what it found (overview.py); these curves are the pages behind it.
+A study's first page is what it found (overview.py); these curves are the pages after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.transforms import Transform
 
-FLEET = "fleet"  # the layout of the fewest GPUs, with a column a SLO
+FLEET = "fleet"  # the layout of the fewest GPUs, with a column for each SLO
 MOST = 12  # panels of a page
 PANEL_IN, TITLE_IN = 0.55, 0.09  # height of a panel (twice that on a page of its own), and of more lines of titles
 NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
@@ -50,7 +50,7 @@ WORDS = {  # words for what a condition says about its setting
     },
     "plan": setting.PLANS,
 }
-USUAL = {  # words for what another condition says and this one does not
+USUAL = {  # words for the usual value of a field, where only another condition sets it
     "process": "own processes",
     "sharing": "own sharing",
     "assign": "streams as released",
@@ -76,14 +76,14 @@ class Drawn(NamedTuple):
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
+    """Return what is drawn: one row for each (panel, system, x), with the first page's numbers of that system."""
     frame = curves(table, facts)
     rows = fewest.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
 
 
 def curves(table: pa.Table, facts: About) -> pd.DataFrame:
-    """One row a (panel, system, x): each definition's mean, low and high, and weights moved."""
+    """Return one row for each (panel, system, x): mean, low and high of each definition, and weights moved."""
     names = [*dict.fromkeys([*facts.definitions, "both"])]
     frame = summaries.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *summaries.POINT])
     panels = {panel["condition"]: panel for panel in facts.panels}
@@ -121,9 +121,9 @@ def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
 
 
 def arranged(panels: Sequence[Panel]) -> list[Line]:
-    """Panels by line; two of the same condition, models, GPUs and trace, which differ in other fields, share none.
+    """Return the lines of panels: one for each condition, models, GPUs and SLO, with a panel for each column.
 
-    Of the halves of a real trace the first stands for both.
+    Panels that differ only in other fields are in separate lines. The first half of a real trace stands for both.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
     for panel in (other for other in panels if together(other, panels)[0] == other):
@@ -137,10 +137,10 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 
 
 def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
-    """Draw what was found, and then the curves, `MOST` panels or fewer a page; call within `style.theme()`.
+    """Draw what was found, and then the curves, at most `MOST` panels on a page; call within `style.theme()`.
 
-    Curves that are 100 % for everyone are left out, and named below the first of them. Raises UserError if nothing is
-    there.
+    Panels on which all systems are at 100 % are left out, and named on the first page of curves. Raises UserError if
+    there is nothing to draw.
     """
     if facts.layout == FLEET:
         curved = draw(table, facts, note)  # raises where there is nothing
@@ -169,7 +169,7 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
 
 
 def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Panels by page, lines whole."""
+    """Yield the panels of each page; no line of panels is split between pages."""
     full, count = list[Panel](), 0
     for line in arranged(panels):
         if full and count + len(line) > MOST:
@@ -187,9 +187,9 @@ def _floor(facts: About) -> float:
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw all curves on one page, a column or a page wide, under all that is told of them; within `style.theme()`.
+    """Draw all curves on one page, a column or a page wide, above the full caption; call within `style.theme()`.
 
-    Raises UserError if nothing is there.
+    Raises UserError if there is nothing to draw.
     """
     if not len(curves(table, facts)):
         raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
@@ -329,7 +329,7 @@ def _handles(drawn: Drawn) -> list[Line2D]:
 
 
 def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
-    """Curves with their intervals and crossings; controls are markers alone."""
+    """Draw a panel: curves with their intervals and crossings; controls are markers without a line."""
     facts, shown = drawn.facts, together(panel, drawn.facts.panels)
     frame = drawn.frame[drawn.frame["condition"].isin([part["condition"] for part in shown])]
     axis.axhline(100 * facts.level, color="#808080", linewidth=0.5, zorder=1.5)

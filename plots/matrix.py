@@ -1,7 +1,7 @@
 """Ratios of the rates that two systems hold: a coloured table of conditions, or of steps, and pairs of systems.
 
-Steps lead from a fair default to a paper's setting: a column has the ratio after all assumptions so far, another one
-that after each alone.
+Steps lead from a fair default to a paper's setting: one column has the ratio after all assumptions so far, another the
+ratio after each assumption alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
+    """Return what is drawn: one row for each (ratio, panel), with the position of its step (0: the start)."""
     rows = [
         {**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
         for row in ratios(table, facts)
@@ -46,7 +46,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
-    """Differences of attainment at three rates, in points, as columns."""
+    """Return differences of attainment at three rates, in points, as columns."""
     columns: dict[str, float | None] = {}
     for k, (x, gap) in enumerate(gaps, 1):
         columns |= {f"at_{k}": x, f"gap_{k}": 100 * gap.mean}
@@ -56,14 +56,14 @@ def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
 
 
 def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
-    """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
+    """Return every ratio that the study claims, on each of its panels; if `mean` is None, `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts.panels))
     rows = []
     for claim, panel, standing in ranking.claimed(table, facts):
         e = standing.ratio
         rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                      "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
-                     "paper": claim["paper"], "other_end": panel.get("other_end", False),  # none in facts of before
+                     "paper": claim["paper"], "other_end": panel.get("other_end", False),  # absent from older facts
                      "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts.seeds,
                      "sign": e.sign if e else "=", "standing": standing.says, "p": standing.p, "flat": standing.flat,
                      "gaps": standing.differences, "note": standing.note})  # fmt: skip
@@ -74,9 +74,9 @@ Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # keyed by column (a rati
 
 
 def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
-    """Group the rows, of which several are the cases of one condition; beside them what is left out.
+    """Group the rows by cell, which has several if a condition has several cases; return too what is left out.
 
-    That is a row or a column in which nothing fits. The other end of a step has no cell.
+    Left out are rows and columns of the figure in which nothing fits. The other end of a step has no cell.
     """
     names = {row["name"] for row in rows}
     cells: Cells = {}

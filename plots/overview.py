@@ -71,7 +71,7 @@ class Marks:
 
 
 def cells(facts: About) -> list[Cell]:
-    """Every cell of a study, by its first claim's definition (none: the study's first), in the study's order.
+    """Return every cell of a study, in its order; a cell's definition is its first claim's, else the study's first.
 
     Halves of a real trace stand beside the trace that was fitted to it: hyperbolic beside hyperbolic-like.
     """
@@ -111,10 +111,10 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
 
 
 def chosen(table: pa.Table, facts: About) -> list[Cell]:
-    """At most `MOST` cells, in the study's order: of fitted windows before halves alone, and claimed before others.
+    """Return the cells to draw, at most `MOST`, in the study's order.
 
-    What is 100 % for everyone is left out; so is, while there is another, the same condition with parameters of its
-    trace changed.
+    Cells in which all systems are at 100 % are left out. Of the others, those with fitted windows are chosen before
+    halves alone, then those with claims, then the first of cells that differ only in parameters of their trace.
     """
     telling = [
         cell
@@ -170,9 +170,9 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) -> Iterator[tuple[float, float]]:
-    """Yield the ends in x of where the paper's numbers put a system.
+    """Yield the ranges of x, from and to, in which the paper's numbers put a system.
 
-    They are those of its crossing, or of our crossing of another system over the paper's ratio.
+    A range is the crossing that the paper states, or our crossing of another system divided by the paper's ratio.
     """
     static = [name for name in at if name.partition(":")[0] == "static"]
     best = max(static, key=lambda name: at[name].at.mean, default="")
@@ -196,7 +196,7 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row a (condition, system), with crossings, ratios and differences in points."""
+    """Return what is drawn: one row for each (condition, system): crossings, ratios and differences in points."""
     shown = chosen(table, facts)
     return pd.DataFrame(
         [

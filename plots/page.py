@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Handle = Line2D | Patch
 
-LEVEL: Any = (0, (4, 2))  # dashes of a level that is to be reached, or of what is equal
+LEVEL: Any = (0, (4, 2))  # dashes of the line of a level to be reached, or of equality
 CAPTION_POINTS = 5.0
 NO_MISS = 5e-5  # the share missed that stands for none, among some 10,000 requests
 STEPS = 20  # points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits with labels on a logarithm: the first set that leaves room
-BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # looks of a legend's entry for every system
+DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits labelled on a logarithmic axis: the first set that has room is used
+BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # look of a legend's entry that is for all systems
 
 # ------------------------------------------------------------------ a page
 
@@ -56,10 +56,10 @@ def panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Lay out lines of panels below a legend and above a caption; returns the figure and its panels by line.
 
-    `lines` has the panels and their height (0: as high as wide) of each line from the top. All panels are as wide,
-    unless few ones `stretch` over their line. Words at the left of a line, beside a panel, at the right of the last one
-    (None: as beside others), above and below a panel, above the first line and below the last one have the inches that
-    are named for them.
+    `lines` has the number of panels and their height (0: as high as wide) of each line from the top. All panels have
+    the same width, unless they `stretch` to fill a line of fewer ones. The space for words is in inches: `left_in` at
+    the left of a line, `beside_in` between panels, `right_in` at the right of the last one (None: `beside_in`),
+    `above_in` and `below_in` each panel, `head_in` above the first line, and `foot_in` below the last one.
     """
     width = form.width(wide_in)
     across = max(count for count, _ in lines)
@@ -97,7 +97,7 @@ def grid(count: int, across: int, high_in: float) -> list[tuple[int, float]]:
 
 
 def words_in(text: str, points: float) -> float:
-    """Return the inches that a line of text takes in a type."""
+    """Return the inches that a line of text takes at a type size of `points`."""
     return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=points), ismath=False)[0]) / 72
 
 
@@ -116,19 +116,19 @@ def wrapped(text: str, inches: float, points: float) -> str:
 
 
 def title(axis: Axes, text: str, points: float = 6.5, more_in: float = 0.0, **more: Any) -> None:
-    """Write a title at the left above a panel, smaller where it is longer than that and `more_in` beside it."""
+    """Write a title at the left above a panel, smaller if it is longer than the panel and `more_in` inches."""
     axis.set_title(text, loc="left", fontsize=fitting(text, length_in(axis.xaxis) + more_in, points), **more)
 
 
 def named(axis: Axes, heading: str, x: str, y: str) -> None:
-    """Write the title of a panel and the words of its axes, smaller where they are longer than these."""
+    """Write the title of a panel and the labels of its axes, smaller where they would be longer than the axes."""
     title(axis, heading)
     axis.set_xlabel(x, fontsize=fitting(x, length_in(axis.xaxis) + 0.1, 6.5), labelpad=1)
     axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
 
 
 def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
-    """Write what a line of panels has on its axis below the middle of it, smaller where it is long."""
+    """Write the x label that a line of panels shares below its middle, smaller if it is longer than the line."""
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
@@ -143,7 +143,7 @@ def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
 
 
 def fitting(text: str, inches: float, points: float) -> float:
-    """Return the type, at most `points`, in which each line of a text fits a width in inches."""
+    """Return the type size, at most `points`, at which each line of a text fits a width in inches."""
     return points * min(1.0, inches / max(1e-9, *(words_in(line, points) for line in text.split("\n"))))
 
 
@@ -151,7 +151,7 @@ def fitting(text: str, inches: float, points: float) -> float:
 
 
 def length_in(axis: Axis) -> float:
-    """Return the inches of an axis."""
+    """Return the length of an axis in inches."""
     axes, figure = axis.axes, axis.axes.get_figure(root=True)
     assert figure is not None
     place, (width, height) = axes.get_position(), figure.get_size_inches()
@@ -161,7 +161,8 @@ def length_in(axis: Axis) -> float:
 def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool = False, share: float = 0.03) -> None:
     """Scale an axis to its data, with labels at round numbers that leave each other room.
 
-    The axis ends a `share` of it beyond the data, so that marks are whole. Whole numbers have no others between them.
+    The axis extends a `share` of the data's span beyond the data, so that marks are drawn in full, but never below a
+    `low` of 0. With `whole` all labels are whole numbers.
     """
     axes, flat = axis.axes, axis is axis.axes.xaxis
     log = log and low > 0
@@ -178,7 +179,7 @@ def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool
 
 
 def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whole: bool = False) -> list[float]:
-    """Return the round numbers within an axis of a length in inches: at least two, and as many as have room."""
+    """Return the round numbers to label on an axis of a length in inches: as many as leave each other room."""
     size = mpl.rcParams["xtick.labelsize" if flat else "ytick.labelsize"]
     first, last = (math.log10(low), math.log10(high)) if log else (low, high)
 
@@ -229,8 +230,8 @@ def curve(
 ) -> None:
     """Draw a system's line with its marks, and what lies between `low` and `high` as a band, or as `bars`.
 
-    Marks below `least`, where the axis begins, are left out, as is what is not finite. With `shares` the line crosses a
-    level where tables say that it does.
+    Marks below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the line
+    is interpolated as in tables (`missing`), and so crosses a level where these say that it does.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -263,7 +264,7 @@ def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width:
 
 
 def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: bool = False, points: float = 6) -> None:
-    """Name the rows of an axis, the first on top; only the values have a scale."""
+    """Name the rows of an axis along y, the first on top; only x, along which values are drawn, has a scale."""
     axis.set_yticks(range(len(names)), list(names), fontsize=points)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
@@ -273,7 +274,10 @@ def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: boo
 
 
 def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
-    """Draw a bar a row from 0 to a value, in a color, and words at the right of it and of what lies beyond its end."""
+    """Draw a bar for each row: its value, its colour, its words, and an x beyond which the words stand.
+
+    Words are at the right of both the bar and that x. The last labelled tick is at most `most`.
+    """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
         axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)

@@ -1,4 +1,4 @@
-"""Attainment that a system loses without each of its parts: bars in points, a panel a trace and rate."""
+"""Attainment that a system loses without each of its parts: bars in points, a panel per trace and rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOST, MOST = style.BLUE, style.ORANGE
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row a (part, condition, x), in points; `model` loses most."""
+    """Return what is drawn: one row for each (part, condition, x), in points; `model` is the one that loses most."""
     rows: list[dict[str, Any]] = []
     for claim in facts.claims:
         if claim["what"] != "difference" or not {claim["system"], claim["over"]} <= {*facts.systems}:

@@ -1,4 +1,4 @@
-"""Measured against ours, a panel of points on a diagonal each: kernels, steps, end-to-end runs, servers' specs."""
+"""Measured against predicted values, as points along a diagonal: kernels, steps, end-to-end runs, servers' specs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GPUS: Looks = dict(
     )
 )
 KERNELS = {"kernels": "Kernels of a layer (GEMM, attention)", "steps": "Whole steps, eager vLLM"}
-MOST = 250  # points drawn of one GPU, op and side; errors count all
+MOST = 250  # most points drawn of one GPU, op and side of the fit; errors count all
 STEPS: Looks = {"first token of a prompt": (style.BLUE, "o"), "step of a batch": (style.ORANGE, "s")}
 OF_STEPS = {"prefill": "first token of a prompt", "decode": "step of a batch"}
 RUNS = {  # title; unit of both axes; its factor
@@ -53,7 +53,7 @@ def render(draw: Callable[..., Figure], frame: pd.DataFrame, stem: Path, command
 def _panels(
     count: int, looks: Looks, band: float, text: str, *more: Line2D, columns: int = 4
 ) -> tuple[Figure, list[Axes]]:
-    """Lay out square panels, under a legend of looks, of what a fit used if that differs, and of the diagonal."""
+    """Lay out square panels under a legend of `looks`, of the entries in `more`, and of the diagonal."""
     handles = [*(page.mark(label, look) for label, look in looks.items()), *more, *page.alike_key(band)]
     figure, lines = page.panels(
         page.grid(count, ACROSS, 0.0),
@@ -105,7 +105,7 @@ def kernels(frame: pd.DataFrame) -> Figure:
 
 
 def steps(frame: pd.DataFrame, note: str) -> Figure:
-    """Draw seconds of servers' steps, measured against fitted, a panel a model; call within `style.theme()`.
+    """Draw seconds of servers' steps, measured against fitted, a panel per model; call within `style.theme()`.
 
     `frame` is what `harness.calibrate.steps.points` returns.
     """
@@ -123,9 +123,9 @@ def steps(frame: pd.DataFrame, note: str) -> Figure:
 
 
 def runs(frame: pd.DataFrame) -> Figure:
-    """Draw measured end-to-end runs against ours, a panel a metric, a colour an engine; call within `style.theme()`.
+    """Draw measured end-to-end runs against simulated ones, with a panel per metric and a colour per engine.
 
-    `frame` is what `harness.validate.validate.points` returns.
+    Call within `style.theme()`. `frame` is what `harness.validate.validate.points` returns.
     """
     band, frame = 1.15, frame[frame["unscored"] == ""]
     shown = [metric for metric in RUNS if (frame["metric"] == metric).any()]

@@ -43,14 +43,14 @@ Line = Literal["-"] | tuple[float, tuple[float, ...]]
 
 
 class Look(NamedTuple):
-    """Look of a system: told apart by colour, in grey by marker and dash."""
+    """Look of a system, distinct by colour, and in greyscale by marker and dash."""
 
     color: str
     marker: str
     line: Line
 
     def marks(self, *, hollow: bool = False, size: float = 4.0) -> dict[str, Any]:
-        """Keywords that draw the markers, of a size in points; hollow for a bound."""
+        """Return keywords that draw the markers, of a size in points; hollow for a bound."""
         face, edge = ("white", self.color) if hollow else (self.color, "white")
         return {
             "marker": self.marker,
@@ -93,9 +93,9 @@ _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", "#3f7f93", "#7f
 
 
 def tints(color: str) -> list[str]:
-    """Three colours of the same hue that differ from it and from each other by lightness: to everyone, and in grey.
+    """Return three colours of the hue of `color` that differ from it and from each other by lightness.
 
-    None is so light that it is lost on white.
+    So they are distinct to colour-blind readers and in greyscale. None is so light that it is lost on white.
     """
     red, green, blue = to_rgb(color)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -111,7 +111,7 @@ def _tinted(system: str, tint: int, marker: str, line: Line) -> Look:
     return Look(tints(SYSTEMS[system].color)[tint], marker, line)
 
 
-PRESETS: Mapping[str, Look] = {  # what studies show beside a system: the same in every figure
+PRESETS: Mapping[str, Look] = {  # variants that studies show beside a system, with one look in every figure
     "prism:osdi26": _tinted("prism", 0, "X", _DASHED),
     "prism_released": _tinted("prism", 1, "p", _DOTTED),
     "muxserve:plusplus": _tinted("muxserve", 0, "s", _SOLID),
@@ -133,7 +133,7 @@ PRESETS: Mapping[str, Look] = {  # what studies show beside a system: the same i
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Give each label its look: by name for what is known, else by a hash of the name; no two alike in one figure.
+    """Return the look of each label: by name if it is known, else by a hash of the name; no two are alike.
 
     Of a system's other lines (`prism`, `prism:v1`, `prism+placement=fixed`, `prism (A/A)`) the first has its colour,
     others have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
@@ -165,7 +165,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 def called(label: str) -> str:
     """Return the name of a system in figures: `muxserve:plusplus+quotas=none` is "muxserve++ without quotas".
 
-    It is the one that was asked for, where one was. `MARK` follows where it meets no SLO of some model.
+    A name that --rename gives takes its place. `MARK` follows if the system meets no SLO of some model.
     """
     mark = MARK * (label.partition(" (")[0] in form.UNSERVED.get())
     if (asked := form.called(label)) is not None:
@@ -180,7 +180,7 @@ def system_of(label: str) -> str:
 
 
 def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
-    """Turn the pool to its `start`; what is used comes last."""
+    """Return the pool rotated to begin at `start`, with its members in `used` moved to the end."""
     at = start % len(pool)
     taken = set(used)
     return sorted([*pool[at:], *pool[:at]], key=lambda x: x in taken)
@@ -229,14 +229,14 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 
 def unchecked(runs: pd.DataFrame) -> str:
-    """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
+    """Name a GPU and host of simulated runs that no measured end-to-end run checks; empty if all are checked."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
     pairs = zip(simulated["gpu"], simulated["host"], strict=True)
     return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
 
 
 class Fill(NamedTuple):
-    """Fill of a cell: told apart by colour, in grey by lightness and hatch."""
+    """Fill of a cell, distinct by colour, and in greyscale by lightness and hatch."""
 
     color: str
     hatch: str
@@ -259,7 +259,7 @@ BESIDE_POINTS = 5.2
 
 
 def annotate_verdict(axis: Axes, y: float, standing: Standing) -> None:
-    """Say at the right of an axis who is ahead, on its colour, and by how much."""
+    """Write at the right of an axis who is ahead and by how much, on the colour of that verdict."""
     under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
     axis.annotate(
         verdict(standing),
@@ -274,7 +274,7 @@ def annotate_verdict(axis: Axes, y: float, standing: Standing) -> None:
 
 
 def verdict(standing: Standing) -> str:
-    """Return the words of a verdict; differences, which have signs of their own, stand apart from the verdict's."""
+    """Return the words of a verdict; differences have signs too, so brackets keep these apart from the verdict's."""
     sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
     return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
 
@@ -313,7 +313,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
 def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     """Write the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, what planners see.
 
-    `spread` says what is drawn of several seeds. Other words stand in place of what the runs say themselves.
+    `spread` says what is drawn of several seeds. `others` replace the facts of the same names that the runs give.
     """
 
     def listed(column: str) -> str:
@@ -387,7 +387,7 @@ def unvetted(runs: pd.DataFrame) -> str:
 
 
 def unvetted_of(systems: Mapping[str, str]) -> str:
-    """Name the systems whose file, as it is now, has not passed `bench check`, or in part, from systems by label."""
+    """Name the labels whose system's file, as it is now, has not passed `bench check`, or passed in part."""
     says = {
         vetted.UNCHECKED: "Unchecked, as bench check has not passed on the file",
         vetted.IN_PART: "Checked in part, as no case of bench check reached all of the file",
@@ -414,11 +414,11 @@ def caps(table: pa.Table) -> str:
 def save(
     pages: Figure | Sequence[Figure], stem: Path, points: pd.DataFrame, command: str, told: str = ""
 ) -> list[Path]:
-    """Write `stem`.pdf, .png and .csv; equal points, equal bytes. Returns their paths.
+    """Write `stem`.pdf, .png and .csv, and return their paths; equal points give equal bytes.
 
-    Other formats are those that `form.on` asks for; the .csv always comes. The .pdf has all pages, others the first
-    one. The .csv has the points, after the command that made them and before `told`, what a reader must know of them,
-    in lines that begin with "#". Call within `theme()`. Raises UserError where the disk refuses.
+    `form.on` may ask for other formats than .pdf and .png; the .csv always comes. The .pdf has all pages, others the
+    first one. The .csv has the points, after the command that made them and before `told`, what a reader must know of
+    them, in lines that begin with "#". Call within `theme()`. Raises UserError if the files cannot be written.
     """
     pages = pages if isinstance(pages, Sequence) else [pages]
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))

@@ -1,4 +1,4 @@
-"""Attainment and GPU-hours over settings of one field, in the study's order: a line a condition."""
+"""Attainment and GPU-hours over settings of one field, in the study's order: a line for each condition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENDS = ("mean", "low", "high")
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row a (condition, setting); attainment as a share, GPU-hours a day."""
+    """Return what is drawn: one row for each (condition, setting); attainment as a share, GPU-hours a day."""
     rows = [
         {"condition": panel["name"], "trace": panel["trace"], "gpus": setting.gpus, "setting": setting.name}
         | _ends("met", setting.met)
@@ -44,7 +44,10 @@ def _ends(name: str, e: Estimate) -> dict[str, float]:
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw both over the settings, and one over the other; call within `style.theme()`. UserError: nothing is there."""
+    """Draw attainment and GPU-hours over the settings, and one over the other; call within `style.theme()`.
+
+    Raises UserError if there is nothing to draw.
+    """
     frame = points(table, facts)
     if not len(frame):
         raise UserError("nothing to draw: no run of this study tells for how long weights held its GPUs")

@@ -12,12 +12,12 @@ from harness.study.table import labels
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
-    """List the systems that `bench check` did not pass, with its command, or passed in part, a line each."""
+    """Return a line for each system that has not passed `bench check`, with its command, or passed it in part."""
     return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
 
 
 def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a heading and a line for each system, by label, that `bench check` did not pass, or passed in part."""
+    """Yield a heading and a line for each system, by label, that has not passed `bench check`, or only in part."""
     failing = set(vetted.unchecked(systems.values()))
     for label, name in systems.items():
         if name in failing:
@@ -28,13 +28,13 @@ def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def stated(rows: pa.Table, column: str, word: str) -> list[str]:
-    """List the labels of which a column states a reason, a line each with it."""
+    """Return a line for each label for which `column` states a reason: `word`, the label and the reason."""
     pairs = zip(memo.column(rows, "label"), memo.column(rows, column), strict=True)
     return [f"{word}: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
 def departures(rows: pa.Table) -> list[str]:
-    """List the labels whose engine is not their paper's, a line each."""
+    """Return a line for each label whose engine differs from its paper's, with the difference."""
     return stated(rows, "departs", "not as published")
 
 

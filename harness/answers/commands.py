@@ -29,9 +29,9 @@ def check_command(system: str) -> str:
 
 
 def again(words: Iterable[str], *options: str) -> str:
-    """Return the command of these words with other values of options, each a name and a value.
+    """Return the `bench` command of `words` with other values of `options`, which are names and values in turn.
 
-    A new `--set` replaces one of the same key alone.
+    A new `--set` replaces only a former one of the same key.
     """
     pairs = list(zip(options[::2], options[1::2], strict=True))
     words_kept, rest = [], iter(words)

@@ -27,12 +27,12 @@ from harness.study.measure import Measured
 from harness.study.summary import Column, Summary, SystemSummary, rate_key
 
 SETTING = 100  # characters of the line below the answer
-LOOSE_S = 60.0  # a limit of TTFT, above which a base is doubted
+LOOSE_S = 60.0  # seconds; a TTFT limit above this casts doubt on the SLO's base
 MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
-    """Say how far the asker's system keeps its SLOs, who serves more, and on which models and machine."""
+    """Return the first line: how far the subject keeps its SLOs, which system serves more, models and machine."""
     sentence = verdict(measured.table, shown, rule)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
@@ -41,7 +41,7 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
 
 
 def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
-    """Yield the setting of the numbers, and the load of the table; with `every` all that the setting has."""
+    """Yield the setting of the numbers, what to doubt in it, and the load of the table; with `every` in full."""
     spec = measured.reference
     setup = Setup(spec)
     yield from _setting(measured, shown, setup) if every else _short(measured, setup)
@@ -54,7 +54,7 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
 
 
 def _short(measured: Measured, setup: Setup) -> Iterator[str]:
-    """Yield the setting in a line of at most `SETTING` characters, then the part of a log, and a real machine."""
+    """Yield the setting in a line cut to `SETTING` characters, then the replayed part of a log and a real machine."""
     spec, trace, served = measured.reference, setup.trace, len(setup.models.members)
     known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
     fit = ", unlike real" if (setup.realism or "").startswith("off") else ""
@@ -80,7 +80,7 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
 
 
 def _loose(measured: Measured) -> Iterator[str]:
-    """Warn where an SLO is so many seconds that hardly a request can miss it: its base was taken past the knee."""
+    """Warn of an SLO so long that hardly any request can miss it, as its P95 base was measured past the knee."""
     limits = [(ttft_s, model) for model, (ttft_s, _) in (measured.target.seconds or {}).items()]
     most_s, model = max(limits, default=(0.0, ""))
     if LOOSE_S < most_s < math.inf and "P95" in measured.target.rule:
@@ -98,7 +98,7 @@ def _seeds(measured: Measured) -> str:
 
 
 def _prefix_cache(measured: Measured) -> str:
-    """Say whether prompts find what earlier ones left; empty where the trace does not tell who shares what."""
+    """Say whether prefixes are cached; empty if the trace has no ids of blocks, unless a cache was asked for."""
     spec = measured.reference
     if spec.prefix_cache is None:
         wanted = measured.study.spec.get("prefix_cache")
@@ -155,9 +155,11 @@ def _fit(fit: str | None) -> str:
 def next_command(
     measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
 ) -> str:
-    """Return the command to run next: with room for all systems, with valid runs, or to explain why a system misses.
+    """Return the command to run next, on the subject of the first line.
 
-    It is about the subject of the first line, its misses at each of its rates. `ways` give room to all.
+    `ways` are remedies that make all systems fit: the first is taken. Else the command repeats invalid runs. Else, if
+    the subject meets the level, it doubles the highest rate, or draws the only rate. Otherwise it explains the
+    subject's misses at each of its rates.
     """
     if ways:
         return again(words, *ways[0].options)
@@ -196,14 +198,14 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
 
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
-    """Render a system's value in a column; with its interval where more or less of it is better."""
+    """Render a system's value in a column; with `spread` its interval too, if the column says which is better."""
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
 def terminal(
     shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
 ) -> list[str]:
-    """Return the lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
+    """Return the lines of the aligned table: groups, names, one line per system; with `bold` the best are bold.
 
     A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
     brief columns are shown. Where a line would be longer than `room` characters, only the last headline keeps its
@@ -226,7 +228,7 @@ def whole(shown: Summary) -> Table:
 
 
 def narrow(shown: Summary) -> Table:
-    """Return at most MOST_COLUMNS columns, those that answer at a glance, as a paper has room for them."""
+    """Return the table of the brief columns, at most MOST_COLUMNS to fit a paper; headlines are kept first."""
     brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
     first = sorted(brief, key=lambda c: not c.headline)[: MOST_COLUMNS - 1]  # headlines are kept first
     table = _table(shown, shown.systems, [c for c in shown.columns if c in first], shown.decided)
@@ -253,9 +255,9 @@ def _table(
 
 
 def records(shown: Summary, **facts: Any) -> Table:
-    """Return a row a system for other programs: label, GPUs, then mean, low and high of each column in its own unit.
+    """Return a table for other programs, a row per system: its facts, then mean, low and high of each column.
 
-    `facts` stand in every row.
+    Values are in the column's unit. `facts` are repeated in every row.
     """
     rows = [_record(shown, system) | facts for system in shown.systems]
     return Table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])

@@ -27,11 +27,11 @@ class Cause(NamedTuple):
 
     phrase: str
     what: str
-    excess: str = ""  # the cause in a miss, if it differs from `what`
+    excess: str = ""  # the same for the time of a miss that it explains, if different
 
     @property
     def missed(self) -> str:
-        """The part of a miss that it explains: the time beyond what the request takes alone."""
+        """Words for the part of a miss that the cause explains: the time beyond what the request takes alone."""
         return self.excess or self.what
 
 
@@ -52,7 +52,7 @@ CAUSES: Mapping[str, Cause] = {
     "failed": Cause("failed", "the server refused it, stopped early or was lost"),
 }
 REASONS = 3  # failures that are listed
-SHOWN = 5  # latest misses that are listed
+SHOWN = 5  # misses that are listed, the longest first
 SHOWN_NS = 50_000  # shorter parts round to 0.0000 s and are not shown
 CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 MISSED = {  # the part of a request's time that explains its miss, by Definition.part
@@ -158,7 +158,8 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
 def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str, again: str) -> Iterator[str]:
     """Yield lines about all misses: by model, their main causes, and the longest ones.
 
-    A miss scores less than 1 by a definition of attainment; `again` is this command without what it asks.
+    A miss scores less than 1 by a definition of attainment. `again` is the command that explains this run, to which
+    the last line adds --request.
     """
     rows = requests.rows(table)
     offered = requests.in_window(rows, window_s)
@@ -200,7 +201,7 @@ def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str,
 
 
 def made_of(ns: Mapping[str, int]) -> str:
-    """Render causes with their seconds and shares, the longest first; one below a ten-thousandth is left out."""
+    """Render causes with seconds and shares, the longest first, without those of up to 1/10,000 of the time."""
     total = sum(ns.values())
     longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
     return ", ".join(
@@ -209,7 +210,7 @@ def made_of(ns: Mapping[str, int]) -> str:
 
 
 def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
-    """Yield a line for each part that shows in 0.1 ms, and for each stamp, by seconds since the arrival."""
+    """Yield a line for each part of at least SHOWN_NS and for each stamp, in order of time since the arrival."""
     lines = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
     lines += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
     yield from (f"  {line}" for _, _, line in sorted(lines, key=lambda entry: entry[:2]))

@@ -1,8 +1,8 @@
-"""Ideas, each in a world that is made for it: whether it is ahead there, of whom, and what takes its place.
+"""Ideas, each in a world that is made for it: whether it is ahead there, of which systems, and which beat it.
 
-A ratio that a study claims on one condition is an idea: its system on that condition. Where a claim names several
-systems with " or ", they are readings of the idea, of which the one that holds the highest rate stands for it. It is
-compared with every other system that was run there, those of the claim or not.
+An idea is the system of a ratio that a study claims on one condition, its world. Where a claim names several systems
+with " or ", they are readings of the idea, of which the one that holds the highest rate stands for it. It is compared
+with every other system that was run there, in the claim or not.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from harness.rows.statistics import Crossing
 from harness.study.study import systems_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WINS = {"yes": "won", "no": "did not", "open": "open"}  # what is said of an idea, and of several
+WINS = {"yes": "won", "no": "did not", "open": "open"}  # word in an idea's row, and word in the answer's counts
 
 
 class Idea(NamedTuple):
-    """An idea in its world."""
+    """An idea in its world, compared with the other systems that ran there."""
 
     claim: Mapping[str, Any]  # as the study's facts have it
     panel: Panel
     system: str  # the reading that stands for it
     rates: Mapping[str, Crossing | None]  # keyed by system: where it crosses the level; None: no room
-    others: Mapping[str, Standing]  # keyed by system: the idea beside it
+    others: Mapping[str, Standing]  # keyed by system: the standing of the idea beside it
 
     @property
     def wins(self) -> str:
-        """Say yes where it is ahead of all that fit, no where some are equal or ahead of it, and else open."""
+        """Say "yes", "no" or "open": whether the idea wins in its world.
+
+        It is "yes" if the idea is ahead of all systems that fit. It is "no" if it does not fit, or if some system is
+        equal to it, or ahead of it if only at one rate.
+        """
         sides = {s.says.split()[0].strip(",") for s in self.others.values() if s.says != NO_ROOM}
         if self.rates[self.system] is None or sides & {"behind", "equal", "turns"}:
             return "no"
@@ -43,7 +47,11 @@ class Idea(NamedTuple):
 
     @property
     def instead(self) -> str:
-        """Name what takes its place: of those ahead of it, or else equal to it, the one at the highest rate."""
+        """The system to use instead, or "": of those ahead of it, else of its equals, the one of the highest rate.
+
+        Systems that are ahead at only one rate come between the two. If the idea does not fit, the best that does is
+        named.
+        """
         for word in ("behind", "turns", "equal"):
             if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:
                 return max(names, key=self._rate)
@@ -51,7 +59,7 @@ class Idea(NamedTuple):
         return max(fit, key=self._rate, default="") if self.rates[self.system] is None else ""
 
     def over(self) -> list[str]:
-        """List those of which it is ahead, the highest rate first."""
+        """List the systems that the idea is ahead of, the highest rate first."""
         return sorted((n for n, s in self.others.items() if s.says.startswith("ahead")), key=self._rate, reverse=True)
 
     def _rate(self, name: str) -> float:
@@ -92,7 +100,7 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
-    """Yield the answer, a table with a row an idea, and each world with the cause; with `every` all verdicts too."""
+    """Yield the answer, a table with a row per idea, and each world with its cause; with `every` all verdicts too."""
     named = list(zip(LETTERS, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
     results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)
@@ -122,7 +130,7 @@ def _row(letter: str, idea: Idea) -> Sequence[str]:
 
 
 def _world(idea: Idea, *, every: bool) -> str:
-    """Describe a world, with `every` its SLO too, and the cause of what came out."""
+    """Describe a world, with `every` its SLO too, and why the result is as it is."""
     panel, why = idea.panel, idea.claim["why"]
     slo = f", SLO {panel['slo']}" if every else ""
     place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}{slo})"

@@ -107,7 +107,7 @@ def escaped(text: str) -> str:
 
 
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row a statement: its class, the paper's number, and the paper's words."""
+    """Yield a table with a row per statement, its class, the paper's number and words, then what classes mean."""
     stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
     yield from Table(("class", "paper", "statement"), stated).text(room)
     yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))

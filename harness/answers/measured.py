@@ -15,7 +15,7 @@ from harness.study.claims import SectionVerdict, paper_text, reason
 
 
 def lines(table: pa.Table, about: About) -> Iterator[str]:
-    """Yield the text of a stored study: the answer in a line, the setting, tables, a line or two a claim."""
+    """Yield the text of a stored study: the answer in a line, the setting, tables, one or two lines per claim."""
     every = judged(table, about)
     yield answer(about, every)
     yield f"simulated, {about.setting}; {about.seeds} seed{'s' * (about.seeds > 1)}"
@@ -31,7 +31,7 @@ def lines(table: pa.Table, about: About) -> Iterator[str]:
 
 
 def judged(table: pa.Table, about: About) -> list[SectionVerdict]:
-    """Judge every claim of a study, a line for each law of lengths."""
+    """Judge every claim of a study; each verdict has the law of lengths that its panel's trace draws from."""
     return [
         SectionVerdict(verdict.claim.section, verdict, measured.law(verdict.panel))
         for i in range(len(about.claims))
@@ -40,7 +40,7 @@ def judged(table: pa.Table, about: About) -> list[SectionVerdict]:
 
 
 def answer(about: About, every: Sequence[SectionVerdict]) -> str:
-    """Say how many times the others' numbers are reached, from the least to the most of each one's claims."""
+    """Say how many times each other system's number is reached: the range over the headline claims about it."""
     means: dict[str, list[float]] = {}
     for line in every:
         if (here := line.verdict.here) is not None and line.verdict.claim.headline:
@@ -50,7 +50,10 @@ def answer(about: About, every: Sequence[SectionVerdict]) -> str:
 
 
 def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
-    """Yield a row a system, a column a condition: a measure in the mean over seeds, at the condition's last panel."""
+    """Yield the rows of a measure's table, one per system: the mean over seeds, in a column per condition.
+
+    HELD_RPS is of all panels of a condition, another measure of its last one.
+    """
     groups = crossings.by_condition(about.panels)
     yield ["system", *(str(group[0]["name"]) for group in groups)]
     for system in about.systems:

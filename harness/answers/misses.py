@@ -11,7 +11,7 @@ from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 from harness.study.misses import Misses
 
-LEAST = 0.01  # causes that a row lists unless all are asked for
+LEAST = 0.01  # share of a row's seconds; smaller causes have no column unless all are asked for
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
@@ -30,7 +30,7 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
 
 
 def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:
-    """Return the table, a row a system or (by "rate") a rate, and what its columns mean.
+    """Return the table, with a row per system or (by "rate") per rate, and with a note on what its columns mean.
 
     Rates come in rising order, systems by rising share of misses. Without `every` a cause has a column only where it
     took more than LEAST of a row's seconds.
@@ -59,5 +59,5 @@ def _cells(row: Misses, by: str, shown: Sequence[str]) -> list[str]:
 
 
 def _three(seconds: float) -> str:
-    """Render seconds with three digits; NONE where a tenth of a millisecond does not show them."""
+    """Render seconds with three digits; NONE if they round to 0.0 ms."""
     return NONE if seconds < 5e-5 else f"{seconds:.3g}"

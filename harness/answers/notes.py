@@ -40,7 +40,7 @@ ROOFLINE = 0.01  # share of a step; a smaller one is left out
 def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings.
 
-    Caps that bound controls alone, and the bound of all policies, are told with `every`.
+    With `every` they include caps that limited only controls, and the bound on all policies.
     """
     if every and (above := bound.line(measured.about)):
         yield above
@@ -201,7 +201,7 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
 
 
 def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
-    """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
+    """Name the most frequent cause of misses of each contestant that is below the level (rows/causes.py)."""
     reasons = []
     for system in shown.systems:
         if not system.judged or system.mean(definition) >= 100 * shown.level:
@@ -218,7 +218,7 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
 
 
 def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[str]:
-    """List the caps of the engine that bound more than 1 % of steps, a line each: where, and how to lift it."""
+    """Return a line for each cap of the engine that limited more than 1 % of steps: where, and how to raise it."""
     lines = []
     for cap in dict.fromkeys(b.cap for b in binding):
         mine = [b for b in binding if b.cap == cap]
@@ -231,7 +231,7 @@ def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[st
 
 
 def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
-    """Yield each model of each system at a rate with the means of some measures over all seeds; NaN where one lacks."""
+    """Yield each model of each system at a rate with the means of measures over all seeds; NaN if one is missing."""
     frame = summaries.summary(scored, names, ("model",))
     frame = frame[frame["rate_scale"] == rate_scale]
     for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):

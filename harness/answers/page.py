@@ -164,7 +164,7 @@ def _head(column: Column) -> str:
 
 
 def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
-    """Yield attainment by rate, a row a rate, if there are several."""
+    """Yield a table of attainment with a row per rate, if several rates ran."""
     frame = summaries.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
     by = {
@@ -234,7 +234,7 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
 
 
 def _seconds(about: About) -> str:
-    """Return the limits of each model, once where all have the same."""
+    """Return the limits of each model, once if all have the same; empty if several SLOs judge the study."""
     judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None
     models = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}
@@ -245,7 +245,7 @@ def _seconds(about: About) -> str:
 
 
 def _fidelity(table: pa.Table) -> str:
-    """Say what is simulated or real, and whether measured runs judge that."""
+    """Say whether runs are simulated or real, and whether measured runs have checked the simulation."""
     kinds = sorted(table["fidelity"].cast("string").unique().to_pylist())
     if kinds != ["simulated"]:
         on = table["machine"].cast("string").unique().to_pylist() if "machine" in table.column_names else []

@@ -19,7 +19,7 @@ KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
 def parts(about: About, table: pa.Table, standings: Standings, *, every: bool) -> Iterator[str | Table]:
-    """Yield a table of ratios with a row a condition, and what it says; with `every` the rates too."""
+    """Yield a table of ratios with a row per condition, and sentences on it; with `every` the rates too."""
     rules = dict.fromkeys(panel.get("slo", about.slo) for panel in about.panels)
     rule = about.slo if len(rules) == 1 else "each condition's SLO"
     goal = f"{100 * about.level:g} % {about.definitions[0].upper()} attainment at {rule}"
@@ -67,9 +67,10 @@ def _range(standings: Sequence[Standing]) -> str:
 
 
 def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Count the verdicts on fitted traces that cases of real logs in the same setting bear out; none without both.
+    """Yield a line that counts the verdicts on fitted traces that real logs in the same setting confirm.
 
-    Only cases in which both systems fit count; verdicts without one are counted apart.
+    Only cases of a log in which both systems fit count; verdicts without such a case are counted apart. Yield nothing
+    if no verdict can be compared.
     """
     shares, apart = [], 0
     for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
@@ -106,7 +107,7 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
 def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> str:
     """Render the rate at which a system holds the level, of all requests or of the worst model.
 
-    Of a system without room on any seed it is the word for that.
+    For a system that fits with no seed, return the word for that.
     """
     gone = by_window.unfit(rows, name)
     if gone and gone.every:
@@ -138,7 +139,7 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
 
 
 def reached(about: About, standings: Standings) -> Iterator[str]:
-    """Say of each ratio that a paper states under how many conditions it holds, and is not excluded."""
+    """Yield for each ratio of a paper the number of conditions that reach it, and of those that do not exclude it."""
     for claim in claims.claims_of(about):
         pair, paper = (claim.system, claim.over), claim.paper
         ours = [standing for key, standing in standings.items() if key[1:] == pair]

@@ -1,4 +1,4 @@
-"""An answered question of size in words: the sentence, a row a strategy, what the recommendation costs and takes."""
+"""An answer of `bench size` in words: the sentence, the table of strategies, what the best one costs and takes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 
 def table(sized: Sized) -> Table:
-    """Return the table: a row a kind and system, the cheapest first; one for a kind on which none could be tried."""
+    """Return the table, the cheapest first: a row per kind and system, or one for a kind on which none was tried."""
     refused = sized.refused
     curves = {
         curve.kind if curve.kind in refused else key: curve
@@ -178,7 +178,7 @@ def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
 
 
 def _short(verdict: Outcome) -> str:
-    """Say what binds: room or load."""
+    """Say why a count of GPUs fails: the models do not fit, or SLOs are missed."""
     if verdict.unfit:
         return _cut(f"no room on {verdict.gpus}: {verdict.unfit}")
     return f"SLO missed on {verdict.gpus}: {_share(verdict)}"
@@ -189,7 +189,10 @@ def _cut(text: str, most: int = 64) -> str:
 
 
 def lines(of: Words, homes: int) -> Iterator[str]:
-    """Yield everything that is printed, the answer first; of the last `homes` facts, each a GPU's, the first ones."""
+    """Yield all lines to print, the answer first.
+
+    The last `homes` facts are about one GPU each, of which the first MOST_HOMES are printed.
+    """
     yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
     most = len(of.facts) - max(0, homes - MOST_HOMES)
     yield from (f"{what}: {text}" for what, text in of.facts[:most])
@@ -204,7 +207,7 @@ def words(sized: Sized) -> Words:
 
 
 def setting(sized: Sized) -> str:
-    """Say under which conditions the numbers are: simulated, checked or not, the SLO, the stretches of the traffic."""
+    """Say under which conditions the numbers hold: simulated, checked or not, the SLO, stretches of the traffic."""
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
     marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
@@ -311,7 +314,7 @@ def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:
 
 
 def base(sized: Sized) -> str:
-    """Say on which kind of GPU a model alone is the base of the SLO; empty where there is one kind, or it is named."""
+    """Say on which kind of GPU the SLO's base is measured; empty if the rule names it, or there is only one kind."""
     rule, kinds = by_kind(sized.asked.rule), sized.asked.kinds
     if rule is None or kinds == (mix.names(kinds[0])[0],):
         return ""

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 from harness.rows.estimate import NONE
 
-WIDTH, MOST = 100, 30  # characters of a line, and lines, where not all is asked for
+WIDTH, MOST = 100, 30  # characters of a line, and lines of a screen, without --all
 NARROWEST = 20  # characters of a last column that is folded
-LONG = 24  # characters of a cell that is read as text
+LONG = 24  # characters; a longer cell is text, in a wider column
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
 LATEX = (
@@ -42,8 +42,8 @@ class Table:
 
     head: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    notes: Sequence[str] = ()  # below it
-    title: str = ""  # above it
+    notes: Sequence[str] = ()  # lines below the table
+    title: str = ""  # line above the table
     groups: Sequence[str] = ()  # a title over each column, once over neighbours that share it
     strong: Collection[tuple[int, int]] = ()  # row and column of the best cells
 
@@ -65,7 +65,7 @@ class Table:
     def text(self, room: int | None = None, *, bold: bool = False) -> Iterator[str]:
         """Yield lines of left-aligned columns between title and notes; fold the last column beyond `room` characters.
 
-        With `bold` the best cells are so, by the codes of a terminal.
+        With `bold` the best cells are bold, by a terminal's escape codes.
         """
         lines = [self.head, *self.rows]
         width = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -123,7 +123,7 @@ class Table:
     # -------------------------------------------------------------- for another program
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a record a row."""
+        """Return each row as a dict, keyed by the names in the head."""
         return [dict(zip(self.head, row, strict=True)) for row in self.rows]
 
     def csv(self) -> str:
@@ -134,7 +134,7 @@ class Table:
         return out.getvalue()
 
     def json(self, key: str, facts: Mapping[str, Any]) -> str:
-        """Render facts, and the records under `key`, as JSON; infinities and NaN are null, which JSON lacks."""
+        """Render facts, and the records under `key`, as JSON; infinities and NaN, which JSON lacks, become null."""
         return json.dumps(_plain({**facts, key: self.records()}), indent=1)
 
     def html(self) -> str:
@@ -149,7 +149,7 @@ class Table:
 
 
 def value(cell: str) -> float | None:
-    """Return the number by which a cell is sorted: the first in it, after a sign; None where it begins with a word."""
+    """Return the number to sort a cell by, which stands at its start or after signs such as "<"; else None."""
     match = NUMBER.match(cell)
     number = float(match[1].replace(",", "")) if match else None
     return number if number is not None and math.isfinite(number) else None

@@ -95,7 +95,7 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
     """Say which others each system is ahead of, equal to or behind in most cells, and against which it has no verdict.
 
-    Cells that are a case each, without an interval, have no verdict and do not count.
+    Cells of a single window, which has no interval, have no verdict and do not count.
     """
     standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
     many = len({cell for cell, *_ in standings})
@@ -127,13 +127,13 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
-    """Yield a condition: a table a panel, a row a system; with `every` the counts of weights' loads beside it."""
+    """Yield a condition: a table per panel with a row per system; with `every` a table of loads of weights too."""
     about, axis = shown.about, panels[0]["axis"]
     place, title = _place(about, panels), _title(about, panels)
     if place:
         yield title
         title = ""
-    unfit: dict[str, tuple[by_window.Unfit, list[str]]] = {}  # why on its first panel, and on which panels
+    unfit: dict[str, tuple[by_window.Unfit, list[str]]] = {}  # why on the first panel, and all such panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
         labels, at = (
@@ -198,7 +198,7 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
         c = crossings.crossing(rows, panel, name, first, level)
         if c is None:
             return [NONE] * (5 + len(rest))
-        if name not in about.systems:  # it brings its own number of GPUs: not the least of many
+        if name not in about.systems:  # a bound has its own number of GPUs, not the least of many
             return [replace(c.at, sign="=").text(style), *[NONE] * 4, *rest]
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
         below, by_seed = _below(rows, name, about), _each_seed(rows, name, about)
@@ -297,9 +297,9 @@ def _bounds(about: About) -> list[str]:
 
 
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
-    """Label a panel's systems, with their GPUs where these are not the panel's, and what marks them.
+    """Return the label of each system of a panel: its name, its GPUs if they are not the panel's, and its marks.
 
-    The marks are "(unchecked)", "(checked in part)", and † where a system meets no SLO of some model.
+    Marks are "(unchecked)", "(checked in part)", and † where a system meets no SLO of some model.
     """
     took: dict[str, set[int]] = {}
     for name, gpus in zip(memo.column(rows, "label"), memo.column(rows, "gpus"), strict=True):
@@ -329,7 +329,7 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:
-    """Render the fewest GPUs of each seed alone, from the least to the most."""
+    """Render the range, over seeds, of the fewest GPUs that each seed by itself needs."""
     curves = by_window.curves(rows, name, about.definitions[0], "x")
     counts = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
@@ -359,7 +359,10 @@ def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
 
 
 def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | None:
-    """Return the x that is shown beside the crossings: the crossing of the first system, in a fleet of each one."""
+    """Return the x at which loads are shown: the panel's own, else the crossing of the first system.
+
+    In a fleet it is the crossing of the system `name`. None if there is no crossing.
+    """
     if panel["at"] is not None:
         return float(panel["at"])
     first = name if about.layout == "fleet" else about.systems[0]
@@ -368,7 +371,7 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
 
 
 def _unserved(shown: Shown) -> Iterator[str]:
-    """Name the systems that meet no SLO of some model even where load is least: those with a mark, if rows have it."""
+    """Yield a line for each system that meets no SLO of some model even at the least load, which MARK stands for."""
     of = len(shown.about.panels)
     for name, words in crossings.all_unserved(shown.table, shown.about).items():
         yield f"{MARK} {name}: {max(words)} even where load is least, on {len(words)} of {of} panels"
@@ -436,7 +439,7 @@ def _copies(shown: Shown) -> Iterator[str]:
     """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance.
 
     The largest difference comes with its place, and what single windows attain there: past the knee that varies much
-    from one draw to the next. Single windows, of which no chance is known, do not count.
+    from one draw to the next. Differences of single windows, which have no interval, do not count.
     """
     name = shown.about.systems[0]
     covers, largest = list[bool](), list[tuple[Estimate, str]]()

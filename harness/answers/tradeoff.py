@@ -17,7 +17,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
-    """Yield the answer, a table with a row a setting, and what its columns are; with `every` the intervals too."""
+    """Yield the answer, what the columns mean, a table with a row per setting, and each condition's best setting.
+
+    With `every` the table has intervals, the worst model and loads too.
+    """
     named = list(zip(LETTERS, helds.panels(table, about), strict=False))
     level, first = about.level, about.panels[0]
     chosen = dict[str, list[str]]()

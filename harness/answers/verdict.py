@@ -1,7 +1,7 @@
 """The first line of a comparison: the rate up to which one system keeps its SLOs, and who serves more or less.
 
-Its subject is the system of whoever asks: one given as a file, else the first that was named. Rates are those of all
-requests together ("pooled"), beside the rate up to which each model by itself holds the level.
+Its subject is the user's system: one given as a file, else the first that was named. Rates are those of all requests
+together ("pooled"), beside the rate up to which each model by itself holds the level.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.rows.estimate import POINTS, RATIO, SHARE, Estimate
 from harness.rows.ranking import CASE, NEAR, STANDINGS, UNDECIDED, Standing, corrected, side_by_side
 from harness.study.summary import Summary, SystemSummary, levels, panel_of, rate_key
 
-ALIKE = 1.01  # a worst model's rate so near to the pooled one is the same
+ALIKE = 1.01  # factor within which the worst model's rate counts as equal to the pooled one
 EQUAL = "equal within 25 %"
 FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 FEW = "too few windows for an interval"
@@ -32,10 +32,10 @@ FLAT = {  # words for differences at three rates
 
 
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
-    """Say up to which rate the subject holds the level, who serves more or less, and where another level turns that.
+    """Say up to which rate the subject holds the level, who serves more or less, and which level changes that.
 
-    Only systems that ran count, whose runs are valid. At a single rate it is about attainment. Where a curve is flat at
-    the level, or the order changes beside it, say who meets more at three rates instead. None where no system ran.
+    Only systems that ran with valid runs count. At a single rate the sentence compares attainment. Where a curve is
+    flat at the level, or the order changes beside it, it compares attainment at three rates. None if no system ran.
     """
     rivals = [system for system in shown.systems if system.judged]
     if not rivals:
@@ -83,7 +83,7 @@ def _along_rates(
 def _standings(
     table: pa.Table, panel: Panel, ours: SystemSummary, others: Sequence[SystemSummary], definition: str, level: float
 ) -> dict[str, Standing]:
-    """Judge the subject beside each other system, all corrected together, by the other's label."""
+    """Return the subject's standing beside each other system, by the other's label; all are corrected together."""
     every = [side_by_side(table, panel, (ours.label, other.label), definition, level) for other in others]
     return dict(zip((other.label for other in others), corrected(every), strict=True))
 
@@ -98,7 +98,7 @@ def _up_to(e: Estimate | None) -> str:
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
-    """Say that a rate is pooled, with the one up to which each model holds; nothing where that is the same."""
+    """Say that a rate is pooled, with the rate of the worst model; nothing if the two are the same."""
     all_, worst = system.values[key], system.values["worst_rate"]
     if all_ is None or all_.sign == "<":
         return ""
@@ -127,7 +127,7 @@ def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, ke
 
 
 def _ratio(ratio: Estimate) -> str:
-    """Render a ratio; its interval also where it is open at both ends."""
+    """Render a ratio with its interval, even one that is open at both ends."""
     text = ratio.text(RATIO)
     return text if "[" in text or ratio.n < pooled.FEWEST or ratio.sign != "=" else f"{text} {ratio.ends(RATIO)}"
 
@@ -149,7 +149,10 @@ def _turns(
     definition: str,
     standings: Mapping[str, Standing],
 ) -> Iterator[str]:
-    """Yield a clause on the usual level at which a system that is ahead or behind here is least so, if it is not."""
+    """Yield a clause on the usual level at which a lead at this level, of either side, shrinks most or turns.
+
+    Yield nothing if all leads stay above the factor pooled.NEAR at all levels.
+    """
     sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
@@ -170,7 +173,7 @@ def _turns(
 
 
 def _by_halves(ours: SystemSummary, others: Sequence[SystemSummary], level: float) -> str:
-    """Say which rate the subject holds in either half of a real trace, each by itself, and which the best other."""
+    """Say which rates the subject and the best other system hold in each half of a real trace by itself."""
     halves = []
     for key, name in (("half_0", "first"), ("half_1", "second")):
         best = sorted(others, key=lambda system: -system.mean(key))[:1]

@@ -21,8 +21,8 @@ class Ablation(NamedTuple):
 
     subject: str
     says: str
-    lost: Mapping[Place, Estimate]  # attainment, as a share
-    most: str  # the model that loses most, and where a model does the points
+    lost: Mapping[Place, Estimate]  # loss of attainment, as a share
+    most: str  # text on the model that loses most and its points; may be empty
 
 
 def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterator[str | Table]:
@@ -76,5 +76,5 @@ def _change(lost: Estimate) -> str:
 
 
 def points(lost: Estimate) -> str:
-    """Render the change of attainment by a loss of it, in points."""
+    """Render a loss of attainment as a change of it, in points."""
     return lost.times(-100).text(POINTS, spread=False)

@@ -1,7 +1,7 @@
 """`bench`: the command line, its errors and exit codes.
 
-Only click is imported at the start, the module of a command when that command is asked for, and what a command needs
-when it runs.
+Of all libraries only click is imported at the start. A command's module is imported when that command is called, and
+the libraries that it needs when it runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness.cli.values import WORDS
 from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # errors of a full disk, whatever was written
-LEAST_BYTES = 3 << 30  # bytes of addresses; with fewer, libraries crash or hang, as they reserve more than they use
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # disk full, over quota or read-only; file too large
+LEAST_BYTES = 3 << 30  # bytes of address space; with less, libraries crash or hang, as they reserve more than they use
 COMMANDS = {  # each has its module and function, and its line in `bench --help`
     "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
     "size": ("size.size", "Find the fewest GPUs, and what they cost."),
@@ -48,7 +48,7 @@ COMMANDS = {  # each has its module and function, and its line in `bench --help`
 }
 
 
-FORMER = {  # commands of before, and what stands for them
+FORMER = {  # commands of earlier releases, and what replaces each
     "reproduce": "bench study NAME (bench study fig7)",
     "fleet": "bench study NAME (bench study fig12)",
     "bridge": "bench study prism-bridge",
@@ -66,14 +66,14 @@ def load(name: str) -> click.Command:
     return command
 
 
-FIRST = 4  # commands of the list above that most users need, shown before the others
+FIRST = 4  # number of commands at the top of COMMANDS that most users need, shown as the main ones
 
 
 class Bench(click.Group):
     """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, the main ones first."""
+        """List the commands, the main ones first, and then the exit codes."""
         width = max(map(len, COMMANDS))
         rows = [(name.ljust(width), line) for name, (_, line) in COMMANDS.items()]
         for title, some in (("Main commands", rows[:FIRST]), ("Other commands", rows[FIRST:])):
@@ -83,7 +83,10 @@ class Bench(click.Group):
             formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command, and keep the command line for messages that name the next one."""
+        """Find the command, and keep the command line for messages that suggest the next command.
+
+        Raises UserError for a former command, a command line that cannot be read, or too little address space.
+        """
         ctx.meta[WORDS] = list(args)
         _typed(args)
         strangers.name(*args)
@@ -104,7 +107,7 @@ class Bench(click.Group):
         return code
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run, and turn what ends a command into its exit code."""
+        """Run the command, print the error that ends it, if any, and exit with its code."""
         extra["standalone_mode"] = False
         _open()
         try:
@@ -132,7 +135,7 @@ class Bench(click.Group):
             from harness.policy.types import UserError
 
             terminated = came(signal.SIGTERM)
-            if (terminated or came(signal.SIGINT)) and not isinstance(error, UserError):  # what an import makes of it
+            if (terminated or came(signal.SIGINT)) and not isinstance(error, UserError):  # an import may wrap a signal
                 sys.exit(_interrupted(terminated))
             if not isinstance(error, UserError):
                 raise
@@ -148,15 +151,15 @@ def _interrupted(terminated: bool) -> Code:
 
 
 def one_line(text: str) -> str:
-    """Escape the characters of a message that would break its line or are not printable: names may hold any."""
+    """Escape line breaks and unprintable characters of a message, which may come from names in it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class _Piped(io.FileIO):
-    """A stream that outlives its reader: what a closed pipe refuses is dropped, and the command stores its answer."""
+    """A stream that outlives its reader: once the pipe is closed, output is dropped and the command still finishes."""
 
     def write(self, data: Any) -> int:
-        """Write bytes."""
+        """Write bytes; if the reader has closed the pipe, drop them and all later ones."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -165,7 +168,10 @@ class _Piped(io.FileIO):
 
 
 def _open() -> None:
-    """Make stdout and stderr outlive their readers. A closed one is the null device, lest a file take its number."""
+    """Make stdout and stderr outlive their readers.
+
+    One that is closed from the start becomes the null device, or the next file opened would get its descriptor.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -178,7 +184,7 @@ def _open() -> None:
 
 
 def _typed(args: list[str]) -> None:
-    """Raise UserError if a command line cannot be read: words in no encoding, a folder that is gone."""
+    """Raise UserError if a word of the command line is not UTF-8, or if the working directory no longer exists."""
     from harness.policy.types import UserError
 
     if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):
@@ -190,7 +196,7 @@ def _typed(args: list[str]) -> None:
 
 
 def _room() -> None:
-    """Raise UserError where a process may have fewer addresses than its libraries reserve."""
+    """Raise UserError if the limit on address space (ulimit -v) is below LEAST_BYTES."""
     import resource
 
     from harness.policy.types import UserError

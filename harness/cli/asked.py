@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Values of the shared options; a command without one of them has its default here."""
+    """Values of the shared options; an option that a command lacks keeps its default here."""
 
     systems: str
     setting: Mapping[str, Any]  # fields of a spec
@@ -51,9 +51,10 @@ class Asked:
         return (options.FIGURES if self.out is None else self.folder) / name
 
     def study(self, setting: Mapping[str, Any] | None = None) -> Study:
-        """Build the comparison, in this setting or another; `all` stands for every system that is not listed.
+        """Build the comparison, in `setting` or else in the user's; `all` stands for every system that is not listed.
 
-        Without a number of seeds it begins with a few, and has a budget for more. UserError if no system is named.
+        Without `seeds` it begins with FIRST_SEEDS, and in the simulator has a budget for more; with --scaling none it
+        has ONCE seeds, or one if all seeds replay the same requests. Raises UserError if no system is named.
         """
         from harness.policy.types import UserError
         from harness.study.compare import comparison, filled, repeats
@@ -87,7 +88,7 @@ def _default(option: str) -> bool:
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Pass a command the shared options as one `Asked`, and those of its own parameters by name."""
+    """Decorate a command: it gets the shared options as one `Asked`, and its own parameters by name."""
     names, shared = signature(command).parameters, [field.name for field in fields(Asked)]
 
     @wraps(command)

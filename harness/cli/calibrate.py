@@ -16,7 +16,7 @@ from harness.cli.values import PATH
 if TYPE_CHECKING:
     from harness.calibrate.tables import Table
 
-STAGES = "stages.jsonl"  # `make gpu` writes its stages there
+STAGES = "stages.jsonl"  # file of a folder in which `make gpu` records its stages
 PUBLISHED = "profiles", "measured", "torch-steps"
 KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # shapes
 DRAWN = Path("plots/out/cost_fit")
@@ -117,7 +117,7 @@ def calibrate(
 
 
 def _only(source: str, options: Mapping[str, Any], *taken: str) -> None:
-    """Refuse options that say nothing about a source."""
+    """Raise UserError if an option is given that `source` does not take; `taken` names those that it takes."""
     from harness.policy.types import UserError
 
     if strange := next((name for name, value in options.items() if value is not None and name not in taken), ""):
@@ -131,7 +131,7 @@ def _tables(out: Path | None) -> Path:
 
 
 def _write(table: Table, path: Path, *, user: bool = False) -> None:
-    """Write a table, and say what is to be known of it; one that `--table` is to take is read as a user's."""
+    """Write a table and print its notes; with `user`, read it back as `--table` does, to check it."""
     from harness.calibrate import tables
     from harness.rows.record import write_bytes
 

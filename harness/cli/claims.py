@@ -85,7 +85,7 @@ def claims(
 
 
 def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:
-    """Make what a shard has of the runs of every source, or of those that are named; return their number."""
+    """Make the shard's part of the runs of every source of claims, or of those in `only`; return the number of runs."""
     from harness.study import ledger, load, shards
 
     runs = 0

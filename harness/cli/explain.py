@@ -87,7 +87,7 @@ def _of_run(
     definition: str | None,
     every: bool,
 ) -> None:
-    """Print where the time of a run's request went, and what the run's SLO misses were made of."""
+    """Print where the time of one request of a run went, and with `misses` what caused the run's SLO misses."""
     from harness.answers import explain as words
     from harness.policy.types import UserError
     from harness.rows import record
@@ -129,7 +129,7 @@ def _of_run(
 
 
 def _of_size(folder: Path, system: str | None) -> None:
-    """Print what binds on fewer GPUs than an answer, and which change helps."""
+    """Print what binds on fewer GPUs than an answer of `bench size` takes, and which change helps."""
     from harness.answers import size as words
     from harness.study import size_kept, size_why
 
@@ -143,7 +143,7 @@ def _of_size(folder: Path, system: str | None) -> None:
 
 
 def _of_comparison(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
-    """Print what the SLO misses of a comparison were made of, and draw a figure on request."""
+    """Print what caused the SLO misses of a comparison, and draw a figure if `out` is given."""
     import shlex
 
     from harness.answers import misses as words
@@ -171,7 +171,10 @@ def _of_comparison(sweep: Path, system: str | None, out: Path | None, definition
 
 
 def stored_run(run: Path) -> tuple[Path, dict[str, Any]]:
-    """Find a stored run, by path or by name in the results, with its facts. UserError if nothing ran."""
+    """Return the folder and the metadata of a stored run, found by its path or by its name in the results.
+
+    Raises UserError for a file, and for a run that was skipped or infeasible.
+    """
     from harness.policy.types import UserError
     from harness.rows import record
 

@@ -1,8 +1,8 @@
 """Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
 
 Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have generated tables
-between two marks: harness/README.md of modules, from the first lines of their docstrings, and systems/README.md, from
-systems/cards.toml and systems/tuned.toml too.
+between two marks. That of harness/README.md lists modules with the first lines of their docstrings; those of
+systems/README.md come from the docstrings of systems, systems/cards.toml and systems/tuned.toml.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.policy.fields import domains
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = "docs/reference"
 BEGIN, END = f"<!-- Written by `{COMMAND}`: -->\n", "<!-- to here -->\n"
-# Folders of harness/ from the bottom to the top: each imports only folders above its line, and itself.
+# Folders of harness/ by layer, the lowest first: each imports only itself and folders that stand before it here.
 FOLDERS = (
     "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
     "engines/sim/kernel", "engines/servers", "calibrate", "run", "study", "answers", "validate", "check", "suite",
@@ -47,7 +47,7 @@ def documents() -> dict[str, str]:
 
 
 def _filled(path: str, lines: Iterator[str]) -> str:
-    """Return a file with these lines between its marks. ValueError if it has not each mark once."""
+    """Return the text of a file with `lines` between its two marks. Raises ValueError if a mark is missing."""
     before, begun, rest = (ROOT / path).read_text("utf-8").partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:
@@ -99,7 +99,10 @@ def _systems() -> Iterator[str]:
 
 
 def regret(name: str, record: Mapping[str, Any] | None) -> str:
-    """Return how many points of cells fewer a system's defaults hold than its best draw; in words if none tells it."""
+    """Return the regret of a system's defaults: the percentage points of cells held by which its best draw is ahead.
+
+    Return words if no draw holds a cell or the defaults were not drawn, and "" if there is no record.
+    """
     if record is None:
         return ""
     defaults = {field: domain.default for field, domain in domains(system.find(name)).items() if domain.tuned}
@@ -119,7 +122,7 @@ def described(docstring: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write the documents that differ, and remove pages of docs/reference that are no more."""
+    """Write the documents that differ, and remove pages of docs/reference that are no longer generated."""
     made = documents()
     for path in (ROOT / PAGES).glob("*.md"):
         if f"{PAGES}/{path.name}" not in made:

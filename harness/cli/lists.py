@@ -61,7 +61,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
 
 
 def page(rows: Sequence[Coverage]) -> str:
-    """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
+    """Return the matrix as a Markdown page; docs/matrix.md is this page, made on a host without a GPU."""
     from harness.run import matrix
 
     return matrix.PAGE + "".join(f"{line}\n" for line in printed(matrix.parts(rows), markdown=True))
@@ -86,7 +86,10 @@ def _names() -> None:
 
 
 def listing(package: Any) -> list[tuple[str, str]]:
-    """List each figure of `plots`, or reader of `traces.readers`, with its first line, or how its file is broken."""
+    """List the figures of `plots`, or the readers of `traces.readers`, by name.
+
+    Beside each name is the first line of its docstring, or the error if its file cannot be loaded.
+    """
     lines = []
     for name in package.names():
         try:
@@ -152,7 +155,7 @@ def systems(*, every: bool) -> None:
 
 
 def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
-    """Return the engines of a system, from a mark for each engine: by name, but those with real servers as a number."""
+    """Return in words the engines that run a system, from a mark for each; engines of real servers are only counted."""
     some = {name: mark for name, mark in marks.items() if mark != "no"}
     servers = [mark for name, mark in some.items() if engines[name].fidelity == "real"]
     parts = [name + " (part)" * (mark == PART) for name, mark in some.items() if engines[name].fidelity != "real"]

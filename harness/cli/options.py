@@ -25,9 +25,9 @@ INDENT = 4  # spaces before an example
 
 
 def examples(*lines: str) -> str:
-    """Set example commands as the end of a command's help.
+    """Format example commands as the epilog of a command's help.
 
-    A line of more than WIDTH characters goes on in the next one after a backslash; its comment stands above it.
+    A command of more than WIDTH characters is broken into lines with backslashes, and its comment is put above it.
     """
     shown = []
     for line in lines:
@@ -59,10 +59,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 class Grouped(click.Command):
-    """A command whose help has its options in groups; those of none, on what is printed and written, come last."""
+    """A command whose help shows its options in GROUPS; all other options come last, under "Output"."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section a group."""
+        """Write a section for each group that has options."""
         records = {param: param.get_help_record(ctx) for param in self.get_params(ctx)}
         of = {name: group for group, names in GROUPS.items() for name in names}
         for group in (*GROUPS, "Output"):
@@ -87,7 +87,7 @@ def system_names() -> list[str]:
 
 
 def stems(folder: str, pattern: str = "*.toml") -> list[str]:
-    """Return the names of the files in a folder of the repository."""
+    """Return the sorted names, without their endings, of a repository folder's files that match `pattern`."""
     return sorted(path.stem for path in (ROOT / folder).glob(pattern))
 
 
@@ -109,13 +109,13 @@ def trace_names() -> list[str]:
 
 
 def every_of(names: Sequence[str], but: Sequence[str] = ()) -> list[str]:
-    """Return names of systems with, for `all`, every one that is neither listed nor in `but`."""
+    """Return `names`, with `all` replaced by every system that is neither in `names` nor in `but`."""
     others = [name for name in system_names() if name not in {*names, *but}]
     return [name for text in names for name in (others if text == "all" else [text])]
 
 
 def complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., list[str]]:
-    """Complete from names; in a list, its last part."""
+    """Return a shell completion from names; with `many` it completes the last part of a list with commas."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
         before, comma, last = typed.rpartition(",") if many else ("", "", typed)
@@ -186,7 +186,7 @@ JSON_PROGRESS = click.option(
 
 
 def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    """Execute runs where the command line says, for as long as this command runs."""
+    """Execute runs on the cluster that the option names, for as long as this command runs."""
     if text is not None and not ctx.resilient_parsing:
         from harness.run import cluster, executor
 
@@ -221,7 +221,7 @@ def read_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 
 def _collected(ctx: click.Context, _param: click.Parameter, on: bool) -> bool:
-    """Leave the option out of the commands that results name as the next ones."""
+    """Remove --collect from the kept command line, so that suggested next commands lack it."""
     ctx.meta[WORDS] = [word for word in ctx.meta.get(WORDS, ()) if word != "--collect"]
     return on
 
@@ -257,7 +257,7 @@ HEARD = [  # options of every command
 
 
 def _trusted(_ctx: click.Context, _param: click.Parameter, on: bool) -> None:
-    """Lift the limit on files of code for as long as this command runs."""
+    """Allow this command to import any file of code, not only those that its user names."""
     from harness.loop import strangers
 
     if on:
@@ -287,7 +287,7 @@ MOVED = grouped(
 
 
 def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> None:
-    """Keep how a log is to be dealt, for `_as_trace`."""
+    """Keep how a log's sessions are assigned to models (--spread), for `_as_trace`."""
     if text is not None:
         from traces.deal import spread
 
@@ -295,7 +295,7 @@ def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> No
 
 
 def _noted(ctx: click.Context, param: click.Parameter, given: Any) -> None:
-    """Keep the streams of a log that are renamed or dropped, for `_as_trace`."""
+    """Keep which streams of a log are renamed, dropped or shifted, for `chosen_streams`."""
     ctx.meta[f"bench.{param.name}"] = given
 
 
@@ -322,7 +322,10 @@ def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...])
 
 
 def chosen_streams(ctx: click.Context) -> Any:
-    """Return what the command line asks of the streams of its log; None where that is nothing."""
+    """Return which streams of its log the command line renames, drops and shifts; None if it changes no stream.
+
+    Raises UserError if --drop-streams is '*' and the command has no set of models.
+    """
     from harness.policy.types import UserError
     from harness.run.setup import load_models
     from traces.chosen import EVERY, chosen
@@ -337,7 +340,10 @@ def chosen_streams(ctx: click.Context) -> Any:
 
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Convert a log, its streams chosen and dealt as options ask; stderr says how."""
+    """Convert a log as the options on its streams and sessions say, and return the trace's path; stderr says how.
+
+    A text that is no file and that no option changes is the name of a trace, and is returned as it is.
+    """
     how, streams = ctx.meta.get(SPREAD), chosen_streams(ctx)
     if how is None and streams is None and not Path(text).is_file():
         return text
@@ -358,7 +364,7 @@ SCALING = click.option(
     help="How the rate is scaled.",
 )
 ONCE = 2  # seeds with --scaling none: each half runs once
-FIRST_SEEDS, MORE = 9, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
+FIRST_SEEDS, MORE = 9, 1_000_000  # seeds of each point, and simulated requests for more seeds of undecided systems
 SEEDS = click.option(
     "--seeds",
     type=values.SOME_SEEDS,
@@ -472,7 +478,7 @@ SETTING = grouped(
 
 
 def slo_rule(slo: str | None, scale: float | None, models: str) -> str:
-    """Return the SLO rule in full, as in `5xP95`; None: the usual one of a set of models."""
+    """Return the SLO rule in full, as in `5xP95`; a base or scale of None is the usual one of the set `models`."""
     from harness.run.setup import load_models
     from workloads.slo import full_rule
 

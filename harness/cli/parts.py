@@ -60,7 +60,7 @@ def make_part(
 
 @contextmanager
 def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Iterator[None]:
-    """Run nothing within the block, if `on`; where a run is missing, print how far each search is, then raise."""
+    """If `on`, run nothing within the block; if a run is missing, print how far each search is and raise Missing."""
     from harness.run import sweep
 
     if not on:
@@ -76,7 +76,7 @@ def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Itera
 
 
 def status(searches: Iterable[Progress], *, every: bool = True, err: bool = False) -> None:
-    """Print how far searches are: every one, or those that are not done."""
+    """Print the progress of searches: a summary, then a line for each search, or only for those not done."""
     searches = list(searches)
     done = sum(not search.phase for search in searches)
     stored, missing = (sum(x) for x in zip(*((s.stored, s.missing) for s in searches), strict=True))
@@ -96,7 +96,7 @@ def _named(panels: tuple[str, ...]) -> str:
 
 
 def again(without: str, more: str = "") -> str:
-    """Return the words of this command without an option and its value, and with another."""
+    """Return the words of this command without the option `without` and its value, and with `more` at the end."""
     words = iter(click.get_current_context().meta.get(WORDS, ()))
     rest = list[str]()
     for word in words:

@@ -112,7 +112,7 @@ def plot(
             try:
                 for path in plots.render(figure, folder, real(stem), command, note):
                     click.echo(short_path(path))
-            except UserError as error:  # the others are drawn
+            except UserError as error:  # the other figures are still drawn
                 failures.append(str(error))
     if stale:
         click.echo(f"{stale} (the command that made them runs them again)", err=True)
@@ -121,7 +121,7 @@ def plot(
 
 
 def _options(folder: Path) -> list[str]:
-    """Return the options of this command that form a figure."""
+    """Return the words of this command line that change how a figure is drawn: options with their values."""
     words = [word for word in click.get_current_context().meta.get(WORDS, ())[1:] if word != str(folder)]
     formed = {"--width", "--only", "--rename", "--panel", "--format", "--style"}
     options, rest = list[str](), iter(words)
@@ -135,7 +135,7 @@ def _options(folder: Path) -> list[str]:
 
 
 def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:
-    """Return the figures that can choose or name what they draw as the options say. UserError where none can."""
+    """Return the figures that can choose or rename what they draw as `options` say. Raises UserError if none can."""
     from harness.policy.types import UserError
 
     able = {label: figure for label, figure in figures.items() if not {*options} - getattr(figure, "CHOOSES", set())}
@@ -145,7 +145,7 @@ def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, An
 
 
 def _renamed(text: str | None) -> dict[str, str]:
-    """Read names for systems, in pairs."""
+    """Read --rename: the new name of each system by its old one. Raises UserError for a pair that is not valid."""
     from harness.policy.types import UserError
 
     pairs = [part.rpartition("=") for part in listed("--rename", text) or []]
@@ -195,7 +195,7 @@ def _slos(table: Path) -> list[str]:
 
 
 def _stale(made: Path) -> str:
-    """Say which runs of a sweep, or whether this run, were made by other sources than these or are damaged."""
+    """Name the runs of a sweep, or this run, that other sources than the present ones made, or that are damaged."""
     from harness.rows import record
     from harness.rows.sealed import Damaged
     from harness.run.sources import codes

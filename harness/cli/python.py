@@ -1,4 +1,4 @@
-"""The commands as functions: `from harness import compare, size`. Their arguments are the words of the command line."""
+"""The commands as functions: `from harness import compare, size`. Their arguments are the command line's options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Comparison:
-    """Systems compared, as frames of runs that are stored."""
+    """A comparison of systems, with its stored runs and their requests as data frames."""
 
     def __init__(self, measured: Measured) -> None:
         self.measured = measured
@@ -35,9 +35,10 @@ class Comparison:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A row a run: label, x (the rate scale), gpus, seed, attainment, mean and worst model; NaN where none ran.
+        """Frame with a row for each run: label, x (the rate scale), gpus, seed, attainment, mean_model, worst_model.
 
-        `run` is the folder's name, `infeasible` and `skipped` say why a run has no value. Base runs are left out.
+        `run` is the name of the run's folder; `infeasible` and `skipped` say why a run has NaN for its values. Base
+        runs are left out.
         """
         frame = self.measured.table.to_pandas()
         frame = frame[frame["definition"] == self.measured.study.definitions[0]]
@@ -57,7 +58,10 @@ class Comparison:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request of all runs, with the run's name and label. UserError above 2 GB: `load` reads some."""
+        """Frame with a row for each request of all runs, with the run's name and label.
+
+        Raises UserError if it would take more than 2 GB; `load` reads some of the runs.
+        """
         runs = self.measured.about.runs
         rows = Requests([self.folder.parent / run for run in runs], None).frame()
         return rows.assign(label=rows["run"].astype("str").map(dict(runs)))
@@ -83,8 +87,8 @@ def compare(
 ) -> Comparison:
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
-    Its defaults are those of the command. A log is converted, and stderr says how. Stored runs are used again.
-    UserError for what `bench` refuses.
+    Defaults are those of the command, except that `seeds` is fixed and `out` is relative to the working directory. A
+    log is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench` refuses.
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
@@ -105,7 +109,10 @@ def compare(
 
 
 def _trace(text: str, spread: str | None, out: Path, streams: Chosen | None = None) -> str:
-    """Convert a log, its streams chosen and dealt as is asked; stderr says how."""
+    """Convert a log, with `streams` changed and sessions assigned by `spread`, and return the trace's path or name.
+
+    stderr says how the log was converted.
+    """
     trace, report = meant(text, out / "traces", None if spread is None else deal.spread(spread), streams)
     if report:
         sys.stderr.write(f"{report}: {trace}\n")
@@ -120,7 +127,7 @@ def _streams(
 
 
 class Answer:
-    """An answered question of size."""
+    """The answer of `size`: the sentence, the best choice, and every count that was tried."""
 
     def __init__(self, sized: Sized) -> None:
         self.sized = sized
@@ -129,7 +136,10 @@ class Answer:
 
     @cached_property
     def tried(self) -> pd.DataFrame:
-        """A row a kind, system and count that ran: gpu, label, gpus, usd_day, pooled, worst, answer."""
+        """Frame with a row for each kind of GPU, system and count that ran.
+
+        Its columns are gpu, label, gpus, usd_day, pooled, worst and answer.
+        """
         import pandas as pd
 
         columns = ["gpu", "label", "gpus", "usd_day", "pooled", "worst", "answer"]
@@ -151,7 +161,7 @@ def size(
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
-    A log is converted, and stderr says how. Stored runs are used again. UserError for what `bench` refuses.
+    A log is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench` refuses.
     """
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))

@@ -27,7 +27,7 @@ from harness.cli import lists
 
 COMMAND = "python -m harness.cli.generated"
 GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
-BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, keyed by the annotation's attribute
+BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, by attribute and value (None: any)
     "ge": {0: "0 or more", None: "at least {:g}"},
     "gt": {None: "above {:g}"},
     "le": {None: "at most {:g}"},
@@ -35,7 +35,7 @@ BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, keyed
 }
 QUOTE = '"'
 OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
-# Keys whose class has no comment on them, by class: what they are.
+# What a key is, by class and key, for keys that have no comment in their class.
 SAID: Mapping[str, Mapping[str, str]] = {
     "Spec": {
         "preset": "preset of the system", "gpus": "how many", "node_gpus": "GPUs of a node",
@@ -106,7 +106,7 @@ def pages() -> dict[str, str]:
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table under a head of words, behind a blank line; a cell has no line breaks."""
+    """Yield the lines of a Markdown table and a blank line; `head` has commas, and cells lose their line breaks."""
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
     yield from islice(laid([head.split(","), *cells]), 1, None)
 
@@ -188,7 +188,7 @@ def _decided(seconds: float) -> str:
 
 
 def _left_open(takes: Mapping[str, Any]) -> str:
-    """Say which fields the source leaves open, and so `bench tune` draws."""
+    """Return a sentence on the fields that a system's source leaves open, which `bench tune` therefore draws."""
     drawn = [f"`{key}`" for key, domain in takes.items() if domain.tuned]
     return f"Left open by its source, and drawn by `bench tune`: {', '.join(drawn)}." if drawn else "No open choice."
 

@@ -85,7 +85,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 
 
 def _cost(asked: Spec, ready: Spec, rule: str, folder: Path) -> None:
-    """Print the estimated time of a run: of a processor, or of the clock where its engine runs in real time."""
+    """Print the estimated time of a run: processor time, or wall-clock time if its engine runs in real time."""
     from harness.run import estimates, realtime
     from harness.study.bases import ahead
 

@@ -173,7 +173,7 @@ def study(
 
 
 def _figure(measured: Measured) -> str:
-    """Return the figure of a study: one of its name that draws it, or else that of its layout."""
+    """Return the name of a study's figure: that of the study if such a figure draws it, else "study"."""
     import plots
 
     name = measured.study.name
@@ -181,7 +181,10 @@ def _figure(measured: Measured) -> str:
 
 
 def drawn_at(folder: Path) -> Path:
-    """Return the path of a study's figures: stand-ins for its traces have another hash, and overwrite none of it."""
+    """Return the path of a study's figures.
+
+    It has the folder's hash, so figures of runs on stand-ins for the traces do not overwrite those of the real ones.
+    """
     return FIGURES / folder.name
 
 
@@ -275,10 +278,10 @@ class _Cost(NamedTuple):
     gpus: int
     xs: str
     points: int
-    searched: bool  # `points` is the most
+    searched: bool  # whether a search chooses the points, of which `points` is the most
     seconds: float  # processor seconds
     spans: list[Span]  # spans of its runs in real time
-    never: str  # why they are none there
+    never: str  # names that the engine lacks, so that it takes no time there; else empty
 
 
 def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float) -> _Cost:

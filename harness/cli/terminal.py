@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
-TICK_S = 1.0  # a bar's clock moves at least so often, however long a step takes
+TICK_S = 1.0  # seconds after which a bar's clock moves, however long a step takes
 COUNTS = 52  # characters of a bar that are not its name
-LINE_S, OFTEN_S = 30.0, 1.0  # between two lines of a stage where no bar is; with --verbose
-FIRST_S = 5.0  # after which a stage has a line where no bar is: an error before it is the only line
+LINE_S, OFTEN_S = 30.0, 1.0  # seconds between two lines of a stage that has no bar; with --verbose
+FIRST_S = 5.0  # seconds until a stage without a bar prints a line: an earlier error is then the only line
 LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"planning", "scores"})  # phases of which nothing is kept when the user interrupts
 BUSY = 0.7  # share of a core; with less, the machine counts as busy
 LEFT_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 UP = "\x1b[{}A\x1b[J"  # moves up by this number of lines, and clears what is below
-MANY = 20  # runs: of fewer it is not said how many are stored
+MANY = 20  # runs; if a phase has fewer, the number of stored ones is not printed
 
 
 def duration(seconds: float) -> str:
@@ -57,36 +57,36 @@ def prose(line: str) -> None:
 
 
 def folded(lines: Iterable[str], width: int) -> None:
-    """Print prose and the lines of tables, which have at most `width` characters and are never folded."""
+    """Print lines: those of more than `width` characters as prose, shorter ones, such as tables, unfolded."""
     for line in lines:
         (prose if len(line) > width else click.echo)(line)
 
 
 class Terminal:
-    """Reports the progress of a sweep on stderr: a bar on a terminal, else a line a stage, again every `LINE_S`.
+    """Reporter of a sweep's progress on stderr: a bar on a terminal, else a line per stage and every `LINE_S`.
 
-    What is done is counted in `unit`; runs are kept when the user interrupts, other work is not.
+    Work is counted in `unit`. Runs are kept when the user interrupts, other work is not.
     """
 
     def __init__(self, unit: str = "run") -> None:
         self._unit = unit
         self._bar: Any = None
-        self._at = ("", 0, 0)  # the phase, what is done of it, and all of it
-        self._ahead: tuple[Left | None, float] = (None, 0.0)  # what is left of it, and when that was so
-        self._stage_s, self._stage_told = 0.0, False  # when the stage began; it has had a line
+        self._at = ("", 0, 0)  # the phase, the work done in it, and its total
+        self._ahead: tuple[Left | None, float] = (None, 0.0)  # the work left in it, and when that was estimated
+        self._stage_s, self._stage_told = 0.0, False  # when the stage began; whether it has had a line
         self._level = LEVEL.get()
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
         self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
-        self._begun, self._told = (0, 0.0), time.monotonic()  # what stood when the phase began, and when; the last line
-        self._worked = False  # something was done
-        self._shown: list[str] = []  # above the bar
+        self._begun, self._told = (0, 0.0), time.monotonic()  # work done before the phase, and its start; last line
+        self._worked = False  # whether this command did any work
+        self._shown: list[str] = []  # lines above the bar
         self._kept_of = "runs"
         self.kept: tuple[int, int] = (0, 0)
         self._lock, self._over = threading.RLock(), threading.Event()
 
     @property
     def redraws(self) -> bool:
-        """Somebody watches a terminal on which lines can take the place of others."""
+        """True if stdout and stderr are a terminal on which lines can be replaced."""
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         return not self._quiet and sys.stdout.isatty() and not plain
 
@@ -101,7 +101,7 @@ class Terminal:
             self._draw(shown)
 
     def show(self, lines: Iterable[str]) -> None:
-        """Put lines above the bar, in place of those that were shown before, where that can be done."""
+        """Replace the lines above the bar by these, if the terminal redraws lines."""
         if self.redraws:
             room = shutil.get_terminal_size()
             with self._lock:
@@ -109,7 +109,7 @@ class Terminal:
                 self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
 
     def _wiped(self) -> list[str]:
-        """Take the bar and what is shown away; returns that."""
+        """Clear the bar and the lines above it; return those lines."""
         if self._bar is not None:
             self._bar.clear()
         shown, self._shown = self._shown, []
@@ -125,7 +125,7 @@ class Terminal:
             self._bar.refresh()
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Move the bar of a phase; a new phase starts a new one."""
+        """Report that `done` of `total` of a phase are done, by a bar or by lines; a new phase starts a new bar."""
         with self._lock:
             now = time.monotonic()
             self._ahead = (left, now)
@@ -134,7 +134,7 @@ class Terminal:
                 if _stage(what) != _stage(self._at[0]):
                     self._stage_s, self._stage_told = now, False
                 self._begun = (done, now)
-                if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
+                if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else this command made them
                     self._stage_told = True
                     self.say(f"{what}: {done:,} of {total:,} are stored")
             self._worked |= done > self._begun[0]
@@ -171,12 +171,12 @@ class Terminal:
         self._bar.update(done - self._bar.n)
 
     def _hint(self, now: float) -> None:
-        """Write beside the bar how long the rest takes, where more than counts tell it."""
+        """Write the time left beside the bar, if it is estimated from the cost of the runs."""
         if self._ahead[0] is not None and self._bar is not None:
             self._bar.set_postfix_str(_of_work(*self._ahead, now), refresh=False)
 
     def _tell(self, now: float) -> None:
-        """Print how far the phase is where that is due: early in a stage, and then now and then."""
+        """Print how far the phase is, if a line is due: after FIRST_S of a stage, then every `_line_s`."""
         what, done, total = self._at
         early = not self._stage_told and now - self._stage_s >= FIRST_S
         again = now - self._told >= self._line_s and (total > 1 or self._level == "verbose")
@@ -186,7 +186,7 @@ class Terminal:
             self.say(text if total > 1 else f"{what} ...")
 
     def _ticks(self) -> None:
-        """Move the clock of the bar, or tell how far it is, while a step takes long."""
+        """Move the clock of the bar, or print how far the phase is, while a step takes long."""
         while not self._over.wait(TICK_S):
             with self._lock:
                 if self._bar is not None:
@@ -196,7 +196,7 @@ class Terminal:
                     self._tell(time.monotonic())
 
     def _remaining(self, now: float) -> str:
-        """Say how long the rest of a phase takes: by what its runs cost, else by the time of those that were done."""
+        """Return in words the time left in a phase: by the cost of its runs if known, else by its pace so far."""
         rest, since = self._ahead
         if rest is not None:
             return _of_work(rest, since, now)
@@ -204,7 +204,7 @@ class Terminal:
         return "" if seconds is None else f"about {duration(seconds)} left"
 
     def _by_count(self, now: float, total: int) -> float | None:
-        """Estimate the seconds of the rest of a phase by the time of what was done; None where nothing was."""
+        """Estimate the seconds left in a phase from its pace so far; None if no work was done in it."""
         done, (stood, since) = self._at[1], self._begun
         return (now - since) / (done - stood) * (total - done) if done > stood else None
 
@@ -229,7 +229,7 @@ class Terminal:
 
 
 class Machine(Terminal):
-    """Tells a program how a sweep goes on: a JSON object a line on stderr, a few a second."""
+    """Reporter of a sweep's progress to a program: one JSON object in a line on stderr, a few times a second."""
 
     redraws = False
 
@@ -240,14 +240,14 @@ class Machine(Terminal):
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         """Print how far a phase is: {"stage", "done", "total", "left_s", "most_s", "share"}.
 
-        `left_s` is of work that is known, `most_s` the most with a budget, `share` what a run gets of a core. They are
-        null while nothing tells them.
+        `left_s` is the time left for known work, `most_s` the most with the budget for more seeds, `share` the share of
+        a core that a run gets. Each is null while it is unknown.
         """
         now = time.monotonic()
         first = what != self._at[0]
         if first:
             self._begun = (done, now)
-        self._at = (what, done, done)  # nothing is left to tell in words
+        self._at = (what, done, done)  # as if done: `_tell` then prints no line in words
         if what not in STAGES:
             self._kept_of, self.kept = what, (done, total)
         if first or done == total or now - self._told >= 1 / PROGRESS_HZ:
@@ -273,7 +273,7 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage that a phase is of: its rounds are told apart behind a comma."""
+    """Return the stage of a phase: its name up to the comma, after which stands the round."""
     return phase.partition(",")[0]
 
 

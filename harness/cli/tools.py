@@ -83,17 +83,17 @@ def check(
 
 
 def _reached(name: str) -> Reached | None:
-    """Return what notes the lines of a system's file that cases reach; None where the file cannot be read."""
+    """Return a recorder of the lines of a system's file that cases reach; None if the file cannot be parsed."""
     from harness.check.reached import Reached
 
     try:
         return Reached(name)
-    except (SyntaxError, ValueError):  # which the law `starts` says
+    except (SyntaxError, ValueError):  # the law `starts` reports it
         return None
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:
-    """Yield a line for a system that may leave GPUs idle by its own rule, or one for each preset that alone may."""
+    """Yield a line if a system may leave GPUs idle by its own rule, else a line for each preset that may."""
     from harness.check.laws import rule
 
     says = "may leave GPUs idle by its own rule, so the law `idle` is not asked of it"
@@ -104,7 +104,7 @@ def _idle_by_rule(make: Any) -> Iterator[str]:
 
 
 def _print_findings(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
-    """Print what a check found; the last one ends the command where laws are broken."""
+    """Print the failures of a check; if there are any and the check is the `last`, exit with Code.FAILED."""
     for failure in failures:
         at = "" if failure.event is None else f" (event {failure.event})"
         click.echo(f"{failure.law}: {failure.message}{at}\n  repeat: {failure.command}")

@@ -20,7 +20,7 @@ from traces import readers
 if TYPE_CHECKING:
     from traces.load import Trace
 
-NONE = "-"  # what a trace does not tell
+NONE = "-"  # stands for a fact that a trace lacks
 HOTTEST = 4  # models
 
 
@@ -100,7 +100,7 @@ def _fact(value: Any) -> str:
 
 
 def _unpacked(ctx: click.Context, _param: click.Parameter, most_gb: float | None) -> None:
-    """Allow a file to unpack to so much for as long as this command runs."""
+    """Allow a packed file to unpack to `most_gb` GB for as long as this command runs."""
     from traces.guarded import MOST_GB
 
     if most_gb is not None:

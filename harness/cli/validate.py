@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.validate.staggered import Read
 
 TORCH = "torch"
-STAGES = "stages.jsonl"  # `make gpu` writes its stages there
+STAGES = "stages.jsonl"  # file of a folder in which `make gpu` records its stages
 KINDS = {  # what the simulator is compared with
     "servers": "--engine NAME, which runs servers",
     "files": "files of measured runs",
@@ -32,7 +32,7 @@ KINDS = {  # what the simulator is compared with
     "card": "a folder of make gpu",
     "log": "--log FILE, the start of a server",
 }
-TAKEN = {  # an option that some kinds lack, and those that take it
+TAKEN = {  # options that not every kind takes, each with the kinds that take it
     **dict.fromkeys("runs full counts systems loads seeds window_s again".split(), ("servers",)),
     "models": ("servers", "log"),
     "gpu": ("log",),
@@ -183,7 +183,7 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
-    """Hold the simulator against the start of a server."""
+    """Print the weights and KV memory in a server's start-up log beside the simulator's."""
     from harness.answers.table import aligned
     from harness.validate import starts
 
@@ -196,7 +196,7 @@ def _started(log: Path, model: str | None, gpu: str | None) -> None:
 def _compare_folder(
     folder: Path, kind: str, table: str | None, slo: str | None, page: Path | None, *, every: bool
 ) -> None:
-    """Hold the simulator against the runs, or the measurements of two models at once, that a folder keeps."""
+    """Compare the simulator with a folder's stored runs, or with its measurements of two models at once."""
     from functools import partial
 
     from harness.policy.types import UserError
@@ -234,7 +234,7 @@ def _measured(
     plot: bool,
     every: bool,
 ) -> None:
-    """Hold the simulator against files of measured runs."""
+    """Compare the simulator with files of measured runs; print the result, write the page and draw the figures."""
     from harness.rows.record import write_bytes
     from harness.validate import idle, measured, staggered
     from harness.validate import page as pages
@@ -286,7 +286,7 @@ def _measured(
 
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
-    """Hold the simulator against servers, or devices, on the same specs."""
+    """Compare the simulator with an engine's servers, or devices, on the same specs."""
     from harness.policy.types import UserError
     from harness.run import realtime
     from harness.validate import predicted, ranks
@@ -342,7 +342,7 @@ def engine_name(engine: str) -> str:
 
 
 def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
-    """Return what is run on an engine and on the simulator, and a line for each system that cannot be."""
+    """Return what is run on both an engine and the simulator, and a line for each system that cannot be run."""
     from harness.policy.types import UserError
     from harness.validate import predicted, tiers
     from workloads.models import named
@@ -398,7 +398,7 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 class _Ramp(NamedTuple):
-    """Equal models on one card beside a measured run."""
+    """A simulation of equal models on one card, beside the measured run."""
 
     path: Path
     title: str
@@ -407,7 +407,7 @@ class _Ramp(NamedTuple):
 
 
 def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
-    """Hold equal models on one card against measured runs; beside them what was skipped."""
+    """Simulate equal models on one card beside each measured run; return these ramps, and what was skipped."""
     from harness.policy.types import Infeasible
     from harness.validate import staggered
     from harness.validate.names import Skipped

@@ -44,7 +44,7 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 
 def listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
-    """Split a list at commas or `between`. UserError if it holds nothing."""
+    """Split a list at `between`; None stays None. Raises UserError if the list holds nothing."""
     from harness.policy.types import UserError
 
     if text is None:
@@ -71,7 +71,7 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 
 
 def read_joined(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """Read KEY=VALUE of a repeated option, several by commas."""
+    """Read KEY=VALUE of a repeated option, each of which may hold several with commas."""
     return read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(",")))
 
 
@@ -114,19 +114,19 @@ class Place(click.Path):
 
 
 class Whole(click.IntRange):
-    """An integer of 64 bits; help leaves out a limit that no user meets."""
+    """An integer in a range; the help leaves out an upper limit that no user meets."""
 
     def _describe_range(self) -> str:
         return _range(self)
 
 
 class Gpus(click.ParamType[int]):
-    """A number of GPUs. Several are refused with the command of `bench size` that answers for them."""
+    """A number of GPUs. For several counts the error names the `bench size` command that finds the fewest."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read a whole number."""
+        """Read a whole number. Raises UserError for several counts."""
         from harness.policy.types import UserError
 
         text = str(value)
@@ -163,7 +163,7 @@ class Number(click.FloatRange):
         return _range(self)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Refuse nan and infinity, which compare with no limit."""
+        """Read a number; refuse nan, which passes every limit, and infinity."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -186,7 +186,7 @@ def _cut(text: str) -> str:
 
 
 class Target(Place):
-    """Path of a file to write, tried before its content is computed. Folders above it may be missing."""
+    """Path of a file to write, tested for writing before the content is computed. Parent folders may be missing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse a folder, and a place where nothing can be written."""
@@ -204,7 +204,7 @@ class Target(Place):
 PATH = Place()
 TARGET = Target()
 POSITIVE = Number(0, min_open=True)
-SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies, then those of tuning
+SOME_SEEDS = click.IntRange(1, 500)  # higher seeds are those of A/A copies, then those of tuning
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # s, the limits that a timer can keep

@@ -24,14 +24,14 @@ NOUNS = (types.Inst, types.Batch, types.Host, types.Request)
 FACTS = (types.Cluster, types.Gpu, types.Model, types.Sizes, types.Plan)
 STATES = (view.BatchState, view.KvState, view.RequestState)
 SHARED = (placement, memory, slot, search, chance)
-READS: Mapping[str, str] = {  # other names of `uses`
+READS: Mapping[str, str] = {  # names in `uses` of what a policy reads, beside those of actions
     "Request.slo": "decisions depend on SLOs",
     "Cluster.homes": "a placement that the user gives (`--placement`) is obeyed",
     "Cluster.plan:window": "the forecast is the window's own traffic: a bound",
     "Cluster.degrees": "it chooses the tensor-parallel degree of each model",
     "view.oracle_tokens": "true output lengths are read: a bound",
 }
-TRIED: Mapping[str, Sequence[Any]] = {  # values of an action's field whose names in `uses` are shown; else 1
+TRIED: Mapping[str, Sequence[Any]] = {  # values tried of an action's field, to show its names in `uses`; else 1
     "way": ("WAY",),
     "drain": (False,),
     "phase": ("PHASE",),
@@ -296,7 +296,7 @@ def example(thing: Any) -> str:
 
 
 def eval_example(line: str, **names: Any) -> Any:
-    """Evaluate an example among the names of `harness.policy`, and those that are given."""
+    """Evaluate an example, in which the names of `harness.policy` and those of `names` are defined."""
     scope: dict[str, Any] = {**vars(types), **vars(actions), **vars(events), "view": Standstill(), **names}
     return eval(line, scope)
 
