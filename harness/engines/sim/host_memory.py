@@ -21,7 +21,7 @@ class HostMemory:
         way.
         """
         self._room_bytes, self._sizes, self._coming = room_bytes, sizes, coming
-        self._readers: dict[str, int | None] = {}  # by model, last read last: the row that loads it from disk, or None
+        self._readers: dict[str, int | None] = {}  # a model, last read last, maps to the row that loads it, or None
         for model in order:
             self.read(model)
 

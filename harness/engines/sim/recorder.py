@@ -127,8 +127,8 @@ class Recorder:
         self._noted = 0  # instants noted so far
         self._at = sim.config.start_s  # the last instant noted
         self._work, self._rate, self._part, self._since, self._began = (np.zeros(0) for _ in range(5))  # by lane
-        self._running: dict[int, _Running] = {}  # by lane
-        self._turns: dict[int, tuple[float, int]] = {}  # by lane: when its turn began, and its steps before
+        self._running: dict[int, _Running] = {}  # a lane maps to its step in flight
+        self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and its steps before
         self._lowest = 0  # no request before this one is alive
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
         self._live, self._column, self._lane = (
@@ -139,7 +139,7 @@ class Recorder:
         self._transfers: dict[int, int] = {}  # transfers under way: a row of the kernel maps to an index of the trace
         self._stages: dict[int, int] = {}  # an index of the trace maps to the stage
         self._carried: dict[int, tuple[int, float]] = {}  # a link maps to the index of its transfer, and since when
-        self._memory: list[tuple[int, int]] = []  # by GPU: bytes in use, and those of KV
+        self._memory: list[tuple[int, int]] = []  # each GPU's bytes in use, and those of KV
 
     def trace(self) -> Trace:
         """Return the trace; call it once, when the run is over."""

@@ -33,7 +33,7 @@ class Stretch(NamedTuple):
     start_s: float
     end_s: float
     doing: str  # is one of DOING
-    inst: Inst | None  # that of its batch; None: it is in no batch
+    inst: Inst | None  # its batch's instance; None: it is in no batch
     seconds: Mapping[str, float]  # those above 0
     facts: Mapping[str, float]  # figures of the wait, if the request is looked at
 
@@ -70,7 +70,7 @@ class Transfer:
 
     kind: str  # is one of KINDS
     model: str
-    source: Gpus | Host | None  # where KV comes from; None: weights, or a move that has not begun
+    source: Gpus | Host | None  # KV comes from there; None: weights, or a move that has not begun
     to: Gpus | Host
     request: int  # whose KV it is; -1: weights, or a move that has not begun
     size_bytes: int

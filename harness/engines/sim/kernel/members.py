@@ -55,7 +55,7 @@ def send(S: int, r: int, t: float) -> None:
     q = req_at(S, r)
     q.arrival = t + W.round_trip_s + q.think
     prev, nxt = W.sent_tail, -1
-    while prev >= 0:  # of requests that arrive within an instant, the one with the lower id is first
+    while prev >= 0:  # the lower id is first among requests that arrive within an instant
         ahead_s = req_at(S, prev).arrival - q.arrival
         if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
             break

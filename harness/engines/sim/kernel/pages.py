@@ -105,7 +105,7 @@ def empty(S: int, i: int, extents: int) -> None:
         E = extent_at(S, x)
         p = E.page
         P = page_at(S, p)
-        if P.emptied != W.emptied:  # of several extents in a page, the last one decides its place in the list
+        if P.emptied != W.emptied:  # the last of several extents in a page decides its place in the list
             P.emptied = W.emptied
             if P.blocks < I.granule_blocks:
                 unlink_page(S, i, p)
