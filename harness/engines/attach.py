@@ -114,7 +114,7 @@ class Attached:
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """List the models that a URL serves, each with the owner that its server states. Raises UserError if none."""
+    """List the models that a URL serves, each with the owner its server states. Raises UserError if it has none."""
     base = _base(url)
     try:
         listed = json.loads(_answer(base, key))["data"]

@@ -356,7 +356,7 @@ class WallClock:
         self.charge(())
         R = self._R
         R["made"] = [len(times) for times in self._stamps_s]
-        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # they are seen between steps
+        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # arrivals wait for a step's end
         return Noted(R, self._ends, self._stamps_s, list(self._places), late_s, self.now_s)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
