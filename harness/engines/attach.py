@@ -3,7 +3,7 @@
 Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
 is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
 or stopped: a `Load` is done at once wherever a policy puts the model, and evictions, limits and the like are refused.
-What policies know of sizes and speeds is what the spec says of its GPUs, and may not be the servers'.
+What policies know of sizes and speeds is what the spec says of its GPUs, and may not hold for the servers.
 
 Their caches may be warm, so prompts differ from run to run by a salt, which the run's verdict has; a run whose prompts
 were found in a cache all the same is invalid.
@@ -38,9 +38,9 @@ from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
 
-ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # the whole list of models may take so long
-NAME = 80  # characters of a server's model that are printed
-STYLE_OF = {kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}  # by who says to have made a server
+ANSWER_S, ANSWER_BYTES = 10.0, 4_000_000  # seconds and bytes that the whole list of models may take
+NAME = 80  # characters of a model's name on a server that are printed
+STYLE_OF = {kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}  # keys are the owners that servers state
 HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -72,11 +72,11 @@ class Attached:
         for url in self.urls:
             _base(url)
         self.cluster = machines.cluster(config, priced=priced)
-        self.slots = 0  # their memory is their own matter
+        self.slots = 0  # the servers manage their own memory
         self.style = OPENAI
         self.lacks = "" if self.urls else "the URLs of servers that run: --engine attach+urls=http://HOST:PORT"
         self.facts: Mapping[str, str] = {"servers": " ".join(self.urls) or "none"}
-        self.matched: dict[str, tuple[Server, str]] = {}  # a model maps to its server and the way in which it was found
+        self.matched: dict[str, tuple[Server, str]] = {}  # a model maps to its server, matched by "name" or "order"
 
     def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
         """Ask every URL for its models; see Kind."""
@@ -91,17 +91,17 @@ class Attached:
         self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
     def close(self) -> None:
-        """See Kind: nothing is ours."""
+        """Do nothing, for no server was started here; see Kind."""
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:  # noqa: ARG002
         """See Kind."""
         return Seat(self.matched[inst.model][0], None)
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """See Kind: their memory is their own matter."""
+        """Do nothing, for the servers manage their own memory; see Kind."""
 
     def roots(self) -> list[int]:
-        """See Kind: who listens at the URLs of this machine."""
+        """Return the processes that listen at those URLs that are of this machine; see Kind."""
         ports = {url.port for text in self.urls if (url := urlsplit(text)).hostname in HERE | {socket.gethostname()}}
         return listeners(ports) if ports else []
 
@@ -114,7 +114,7 @@ class Attached:
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """List the models that a URL serves, each with the owner that its server states. Raises UserError."""
+    """List the models that a URL serves, each with the owner its server states. Raises UserError if it has none."""
     base = _base(url)
     try:
         listed = json.loads(_answer(base, key))["data"]
@@ -130,7 +130,7 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
 
 
 def _answer(base: str, key: str) -> bytes:
-    """Return what a server answers for its models. UserError where it is a redirect, an error, too long or too slow."""
+    """Return a server's answer with its models. Raises UserError for a redirect, an error, one too long or too slow."""
     parts, late, where = urlsplit(base), threading.Event(), f"{base}/v1/models"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
@@ -139,7 +139,7 @@ def _answer(base: str, key: str) -> bytes:
 
     def end() -> None:
         late.set()
-        for open_ in line or [connection.sock]:  # none before it is connected, which has a limit of its own
+        for open_ in line or [connection.sock]:  # no socket before it is connected; connecting has a limit of its own
             with suppress(OSError, AttributeError):
                 open_.shutdown(socket.SHUT_RDWR)
 
@@ -147,7 +147,7 @@ def _answer(base: str, key: str) -> bytes:
     timer.start()
     try:
         connection.connect()
-        line.append(connection.sock)  # which it forgets where a server closes after its answer
+        line.append(connection.sock)  # kept here: the connection forgets it if the server closes
         path = f"{parts.path}/v1/models"
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()

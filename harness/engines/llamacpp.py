@@ -1,11 +1,12 @@
 """llama.cpp's server, a process a model on this host: `Load` starts it, `Evict` stops it (servers/started.py).
 
-It takes its KV memory (`n_ctx`) when it starts: what a `Limit` allows, which must be said before, else that of four
-longest requests, or of as many as there is room for. As many requests as longest ones have room step together, so none
-runs out of memory.
+A server takes its KV memory (`n_ctx`) when it starts: what a `Limit` set before allows, else that of four longest
+requests, or what there is room for. It steps no more requests together than longest ones have room, so none runs out
+of memory.
 
-With `keep_s` a server without requests for so long gives its memory back by itself, and takes it again with the next
-one. It stays in for the policy, whose memory it goes on to hold: no Load is counted, and its wakes are counted apart.
+With `keep_s` a server that has had no request for so many seconds gives its memory back by itself, and takes it again
+with the next request. To the policy its weights stay in and its memory stays taken: no Load is counted, and its wakes
+are counted apart.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class LlamaCpp(Started):
     """Servers of llama.cpp."""
 
     name, package = "llamacpp", "xllamacpp"
-    block_tokens = 256  # its contexts are multiples of it
-    # A thread of it serves a connection until that is closed, so idle ones could keep requests waiting. It holds a
-    # token's bytes back until they are a character: of 720 tokens of random weights 29 had no chunk of their own.
+    block_tokens = 256  # a context is a multiple of this
+    # A connection keeps a thread of the server until it is closed, so idle ones could keep requests waiting. The server
+    # holds a token's bytes back until they are a character: of 720 tokens of random weights 29 had no chunk of their
+    # own.
     style = Style(counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0)
 
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
@@ -57,7 +59,7 @@ class LlamaCpp(Started):
         return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=self.idle_s)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
-        """Return the number of longest requests that have room."""
+        """Return the number of longest requests that have room, from 1 to the run's `batch_cap`."""
         model = self.cluster.models[inst.model]
         return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
 

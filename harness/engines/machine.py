@@ -36,18 +36,18 @@ from harness.policy.types import (
     UserError,
 )
 
-# What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
-# above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
+# The piece of a transfer that nothing can overtake. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
+# above the 1 MiB from which PCIe runs at full speed; a chunk on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
 
 Refusal = tuple[Failed, str]  # says which kind, and why
 Tokens = NDArray[np.int64]
-# Options `kv` with contiguous KV: what a request may ever use of it is reserved when it is let in.
+# Values of option `kv` with contiguous KV: all that a request may ever use is reserved when it is let in.
 CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 def unfit(order: Run, sms: int) -> Refusal | None:
-    """Return why no GPU of so many SMs can run an order, None if one can."""
+    """Return the refusal of an order that no GPU of `sms` SMs can run, None if one can."""
     if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
         return "never", "a slice is of a prefill, and has at least one layer"
     if order.op_s is not None and not order.op_s > 0:
@@ -86,11 +86,11 @@ class Config:
     node_gpus: int = 8
     host: str = "vllm-0.15"
     table: str | None = None
-    pcie_gbps: float | None = None  # is for one direction of the links; None: the card's
+    pcie_gbps: float | None = None  # GB/s in one direction of the links; None: the card's
     nvlink_gbps: float | None = None
     net_gbps: float | None = None
     disk_gbps: float | None = None
-    host_bytes: int | None = None  # so much of a node's memory holds the weights used last; None: it holds all
+    host_bytes: int | None = None  # bytes of a node's memory for the weights used last; None: it holds all weights
     scaled: constants.Factors = field(default_factory=dict)  # multiplies constants of the machine
     block_tokens: int = 16
     batch_cap: int = 256
@@ -102,17 +102,17 @@ class Config:
     mem_fraction: float = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     sharing: Literal["own", "fluid", "turns"] = "own"  # processes share a GPU the system's way, or one way for all
-    process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
-    pool_bytes: int | None = None  # of each GPU for weights and KV, processes beside it; None: by `mem_fraction`
+    process_bytes: int | None = None  # bytes of each beside weights; None: by its parts (engines/costs/process.py)
+    pool_bytes: int | None = None  # bytes of each GPU for weights and KV, processes beside it; None: by `mem_fraction`
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
-    kept_pages: float = KEPT_PAGES  # a model keeps so much elastic KV mapped while its weights are in
+    kept_pages: float = KEPT_PAGES  # pages of elastic KV that a model keeps mapped while its weights are in
     noise: float = 0.0
     seed: int = 0
     window_s: float = math.inf  # statistics are of [0, window_s)
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
-    homes: Mapping[str, Gpus] = field(default_factory=dict)  # each model is to live there, if that is given
+    homes: Mapping[str, Gpus] = field(default_factory=dict)  # each model's home; empty: homes are not given
     profile: str = ""  # a file of measured steps that policies see; "": they see the cost table's
 
     @property
@@ -141,9 +141,9 @@ class Machine(NamedTuple):
     spec: quantities.GpuSpec
     ladder: Mapping[str, quantities.Way]
     host: quantities.HostProfile
-    quantum_s: float = 0.0  # a process's slice of a GPU lasts so long where processes take turns
-    poll_s: float = 0.0  # a look for others' attention behind a kernel takes so long, in orders with `op_s`
-    switching: float = 0.0  # is the share of a slice that a switch to another process takes in addition
+    quantum_s: float = 0.0  # least seconds of a process's slice of a GPU where processes take turns
+    poll_s: float = 0.0  # seconds of a look for others' attention after a kernel, in orders with `op_s`
+    switching: float = 0.0  # share of a slice that a switch to another process takes in addition
     others: Mapping[str, Machine] = {}  # a kind maps to its machine
 
     def of(self, kind: str) -> Machine:
@@ -263,7 +263,7 @@ def footprint_bytes(config: Config, model: Served, layout: process.Layout = "mod
         return shapes.weight_bytes(model.shape, model.tp)
     layout = laid_out(config, layout)
     configured = next(parts(config, m) for m in config.models if m.name == model.name)
-    every = [parts(config, m) for m in config.models] if layout == "gpu" else [configured]  # no other reads them
+    every = [parts(config, m) for m in config.models] if layout == "gpu" else [configured]  # only "gpu" reads more
     held = process.process_bytes(parts(config, model), configured, every, layout)
     return shapes.weight_bytes(model.shape, model.tp) + held
 
@@ -321,7 +321,7 @@ def cluster(
         )
         for m in config.models
     }
-    shared = MappingProxyType  # the engine reads what policies are given
+    shared = MappingProxyType  # read-only, since the engine reads the same objects as policies
     return Cluster(
         gpus,
         shared(models),

@@ -36,11 +36,11 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
-    `R` has the fields of `stamps.FIELDS`; `ends` tells indices of `stamps.NAMES`; `api_in_s` passes before the engine
-    sees a request, and `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens,
-    `gaps` by cause the nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many
-    came at first (None: one); `alone_s` tells what prefill and decode of each take alone (None: not known). What is
-    told is of a slice of rows.
+    `R` has the fields of `stamps.FIELDS`. For a slice of rows, `ends` returns indices of `stamps.NAMES`, and `alone_s`
+    the seconds that prefill and decode of each request take alone (None: not known). `api_in_s` passes before the
+    engine sees a request, and `api_out_s` before its client sees a token. By request, `tokens` holds the times of its
+    tokens, `gaps` by cause the nanoseconds of the longest gap between two of them (None: not known), and `first_tokens`
+    the number of tokens that came first, together (None: one).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -55,11 +55,11 @@ def batches(
         host_s = np.where(came, api_in_s[z], until_s - arrival_s) + np.where(done, api_out_s, 0.0)
         waits = np.stack([host_s if wait == "host" else q[wait] for wait in WAITS])
         ttft = np.stack([host_s if wait == "host" else q[f"ttft_{wait}"] for wait in WAITS])
-        silent = np.isnan(q["first"])  # all that they waited was for their first token
+        silent = np.isnan(q["first"])  # without a first token, all waits count toward TTFT
         ttft[:, silent] = waits[:, silent]
         arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
         until_ns = np.rint(until_s * 1e9).astype(np.int64)
-        # an end that is no last token has no way back to the client: its first token is taken as the engine made it
+        # a request that ends without its last token has no `api_out_s`: its first token counts when the engine made it
         first_ns = np.rint((np.where(silent, until_s, q["first"]) + np.where(done, api_out_s, 0.0)) * 1e9)
         first_ns = np.where(silent, until_ns, np.minimum(first_ns.astype(np.int64), until_ns))
         ttft_ns = rounded(ttft, first_ns - arrival_ns)
@@ -139,16 +139,16 @@ def token_times(
 ) -> tuple[pa.Array, dict[str, pa.Array]]:
     """Return each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
 
-    And by cause what a request waited for within the longest gap between two of its tokens (the first of those as
-    long): nanoseconds that sum to that gap, null where it made no two.
+    Return also, by cause, the nanoseconds that each request waited within the longest gap between two of its tokens (of
+    several as long, the first): they sum to that gap, and are null for a request that made fewer than two tokens.
 
     Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
     prefill gave it a token.
     """
     seg, stay = log[log["request"] < 0], log[log["request"] >= 0]
-    last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # each batch has its own
+    last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # each batch's last tick
     np.maximum.at(last, seg["batch"], seg["tick_from"] + seg["step_to"])
-    base = np.concatenate([[0], np.cumsum(last + 1)])  # its ticks begin there
+    base = np.concatenate([[0], np.cumsum(last + 1)])  # each batch's ticks begin there
     at, j = spelled(seg["step_to"] - seg["step_from"], seg["step_from"] + 1)
     a, b, done, rate, since = (
         seg[name].copy()[at] for name in ("first_s", "slope_s", "anchor_work", "rate", "anchor_s")
@@ -174,7 +174,7 @@ def token_times(
         """Return the seconds that each token's request had waited when it was made: (causes, tokens)."""
         stays = stay[of[tokens]]
         waited = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
-        ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is taken off
+        ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is subtracted
         end, step = stays[ran], made[k[tokens[ran]]]
         tick = seg[at[step]]
         since_s = times[tokens[ran]] - tick["anchor_s"]
@@ -197,9 +197,9 @@ def token_times(
 
 
 def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the owners of two stamps or more, and the stamp before the longest gap of each.
+    """Return the owners of two stamps or more, and for each the index of the stamp before its longest gap.
 
-    `owner` is that of each stamp in `ns`, in order.
+    `owner` has the owner of each stamp in `ns`; owners ascend, and the stamps of each are in order.
     """
     before = np.flatnonzero(owner[1:] == owner[:-1])
     whose, gap_ns = owner[before], ns[before + 1] - ns[before]
@@ -211,6 +211,6 @@ def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def spelled(count: NDArray[Any], first: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Expand run lengths to (row, position)."""
+    """Expand each row to `count` positions that begin at `first`; return the rows and the positions."""
     at = np.repeat(np.arange(len(count)), count)
     return at, np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)

@@ -1,9 +1,9 @@
 """SGLang's server, a process a model and GPU (servers/started.py); on a host without a card it does not serve.
 
-A server has its weights, its process and its KV memory as a fixed share of the card (`--mem-fraction-static`): KV by a
-`Limit` that is said before it starts, else what is left, alike for those of the start; or its KV on demand (kvcached).
-One that is loaded by way of `sleep` gives its memory back when it is evicted, and takes it again when it is loaded (its
-memory saver).
+A server has a fixed share of the card (`--mem-fraction-static`) for its weights, its process and its KV memory. KV gets
+what a `Limit` set before the start allows, else an equal part of what is left with the other servers of the start;
+with kvcached it is taken on demand. A server that is loaded by way of `sleep` gives its memory back when it is evicted,
+and takes it again when it is loaded (its memory saver).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows. It is started with
 `--enable-pdmux` and the file that `PdMux` writes, here with SGLang's own groups. Its prefills are whole: the spec's
 chunk is not used.
-This is not our policy `pdmux`, which orders turns and SMs that no server takes orders for.
+This is not our policy `pdmux`, which orders turns and SMs: no server takes such orders.
 """
 
 from __future__ import annotations

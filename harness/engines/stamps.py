@@ -15,14 +15,14 @@ NAMES = ("unfinished", "done", "dropped", "failed")
 FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
     [
         ("arrival", "f8"),  # seconds: when the engine saw it; infinite where it never came
-        ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
+        ("admit", "f8"),  # when first made a member of a batch; NaN: never. So with the next two
         ("first", "f8"),  # first token
         ("done", "f8"),  # last token, or other end
         *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
-        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # counts up to its first token; 0 where none came
+        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # the same up to its first token; 0 where none came
         ("made", "i8"),  # tokens
         ("preemptions", "i8"),
-        ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
+        ("first_inst", "i8"),  # index of its first place, and of its last; -1: it never ran
         ("last_inst", "i8"),
     ]
 )
@@ -32,7 +32,7 @@ def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArra
     """Return the intended arrival of each request, in seconds."""
     if jobs.after is None:
         return jobs.arrival_s
-    # what a client could not send yet is none of the window's, at the run's end
+    # a request that its client had not sent when the run ended gets that time, outside the window
     return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arrival"] - api_in_s, end_s))
 
 
@@ -41,7 +41,7 @@ class Noted(NamedTuple):
 
     R: NDArray[Any]  # has the columns of FIELDS
     ends: NDArray[np.int8]  # indices of NAMES
-    stamps_s: list[list[float]]  # each one's tokens have them
+    stamps_s: list[list[float]]  # each request's token times
     places: list[Gpus]
     late_s: NDArray[np.float64]  # from a request's arrival until the engine saw it
     end_s: float

@@ -1,10 +1,10 @@
 """vLLM's server, a process a model and GPU, or a model on a host without one (servers/started.py).
 
-On a card a server has its weights, its process and its KV memory as a fixed share (`--gpu-memory-utilization`): KV by a
-`Limit` that is said before it starts, else what is left, alike for those of the start; or its KV on demand (kvcached).
-One that is loaded by way of `sleep` sleeps at level 1 when it is evicted, and wakes when it is loaded again; `sleep2`
-is level 2, which reads weights from their files again, and is there only where models have files. On a host without a
-card vLLM refuses to sleep, and there it stops.
+On a card a server has a fixed share (`--gpu-memory-utilization`) for its weights, its process and its KV memory. KV
+gets what a `Limit` set before the start allows, else an equal part of what is left with the other servers of the start;
+with kvcached it is taken on demand. A server that is loaded by way of `sleep` sleeps at level 1 when it is evicted, and
+wakes when it is loaded again; `sleep2` is level 2, which reads weights from their files again, and is there only where
+models have files. On a host without a card vLLM refuses to sleep, so that an evicted server stops.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from harness.policy.view import BatchState, RequestState
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # decides the order in which an instant is told
+ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # the order in which events of one instant are told
 
 
 @dataclass(slots=True)
@@ -43,15 +43,15 @@ class Live:
     model: str
     prompt_tokens: int
     output_tokens: int
-    since_s: float  # is the index of its cause of waiting
+    since_s: float  # its waits are booked up to then; `cause` holds since then
     cause: str = "admission"  # one of record.WAITS
     batch: Batch | None = None
     made: int = 0
-    kv_tokens: int = 0  # whose KV is held; 0: its prompt is still to be computed
+    kv_tokens: int = 0  # tokens whose KV is held; 0: its prompt is still to be computed
 
     @property
     def ctx_tokens(self) -> int:
-        """The prompt and what was made."""
+        """The tokens of the prompt and of the output made so far."""
         return self.prompt_tokens + self.made
 
 
@@ -76,19 +76,19 @@ class WallClock:
         self.config = config
         self.now_s = config.start_s  # when the clock was last read: it stands still while a policy decides
         self.live: dict[int, Live] = {}
-        self.batches: dict[Batch, dict[int, Live]] = {}  # an id maps to its member, in order of Admit
+        self.batches: dict[Batch, dict[int, Live]] = {}  # members by id, in order of Admit
         self.counts: dict[Batch, Counts] = {}
         self.routes: dict[str, Batch] = {}
         self.oracle = False
         self._hears: frozenset[type] = frozenset()
         self._told: deque[Event] = deque()
         self._lacking = False  # an action was refused for now
-        self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, none before `begin`; the run's end
+        self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, infinite before `begin`; the run's end
         self._R = np.zeros(0, stamps.FIELDS)
         self._places: dict[Gpus, int] = {}
-        self._busy_at: dict[float, float] = {}  # seconds of steps that had ended as the window began, and as it ended
-        self._future: list[tuple[float, int]] = []  # a heap of arrivals
-        self._heirs: dict[int, int] = {}  # closed loops have each request's successor
+        self._busy_at: dict[float, float] = {}  # seconds of steps ended by the window's start, and by its end
+        self._future: list[tuple[float, int]] = []  # a heap of (arrival, request)
+        self._heirs: dict[int, int] = {}  # a request maps to its successor in a closed loop
 
     # ------------------------------------------------------------ what an engine adds
 
@@ -101,7 +101,7 @@ class WallClock:
         raise NotImplementedError
 
     def release(self, request: Live) -> None:
-        """Take the KV of a request that leaves its batch or ends."""
+        """Free the KV of a request that leaves its batch or ends."""
         raise NotImplementedError
 
     def kv_bytes(self, request: Live) -> int:
@@ -115,7 +115,7 @@ class WallClock:
     # ------------------------------------------------------------ the run
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload."""
+        """Keep the workload. Raises Unsupported if it has a prefix cache."""
         if jobs.prefix is not None:
             raise Unsupported("a prefix cache (--no-prefix-cache)")
         self.jobs = jobs
@@ -159,7 +159,7 @@ class WallClock:
         return float(sum(counts.busy_s for counts in self.counts.values()))
 
     def poll(self, until_s: float) -> Event | None:
-        """See Engine: requests that are due come, then one step after the other is done until something is told."""
+        """Take in requests that are due, then do step after step until there is an event to return; see Engine."""
         until_s = min(until_s, self._end_s)
         while True:
             self.clock()
@@ -177,7 +177,7 @@ class WallClock:
             time.sleep(max(0.0, next_s - self.clock()))
 
     def arrivals(self) -> None:
-        """Let requests come that are due."""
+        """Take in the requests that are due."""
         while self._future and self._future[0][0] <= self.now_s:
             self._arrive(*heapq.heappop(self._future))
 
@@ -195,13 +195,13 @@ class WallClock:
         return None
 
     def freed(self) -> None:
-        """Tell that something came free, if an action was refused for now since that was told last."""
+        """Queue a `Freed`, if an action was refused "not now" since the last one."""
         if self._lacking:
             self._told.append(Freed())
             self._lacking = False
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Queue what happened at one instant, for a policy that wants it."""
+        """Queue the events of one instant that the policy hears, in their ORDER."""
         wanted = (e for e in events if type(e) in self._hears or (type(e) is Done and self._wanted(e)))
         self._told.extend(sorted(wanted, key=lambda event: ORDER.index(type(event))))
 
@@ -246,7 +246,7 @@ class WallClock:
     # ------------------------------------------------------------ requests
 
     def used_bytes(self, model: str) -> int:
-        """Return the KV of a model's requests."""
+        """Return the bytes of the KV of a model's requests."""
         return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def members(self, batch: Batch) -> Collection[Live]:
@@ -338,7 +338,7 @@ class WallClock:
         return Preempted(request.rid, request.batch)
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
-        """End a request now; the one that comes after it in a closed loop thinks first."""
+        """End a request now; its successor in a closed loop arrives after its think time."""
         self.charge(())
         self._R["done"][request.rid], self._ends[request.rid] = self.now_s, stamps.NAMES.index(state)
         self._leave(request)
@@ -348,7 +348,7 @@ class WallClock:
         return Finished(request.rid, request.batch, state)
 
     def idle(self) -> bool:
-        """Tell whether every request has ended."""
+        """Tell whether every request has ended, and every event was told."""
         return not (self._told or self.live or self._future)
 
     def noted(self) -> Noted:
@@ -356,11 +356,11 @@ class WallClock:
         self.charge(())
         R = self._R
         R["made"] = [len(times) for times in self._stamps_s]
-        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # seen between two steps
+        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # arrivals wait for a step's end
         return Noted(R, self._ends, self._stamps_s, list(self._places), late_s, self.now_s)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield what happened to each request."""
+        """Yield rows of what happened to each request."""
         from harness.engines import rows
 
         yield from rows.noted(self.noted(), self.jobs, self.fidelity, token_times=self.config.token_times)

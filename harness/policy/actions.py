@@ -46,7 +46,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Make a request, or all later arrivals of a model, members of a batch. They step once its lane is open.
+    """Make a request, or all later arrivals of a model, members of a batch. They step once a lane of it is open.
 
     Example: `Admit("chat", Batch(Inst("chat", (0,))))`
     """
@@ -80,14 +80,14 @@ class Run:
     steps: int | None = None  # ... or in steps; 0 closes the lane
     seqs: int | None = None  # most members in one step
     chunk_tokens: int | None = None  # most tokens of a step; 0: whole prompts; None: as the run has it
-    slice_layers: int | None = None  # of phase "prefill": a boundary after each so many layers
+    slice_layers: int | None = None  # for phase "prefill": layers from one boundary to the next
     op_s: float | None = None  # longest kernel in seconds: after each, attention for other GPUs gets in
     sms: int | None = None  # hard partition of each GPU, in SMs; None: compete freely
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move the KV of a request, or of all members of a batch; `Done(Move)` when the last of it has come.
+    """Move the KV of a request, or of all members of a batch; `Done(Move)` when the last of it has arrived.
 
     Example: `Move(17, to=Host(0))`
     """
@@ -99,7 +99,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Set a timer: `Woke(key)` comes then. The same key replaces an earlier timer, and infinity cancels it.
+    """Set a timer: `Woke(key)` comes at `at_s`. The same key replaces an earlier timer, and infinity cancels it.
 
     Example: `Wake(view.now_s + 5.0, key="look")`
     """

@@ -15,7 +15,7 @@ Failed = Literal["never", "not now", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """A timer fired; "start" is the first event of all, before the clock starts. Its loads take no time.
+    """A timer fired; "start" is the first event of all, before the clock starts. Loads ordered then take no time.
 
     Example: `Woke("start")`
     """
@@ -35,7 +35,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """KV whole, first token out; not sent when that token ends the request.
+    """A request's KV is whole and its first token is out; not sent when that token ends the request.
 
     Example: `Prefilled(17, Batch(Inst("chat", (0,))))`
     """
@@ -86,8 +86,8 @@ class Done:
     """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
     No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the
-    policy speaks of the same thing (harness/loop/standing.py). Other refusals always come; successful ends come of the
-    action types in `hears`.
+    policy speaks of the same thing (harness/loop/standing.py). Other refusals always come; a successful end comes if
+    the action's type is in `hears`.
 
     Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """

@@ -69,7 +69,8 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
 
     A star stands for all models; of two numbers for one model the later holds.
 
-    Raises UserError, with the field and the part of it, for another model, no number, and one out of its range.
+    Raises UserError, which names the field and the wrong part of it, for an unknown model, text that is no number, and
+    a number out of range.
     """
     domain = domains(type(system))[name]
     given = dict.fromkeys(models, default)
@@ -88,7 +89,7 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """Return the fields of a class, in order of declaration; those of no dataclass have a type alone."""
+    """Return the domain of each field of a class, in order; a class that is no dataclass declares types alone."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {field.name: field.metadata[DOMAIN] for field in declared if DOMAIN in field.metadata}
     takes = inspect.signature(make).parameters
@@ -99,7 +100,7 @@ def domains(make: type) -> dict[str, Domain]:
 
 
 class Asked(NamedTuple):
-    """NAME[:PRESET][+FIELD=VALUE...], read."""
+    """A text NAME[:PRESET][+FIELD=VALUE...] that has been read."""
 
     name: str  # or the path of a .py
     preset: str | None = None

@@ -8,7 +8,7 @@ from harness.policy.types import Gpus
 
 
 def kv_manager(asked: str, places: Iterable[Gpus]) -> str:
-    """Return the option `kv` of models at these places: as asked, and for `auto` `elastic` where two share a GPU.
+    """Return option `kv` of models at these places: `asked`; for `auto`, `elastic` if two share a GPU, else `paged`.
 
     Each model is a process of its own. The blocks of a paged cache belong to one process; processes share what a GPU
     has free in pages that the driver maps, as under kvcached.

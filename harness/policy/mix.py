@@ -17,7 +17,7 @@ PART = re.compile(r"([^*+\s]+)(?:\*([0-9]{1,4}))?")
 
 
 def mixed(gpu: str) -> bool:
-    """Tell whether a text is that of a mix; else it names one kind."""
+    """Tell whether a text describes a mix; otherwise it names one kind."""
     return "*" in gpu or "+" in gpu
 
 
@@ -45,12 +45,12 @@ def parts(gpu: str) -> tuple[tuple[str, int], ...]:
 
 
 def names(gpu: str) -> list[str]:
-    """Return the kinds of a mix, or the one that is named."""
+    """Return the kinds of a mix, or the single kind that the text names."""
     return [kind for kind, _ in parts(gpu)]
 
 
 def size(gpu: str) -> int:
-    """Return the GPUs of one copy of a mix; 1 for a kind by itself."""
+    """Return the number of GPUs in one copy of a mix; 1 for a kind by itself."""
     return sum(n for _, n in parts(gpu))
 
 
@@ -63,7 +63,7 @@ def canonical(gpu: str, name: Callable[[str], str]) -> str:
 
 
 def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
-    """Return the kinds of a cluster of so many GPUs, and how many it has of each. UserError for a part of a copy."""
+    """Return the kinds of a cluster of `gpus` GPUs, and its GPUs of each. Raises UserError for a part of a copy."""
     times, rest = divmod(gpus, size(gpu))
     if rest or not times:
         n = size(gpu)
@@ -79,7 +79,7 @@ def kinds(gpu: str, gpus: int) -> tuple[str, ...]:
 
 @cache
 def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
-    """Return the node of each GPU of a cluster; each has at most `node_gpus`, of one kind."""
+    """Return the node of each GPU of a cluster; a node has at most `node_gpus` GPUs, of one kind."""
     out: list[int] = []
     for _, n in copies(gpu, gpus):
         first = out[-1] + 1 if out else 0
@@ -88,7 +88,7 @@ def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
 
 
 def counts(gpu: str, needed: int) -> Iterator[int]:
-    """Yield the numbers of GPUs that hold so many, the least first: of one kind that number alone."""
+    """Yield the sizes of clusters of at least `needed` GPUs, the least first; of a single kind only `needed` itself."""
     n = size(gpu)
     yield from (n * k for k in count(-(-needed // n))) if n > 1 else (needed,)
 

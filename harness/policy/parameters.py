@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.policy.types import Shape, Sliding
 
-PLAIN_BYTES = 2  # of a number in 16 bits
+PLAIN_BYTES = 2  # bytes of a 16-bit number
 
 
 class Parameters(NamedTuple):
@@ -28,8 +28,8 @@ class Parameters(NamedTuple):
 def parameters(shape: Shape, tp: int = 1) -> Parameters:
     """Count the parameters on each GPU of a tensor-parallel group of `tp`.
 
-    Columns and rows are cut, KV heads copied where they are fewer than the GPUs; of latent attention the compressing
-    matrices, and routers, are copied. Data-parallel attention has a copy in each of its `dp` groups, and expert
+    Columns and rows are cut, and KV heads are copied if they are fewer than the GPUs. Routers, and the compressing
+    matrices of latent attention, are copied. Data-parallel attention has a copy in each of its `dp` groups, and expert
     parallelism deals whole experts. One GPU (`tp` 1) stands for the whole model.
     """
     d, mats, moe = shape.hidden, 3 if shape.gated else 2, shape.experts
@@ -58,7 +58,7 @@ def stored_bytes(shape: Shape, tp: int = 1) -> int:
 
 
 def attention_gpus(shape: Shape, tp: int) -> int:
-    """Return over how many GPUs of a group of `tp` the attention of a sequence is cut."""
+    """Return the number of GPUs, of a group of `tp`, over which the attention of a sequence is cut."""
     return max(1, tp // shape.dp)
 
 
@@ -84,7 +84,7 @@ def kept_numbers(shape: Shape) -> int:
 def alike(shape: Shape) -> tuple[Shape, ...]:
     """Return a shape's layers as shapes whose attention is the same in each layer but for the window.
 
-    That is the shape itself, or those of its layers that slide and the others, where their heads differ.
+    That is the shape itself or, if their heads differ, one shape of the layers that slide and one of the others.
     """
     near = shape.sliding
     if near is None or (near.kv_heads is near.head_dim is None and not shape.keys_as_values):
@@ -102,7 +102,7 @@ def alike(shape: Shape) -> tuple[Shape, ...]:
 
 
 def attention(shape: Shape, tp: int = 1) -> list[tuple[str, int]]:
-    """List the matrices of a layer's attention by name, with their parameters on each GPU; of shapes that are alike."""
+    """List the matrices of a layer's attention by name, with their parameters on each GPU, for a shape of `alike`."""
     tp = attention_gpus(shape, tp)
     d, heads = shape.hidden, shape.q_heads // tp
     if (mla := shape.latent) is None:

@@ -72,8 +72,8 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
          searched   of all placements the one with the lowest largest KV demand over free memory
 
-    Where `pressure` leaves a model without room, it is as `searched`. A placement that is given stands instead. Raises
-    Infeasible when there is none, or a GPU cannot hold what is given to it.
+    Where `pressure` leaves a model without room, the placement is as for `searched`. Homes that are given stand
+    instead. Raises Infeasible when there is no placement, or a GPU cannot hold what is given to it.
     """
     if cluster.homes:
         return given(cluster, elastic)
@@ -102,7 +102,7 @@ def _memory(cluster: Cluster) -> str:
 
 
 def _heaviest_first(cluster: Cluster, elastic: bool) -> dict[str, Gpus] | None:
-    """See `spread`; None where some model finds no room."""
+    """Place models as `spread` does by pressure; None if some model finds no room."""
     free = [float(g.mem_bytes) for g in cluster.gpus]
     load = [0.0] * len(free)
     homes: dict[str, Gpus] = {}
@@ -139,7 +139,8 @@ def searched(
 
     `free` selects the first of the two pressures.
 
-    It holds all models with one longest request each, and is no worse than a `known` one that does. None: not found.
+    The placement holds all models with one longest request each, and is no worse than a `known` one that does. Return
+    None if none is found.
     """
     parts = {}
     for name, model in cluster.models.items():
@@ -164,8 +165,8 @@ def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
 def busy(cluster: Cluster, model: str, place: Gpus) -> float:
     """Return the GPU-seconds a second for which a model's forecast traffic keeps each GPU of a place busy.
 
-    All tokens count as in a prefill of one request's: what they cost where enough of them are together, so that parts
-    of the traffic add up to the whole.
+    All tokens of a request are priced as one prefill: that is their cost where enough of them are together, so that
+    parts of the traffic add up to the whole.
     """
     plan = cluster.plan.get(model)
     tokens = 0 if plan is None else round(plan.prompt_tokens + plan.output_tokens)
@@ -205,7 +206,7 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
         return dict(sorted([*here[g].items(), (m, place)], key=lambda x: rank[x[0]]))
 
     def load(at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
-        """Return how busy a GPU is with its models' places; the traffic of `shared` then has so many parts."""
+        """Return how busy the places `at` keep a GPU, where the traffic of model `shared` is split into `parts`."""
         return sum(work(m, place) / (parts if m == shared else len(places[m])) for m, place in at.items())
 
     loads = [load(at) for at in here]

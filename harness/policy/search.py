@@ -17,9 +17,9 @@ class Part(NamedTuple):
     """A model's demands in a placement, on each of its `tp` GPUs."""
 
     tp: int
-    need: float  # memory that it must find; what lies on a GPU needs at most its room together
+    need: float  # memory that it must find; all parts on a GPU together need at most its room
     w: float  # of that, what it holds while idle
-    d: float  # its demand on what is left beside those
+    d: float  # its demand on the memory that idle parts leave
 
 
 Score = tuple[float, ...]  # need beyond room in all, then the pressures of the GPUs, highest first
@@ -27,14 +27,14 @@ Score = tuple[float, ...]  # need beyond room in all, then the pressures of the 
 
 @dataclass(slots=True)
 class Board:
-    """Parts on GPUs."""
+    """A placement of parts on GPUs, with sums by GPU."""
 
     parts: Mapping[str, Part]
     room: Sequence[float]
     nodes: Sequence[int]
     at: dict[str, Gpus] = field(default_factory=dict)
     here: list[set[str]] = field(init=False)  # by GPU
-    need: list[float] = field(init=False)  # sums by GPU, the same whatever was there before, so that searches end
+    need: list[float] = field(init=False)  # sums by GPU, of its present parts alone, so that searches end
     w: list[float] = field(init=False)
     d: list[float] = field(init=False)
     places: Mapping[int, list[Gpus]] = field(init=False)  # by degree, each within a node
@@ -78,7 +78,7 @@ class Board:
         return self.d[g] / max(self.room[g] - self.w[g], 1e-9)
 
     def over(self, g: int) -> float:
-        """Return the need beyond the room, but for rounding."""
+        """Return the need of a GPU beyond its room; 0 if the excess is rounding."""
         more = self.need[g] - self.room[g]
         return more if more > 1e-9 * self.room[g] else 0.0
 

@@ -1,4 +1,4 @@
-"""GPUs that hold one model at a time, and what an answer says to pass from one model to the next."""
+"""GPUs that hold one model at a time, and the actions that pass them from one model to the next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slot:
 
     cluster: Cluster
     gpus: Gpus
-    models: list[str] = field(default_factory=list)  # in or on their way: the one that is held, and those ahead
+    models: list[str] = field(default_factory=list)  # in or on their way: the one that is held, then those ahead
     insts: dict[str, Inst] = field(default_factory=dict)  # named so far, by model
 
     @property
@@ -64,7 +64,7 @@ class Slot:
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
-    """Start each slot with the next model that fits it, open to requests; after the last, from the first."""
+    """Start each slot with the next model that fits it, its lane open; after the last model comes the first."""
     for k, slot in enumerate(slots):
         m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))
         yield from slot.hold(m, way)

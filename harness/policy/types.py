@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
-KEPT_PAGES = 5  # that an engine keeps mapped (kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES)
+KEPT_PAGES = 5  # pages that an engine keeps mapped (kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES)
 
 Gpus = tuple[int, ...]  # one GPU, or a tensor-parallel group in rank order
 Phase = Literal["mixed", "prefill", "decode"]  # what a lane steps: prompts and decodes, or one of them
@@ -28,7 +28,7 @@ class UserError(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """The message; of several mistakes, an argument each, a line each."""
+        """The lines of the message: each argument is one mistake, and one line."""
         return list(map(str, self.args))
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Host:
 
 
 class Inst(NamedTuple):
-    """A model's weights in a place. Naming it is having it."""
+    """A model's weights in a place. To have an instance, a policy names it: nothing declares it first."""
 
     model: str  # a key of `Cluster.models`
     place: Gpus | Host  # GPUs by their index in `Cluster.gpus`, all of one node
@@ -117,7 +117,7 @@ class Jobs:
 
     @property
     def columns(self) -> tuple[NDArray[Any] | None, ...]:
-        """The arrays of one element a request."""
+        """The arrays that have one element for each request."""
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
@@ -291,7 +291,7 @@ class Profile(Protocol):
 
         They sum to the GPU's part of the step.
 
-        Those of all layers, one layer after the other, then the LM head. Host time is no part of them.
+        Kernels of all layers come first, one layer after the other, then the LM head. Host time is not included.
         """
         ...
 

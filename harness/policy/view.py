@@ -41,8 +41,8 @@ class RequestState(NamedTuple):
     batch: Batch | None  # None: it was not admitted
     made_tokens: int  # of its output
     kv_bytes: int  # on each GPU of its group
-    home: Gpus | Host | None  # of its KV; on the way where it comes from; None: it has none
-    transit: Transit = "none"  # of its KV; none too while a Move waits for the end of the request's step
+    home: Gpus | Host | None  # of its KV; on its way, where it comes from; None: it has no KV
+    transit: Transit = "none"  # of its KV; also "none" while a Move waits for the end of the request's step
 
 
 class View(Protocol):

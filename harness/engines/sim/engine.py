@@ -88,7 +88,7 @@ class Sim:
 
     @cached_property
     def names(self) -> Names:
-        """The kernel's records by name, made when first needed: engines are also made to ask what they can do."""
+        """The kernel's records by name, made on first use: some engines are made only to ask what they can do."""
         return Names(self.config, self.cluster, self._machine, self._mode)
 
     @cached_property
@@ -104,7 +104,7 @@ class Sim:
     # ------------------------------------------------------------ the protocol
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload. ValueError where its models are not the engine's."""
+        """Keep the workload. Raises ValueError if its models are not the engine's, in the same order."""
         if jobs.models != tuple(self.names.model):
             raise ValueError("the workload's models are not the engine's")
         self._jobs = jobs
@@ -133,19 +133,19 @@ class Sim:
         return self._view
 
     def came(self, rid: int) -> bool:
-        """Tell whether there is such a request and it has arrived."""
+        """Tell whether `rid` is a request of the workload that has arrived."""
         return self.requests is not None and self.requests.came(rid)
 
     def idle(self) -> bool:
-        """Tell whether every request has ended."""
+        """Tell whether every request has ended, and no event of `orders` is left to read."""
         return not (self.S.left[0] or self.orders.events)
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return its end where it cannot start now, and may later."""
+        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
         return self.orders.do(action)
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s`; None where there is none, and the clock stands there."""
+        """Return the next event due by `until_s`, else None, with the clock there or at the run's end."""
         S = self.S
         if until_s < S.quiet_s[0] and until_s < self._span.next_s:  # no call into the kernel
             if until_s > S.now[0]:
@@ -158,7 +158,7 @@ class Sim:
                 S.events_read[0] = i + 1
                 event = self._event(*S.events.item(i))
                 return orders.landed(event) if orders.landing else event
-            if orders.events:  # behind what happened before
+            if orders.events:  # the kernel's events happened before these
                 return orders.events.popleft()
             code = kernel.advance(S.at, min(until_s, self._span.next_s))
             self._view.now_s = S.now[0]
@@ -192,7 +192,7 @@ class Sim:
             S.put(log=np.zeros(max(len(S.log), 4 * (most + len(S.lanes))), records.LOG))
 
     def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
-        """Return the event that the kernel tells by these codes and rows."""
+        """Return the event that a row of EVENT stands for: `a` is its subject, `b` its batch and `c` its detail."""
         if kind == state.E_ARRIVED:
             assert self.requests is not None
             return Arrived(self.requests.request(a))
@@ -218,7 +218,7 @@ class Sim:
         """Return counters of the whole run, and sums over its window, for a run's metadata."""
         S, n = self.S, self.config.gpus
         w = S.s
-        steps = max(1.0, float(S.batches["steps"].sum()))  # those of a span one by one
+        steps = max(1.0, float(S.batches["steps"].sum()))  # each step of a span counts
         return {
             "steps": float(w["steps"]),
             "loads": float(w["loads"]),
@@ -245,7 +245,7 @@ class Sim:
         return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0}
 
     def finish(self) -> None:
-        """Charge the waits of requests that have not ended up to the clock's time, once."""
+        """Book the waits of unfinished requests up to the clock's time; a second call does nothing."""
         if self._settled:
             return
         self._settled = True
@@ -286,9 +286,9 @@ class Sim:
         )
 
     def _alone_s(self, piece: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the seconds that prefill and decode of requests take alone, at their models' own degrees.
+        """Return the seconds that prefill and decode of each request take alone, at its model's own degree.
 
-        On the kind of GPU that served them, which is that of the first prefill; of a request without one the first.
+        Each is priced on the kind of GPU where its first prefill ended; without a prefill, on the first kind.
         """
         from harness.engines.costs.alone import alone_s
 
@@ -297,5 +297,5 @@ class Sim:
         row: NDArray[np.int64] = np.array([self.names.cost_rows[m.name, m.tp] for m in self.config.models])[jobs.model]
         if self._machine.others:
             first_rows = np.array([self.names.first_rows[gpus[0]] if gpus else 0 for gpus in self.names.places] + [0])
-            row += first_rows[self.S.requests["first_inst"][piece]]  # the last, 0, of one that was served nowhere
+            row += first_rows[self.S.requests["first_inst"][piece]]  # -1, the last: no prefill
         return alone_s(self._machine.stacked, row, jobs.prompt_tokens, jobs.output_tokens, self.config.chunk_tokens)

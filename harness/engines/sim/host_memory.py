@@ -11,13 +11,17 @@ class HostMemory:
     """Models whose weights a node's memory holds: those read last, up to `room_bytes`. Others lie on the node's disk.
 
     Room is taken when a load is ordered, and models read longest ago make it. A model larger than all of the room never
-    enters, and puts no other out.
+    enters, and evicts no other.
     """
 
     def __init__(self, room_bytes: int, sizes: Mapping[str, int], order: Iterable[str], coming: Callable[[int], bool]):
-        """Read models in `order`, by their bytes; `coming` tells whether an instance's load is under way, by row."""
+        """Read the models of `order` one by one, so that the last ones stay if room is short.
+
+        `sizes` has the bytes of each model; `coming` tells whether the load of an instance, given by its row, is under
+        way.
+        """
         self._room_bytes, self._sizes, self._coming = room_bytes, sizes, coming
-        self._readers: dict[str, int | None] = {}  # by model, that read last at the end: who brings it in from disk
+        self._readers: dict[str, int | None] = {}  # a model, last read last, maps to the row that loads it, or None
         for model in order:
             self.read(model)
 
@@ -34,9 +38,10 @@ class HostMemory:
         return "in" if reader is None or not self._coming(reader) else "loading"
 
     def read(self, model: str, reader: int | None = None) -> bool:
-        """Tell whether the weights that an instance loads are here, and keep them from now on.
+        """Tell whether a model's weights are in this memory, and keep them in it from now on.
 
-        They are not while another load still brings them in. Without a reader they are here at once.
+        `reader` is the row of the instance that loads them: they are not in while its load, or an earlier one, still
+        brings them from disk. Without a reader they are in at once.
         """
         now = self.weights(model)
         if self._sizes[model] > self._room_bytes:
@@ -52,6 +57,6 @@ class HostMemory:
         return now == "in"
 
     def withdrawn(self, model: str, reader: int) -> None:
-        """Forget weights that were to come with a load that never began."""
+        """Forget a model that `reader` was to bring in by a load that never began."""
         if self._readers.get(model) == reader:
             del self._readers[model]

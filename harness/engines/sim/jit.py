@@ -1,4 +1,4 @@
-"""The compiler behind two typed names; NUMBA_DISABLE_JIT=1 makes the same code plain Python."""
+"""Typed wrappers of numba's compiler; with NUMBA_DISABLE_JIT=1 the same code runs as plain Python."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SOURCES = (
     "sim/jit.py",
     "costs/coef.py",
     "costs/layout.py",
-)  # counts from harness/engines
-FORMER = f"kernel-{'[0-9a-f]' * 12}"  # as releases named it that knew one target
+)  # paths are relative to harness/engines
+FORMER = f"kernel-{'[0-9a-f]' * 12}"  # the folder's name in releases that knew one target only
 
 
 def fingerprint(folder: Path) -> str:
@@ -42,7 +42,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_dir(folder: Path) -> Path:
-    """Return the folder of the code compiled from these sources for this target, and delete those of earlier ones."""
+    """Return the folder of the code compiled from these sources for this target; delete those of earlier sources."""
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or home(folder))
     kind = f"kernel-{target.compiled() or 'host'}"
     name = f"{kind}-{fingerprint(folder)}"
@@ -55,10 +55,11 @@ def cache_dir(folder: Path) -> Path:
 
 
 def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
-    """Return the folder of compiled code where none is asked for: beside the sources, if that is a disk of this node.
+    """Return the default folder of compiled code: beside the sources, if they lie on a writable disk of this node.
 
     On a file system that nodes share, or where nothing can be written, it is a folder of this user in the node's
-    temporary ones: numba's files of one node are none of another's, and several nodes write them over each other.
+    temporary folder: numba's files serve one node alone, and several nodes would overwrite each other's. Raises
+    UserError if that folder is another user's, or open to others.
     """
     beside = folder / "__pycache__"
     there = beside if beside.exists() else folder
@@ -102,9 +103,9 @@ ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of 
 
 
 def jit(f: F) -> F:
-    """Compile on first call and cache on disk; no fastmath, so both ways give the same bits.
+    """Compile on first call and cache on disk; no fastmath, so that plain Python gives the same bits.
 
-    A call with a literal compiles for its type, not, as numba would, once for each value.
+    A literal argument compiles once for its type, where numba would compile for each value.
     """
     compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
     if not DISABLED:
@@ -115,10 +116,10 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Return the code that reads the integer so many bytes into the world: an address or a length.
+    """Return the code that reads the integer at `offset` bytes in the world: an address or a length.
 
-    These change between calls of compiled code alone, when Python makes room; within one a load holds for all that
-    follow.
+    Python changes these when it makes room, which it does only between calls of compiled code. Within a call they are
+    invariant, so that the compiler may load each once.
     """
     load = builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -130,8 +131,8 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
 
     Without `field` the function is (world) -> the world.
 
-    The world is passed as an address, so that numbers are all that a verb takes: arrays as arguments, alone or in a
-    tuple, cost 4 us a call and most of the time to compile.
+    The world is passed as an address, so that functions of the kernel take numbers alone: arrays as arguments, alone or
+    in a tuple, cost 4 us a call and most of the time to compile.
     """
     if DISABLED:
         if field is None:
@@ -161,7 +162,7 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
 
 
 def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
-    """Return a function (world) -> the array whose address and lengths lie so many bytes into the world."""
+    """Return a function (world) -> the array whose address and lengths lie at `field` and `lengths` in the world."""
     if DISABLED:
         return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]
     kind = types.Array(from_dtype(dtype), len(lengths), "C")

@@ -1,4 +1,4 @@
-"""Names to rows: the instances and batches that policies name, whose records are made when they first do."""
+"""Rows of the instances and batches that policies name; their records are made when first named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Names:
         self.first_rows = [len(models) * (1 + others.index(kind)) if kind in others else 0 for kind in config.kinds]
         self.inst: dict[Inst, int] = {}
         self.insts: list[Inst] = []
-        self.places: list[Gpus] = []  # the GPUs of each instance, none of a host's
+        self.places: list[Gpus] = []  # the GPUs of each instance; empty for a host's
         self.batch: dict[Batch, int] = {}
         self.batches: list[Batch] = []
         self.limits: dict[tuple[str, int], int | None] = {}  # bytes of KV, by model and GPU
@@ -150,7 +150,7 @@ class Names:
         return self._nodes[self.places[i][0]]
 
     def _footprint(self, model: Served) -> int:
-        """Return `footprint_bytes`, which looks at all models, once for each model and degree."""
+        """Return `footprint_bytes`, kept by model and degree because it looks at all models."""
         key = model.name, model.tp
         if key not in self._footprints:
             self._footprints[key] = footprint_bytes(self._config, model, self._mode.layout)
@@ -166,7 +166,7 @@ class Names:
         return [i for i in self._on_gpus.get(model, ()) if gpu in self.places[i]]
 
     def account(self, model: str, place: Gpus | Host, attend: bool) -> int:
-        """Return the account of a model's KV at a place, to which its batches reach from now on if they `attend`."""
+        """Return the row of a model's account at a place; with `attend` its batches can attend there from now on."""
         if not isinstance(place, Host):
             i = self.inst_row(Inst(model, place))
         elif (row := self._hosted.get((model, place.node))) is not None:
@@ -206,7 +206,7 @@ class Names:
         return row
 
     def _reach(self, b: int, i: int) -> None:
-        """Let a batch attend to KV in another account of its model: of as many GPUs, each another than its own."""
+        """Let a batch attend to KV in account `i`, if that is of its model and `attendable` from the batch's GPUs."""
         S, here, there = self.S, self.batches[b].inst, self.insts[i]
         mine, gpus = self.places[S.batches["inst"].item(b)], self.places[i]
         if here.model != there.model or not attendable(mine, gpus):
@@ -235,5 +235,5 @@ class Names:
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
-    """Tell whether a step on some GPUs can attend to KV on others: rank by rank, so on as many of them, all others."""
+    """Tell whether a step on GPUs `mine` can attend to KV at `to`: rank by rank, so on as many GPUs, none of `mine`."""
     return isinstance(to, tuple) and len(to) == len(mine) and not set(to) & set(mine)

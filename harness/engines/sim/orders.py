@@ -1,4 +1,4 @@
-"""A policy's actions as calls into the kernel, and what becomes of those that cannot be."""
+"""A policy's actions as calls into the kernel, and the refusal of those that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Orders:
     def __init__(self, names: Names, config: Config, machine: Machine) -> None:
         self._names, self._config, self._ways, self.S = names, config, machine.ladder, names.S
         self._specs = [machine.of(kind).spec for kind in config.kinds]
-        self.spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that one may need
+        self.spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
         self.requests: Requests | None = None  # made when the run begins
         self.hears: frozenset[type] = frozenset()
-        self.events: deque[Event] = deque()  # told behind the kernel's
-        self.standing: dict[tuple[int, int], Run] = {}  # (batch, lane of it) maps to its order
+        self.events: deque[Event] = deque()  # told after the kernel's events
+        self.standing: dict[tuple[int, int], Run] = {}  # (row of a batch, its lane 0 or 1) maps to the lane's order
         self.actions: dict[int, Action] = {}  # the kernel's number maps to the action
         self.loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
         self.landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
@@ -40,7 +40,7 @@ class Orders:
         self.memories = self._host_memories()
 
     def _host_memories(self) -> list[HostMemory]:
-        """Return the weights in each node's memory, the models of the highest planned rates; none if hosts hold all."""
+        """Return the memory of each node, with models of the highest planned rates in it; empty if hosts hold all."""
         c = self._config
         if c.host_bytes is None:
             return []
@@ -58,7 +58,7 @@ class Orders:
             self.events.append(Freed())  # from now on a load may wait for memory
 
     def do(self, action: Action) -> Done | None:
-        """Start an action; return its end where it cannot start now, and may later."""
+        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
         S, (events, transfers) = self.S, self.spare
         if len(S.events) - S.events_told[0] < events or S.transfer_spare[0] < transfers:
             self._make_room(events, transfers)
@@ -76,7 +76,7 @@ class Orders:
         return None
 
     def _make_room(self, events: int, transfers: int) -> None:
-        """Make room for the events and transfers of one action, which only `advance` checks otherwise."""
+        """Make room for the events and transfers of one action; otherwise only `advance` checks that there is room."""
         S = self.S
         if len(S.events) - S.events_told[0] < events:
             S.grow("events", len(S.events) + events)
@@ -84,7 +84,10 @@ class Orders:
             S.more_free("transfer", len(S.transfers) + transfers)
 
     def _note(self, action: Action, parts: int = 1) -> int:
-        """Return the number under which the kernel tells an action's end, if that is heard or a part of it failed."""
+        """Register an action of `parts` parts with the kernel; return the number by which its end is told.
+
+        The end is told if it is heard, or a part failed.
+        """
         S = self.S
         if S.action_spare[0] == 0:
             S.more_free("action", len(S.actions) + 64)
@@ -93,14 +96,14 @@ class Orders:
         return a
 
     def _end(self, action: Action) -> None:
-        """Tell the end of an action that needed no call, if that is heard."""
+        """Queue the end of an action that needed no call of the kernel, if the policy hears such ends."""
         if type(action) in self.hears:
             self.events.append(Done(action))
 
     # ------------------------------------------------------------ weights
 
     def load(self, action: Load) -> Refusal | None:
-        """Queue a load for memory; before the start weights are placed at no cost, if there is room."""
+        """Queue a load, which waits for memory; before the start place weights at no cost, if there is room."""
         names, S, way = self._names, self.S, action.way
         i = names.inst_row(action.inst)
         if way not in self._ways:
@@ -141,7 +144,7 @@ class Orders:
         return None
 
     def evict(self, action: Evict) -> Refusal | None:
-        """Let weights go at the next boundary, or once they have no members; take a load back that waits for memory."""
+        """Free weights at the next boundary, or to `drain` once no member is left; withdraw a load that waits."""
         i, drain = self._names.inst_row(action.inst), action.drain
         now = self._names.weights.item(i)
         if now == state.OUT or isinstance(action.inst.place, Host):
@@ -169,7 +172,7 @@ class Orders:
             return event
         self.landing.remove(event.action.inst)
         if Load in self.hears:
-            self.S.events_read[0] -= 1  # told next
+            self.S.events_read[0] -= 1  # the end itself is told next
         return Freed()
 
     def _pop_evict(self, i: int) -> Action:
@@ -191,7 +194,7 @@ class Orders:
     # ------------------------------------------------------------ transfers that wait for memory
 
     def give_up(self) -> bool:
-        """Fail the first transfer that still waits for memory, as nothing else will happen; False: there is none."""
+        """Fail the first transfer that waits for memory, as nothing else can happen; return False if there is none."""
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while x >= 0 and X[x]["stage"] != state.GRANT:
             x = int(X[x]["next"])
@@ -219,7 +222,7 @@ class Orders:
     # ------------------------------------------------------------ requests
 
     def gone(self, rid: int) -> Refusal | None:
-        """Return why an action on a request comes too early or too late; None where it does not."""
+        """Return the refusal of an action on a request that has not arrived or has ended, else None."""
         if self.requests is None or not self.requests.came(rid):
             return "never", f"no request {rid}"
         return ("gone", "the request has ended") if self.requests.states.item(rid) >= state.DONE else None
@@ -232,7 +235,7 @@ class Orders:
         return None
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Admit a request to a batch, or all future ones of a model."""
+        """Admit a request, or all future requests of a model, to a batch."""
         names, who, batch = self._names, action.who, action.batch
         model = batch.inst.model
         if isinstance(who, str):
@@ -255,7 +258,7 @@ class Orders:
     # ------------------------------------------------------------ lanes and KV
 
     def run(self, order: Run) -> Refusal | None:
-        """Open or close a lane, which keeps the order until another one."""
+        """Open or close a lane; its order stays in force until the next one."""
         if isinstance(place := order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         most = min((self._specs[g].sms for g in place if 0 <= g < len(self._specs)), default=0)
@@ -301,7 +304,7 @@ class Orders:
         return None
 
 
-# timers are replay's; a table, for a pattern match takes a microsecond
+# `Wake` is missing, as replay keeps timers; a table is used, for a pattern match takes a microsecond
 ARMS: Mapping[type[Action], Callable[[Orders, Any], Refusal | None]] = {
     Load: Orders.load,
     Evict: Orders.evict,

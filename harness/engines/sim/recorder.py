@@ -1,7 +1,7 @@
 """The simulator with a recorder of what happens (`trace.py`).
 
-A run that is recorded makes the same rows: it stops at every instant, once all is formed, and reads the kernel's
-records. Nothing here is called by a run that is not asked for its trace.
+A recorded run makes the same rows as any other. It stops at every instant, once all steps that begin then are formed,
+and reads the kernel's records. A run that is not asked for its trace calls nothing here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from harness.policy.actions import Action, Load
 from harness.policy.events import Done, Event
 from harness.policy.types import Inst
 
-QUIET_S = 1e-9  # past an instant: what forms at it has formed
+QUIET_S = 1e-9  # so long after an instant, all that is formed at it has been formed
 TOLD_EVERY = 2000  # instants between two reports of progress
 BOUNDARY, GRANT, LINK, TAIL = range(4)  # stages of a transfer: a move waits for the boundary of its request first
 Ints = NDArray[np.int64]
@@ -71,10 +71,10 @@ class Traced(Sim):
 
     @classmethod
     def of(cls, sim: Sim, look_at: int = -1, progress: Progress = silent) -> Traced:
-        """Return the same engine as one that was made and not begun, with a recorder.
+        """Return an engine equal to `sim`, which has not begun, with a recorder.
 
-        Where one request is looked at, its stretches alone are noted, and what was on links while it lived.
-        `progress` hears how many requests have ended, of how many.
+        If `look_at` is a request's id, only its stretches are noted, and what links carried while it was alive.
+        `progress` is called with the numbers of requests that have ended and of all requests.
         """
         traced = cls(sim.config, sim._options, sim._machine)  # noqa: SLF001 - of its class
         traced.recorder = Recorder(traced, look_at, progress)
@@ -96,7 +96,7 @@ class Traced(Sim):
             if (event := super().poll(now + QUIET_S)) is not None:
                 return event
             if S.s["dirty_head"] >= 0 or S.s["grants"]:
-                continue  # something ended within these: it forms first
+                continue  # something ended within QUIET_S: what follows from it is formed first
             S.now[0] = now
             self.recorder.note(now)
             target = min(until_s, self._next_s())
@@ -111,7 +111,7 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """Return the time of the next end, now that all is formed."""
+        """Return the time of the next end or arrival, now that all is formed."""
         S = self.S
         r = next_arrival(S.at)
         arrival_s = float(S.requests["arrival"][r]) if r >= 0 else math.inf
@@ -124,22 +124,22 @@ class Recorder:
     def __init__(self, sim: Sim, look_at: int, progress: Progress) -> None:
         self._sim, self._look_at, self._progress = sim, look_at, progress
         self._trace = Trace(sim.config.start_s)
-        self._noted = 0  # instants
-        self._at = sim.config.start_s  # the last of them
+        self._noted = 0  # instants noted so far
+        self._at = sim.config.start_s  # the last instant noted
         self._work, self._rate, self._part, self._since, self._began = (np.zeros(0) for _ in range(5))  # by lane
-        self._running: dict[int, _Running] = {}  # has an entry a lane
-        self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and the steps before it
+        self._running: dict[int, _Running] = {}  # a lane maps to its step in flight
+        self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and its steps before
         self._lowest = 0  # no request before this one is alive
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
         self._live, self._column, self._lane = (
             np.zeros(0, np.int64) for _ in range(3)
-        )  # a row each request that is alive
+        )  # has a row for each request that is alive
         self._facts: dict[str, float] = {}
-        self.asked: set[Inst] = set()  # whose load was asked for in this instant
-        self._transfers: dict[int, int] = {}  # those under way: row of the kernel's to index of ours
-        self._stages: dict[int, int] = {}  # an index maps to its stage
+        self.asked: set[Inst] = set()  # instances whose load was asked for at this instant
+        self._transfers: dict[int, int] = {}  # transfers under way: a row of the kernel maps to an index of the trace
+        self._stages: dict[int, int] = {}  # an index of the trace maps to the stage
         self._carried: dict[int, tuple[int, float]] = {}  # a link maps to the index of its transfer, and since when
-        self._memory: list[tuple[int, int]] = []  # has an entry a GPU
+        self._memory: list[tuple[int, int]] = []  # each GPU's bytes in use, and those of KV
 
     def trace(self) -> Trace:
         """Return the trace; call it once, when the run is over."""
@@ -162,7 +162,10 @@ class Recorder:
         return trace
 
     def asleep_until(self) -> float:
-        """Return the arrival of the request that is looked at; infinity once it has ended and its end is noted."""
+        """Return until when nothing has to be noted, -infinity if every instant has to be.
+
+        For a request that is looked at, that is its arrival, and infinity once it has ended and its end is noted.
+        """
         if self._look_at < 0:
             return -math.inf
         R, r = self._sim.S.requests, self._look_at
@@ -174,7 +177,7 @@ class Recorder:
     # ------------------------------------------------------------ an instant
 
     def note(self, now: float) -> None:
-        """Note the state of requests, lanes, links and memory from now on."""
+        """Note the state of requests, lanes, links and memory at `now`, which holds until the next instant."""
         L = self._sim.S.lanes.view(np.ndarray)
         for name in ("_work", "_rate", "_part", "_since", "_began"):
             if len(rows := getattr(self, name)) < len(L):
@@ -253,7 +256,7 @@ class Recorder:
     # ------------------------------------------------------------ requests
 
     def _note_requests(self, L: NDArray[Any], now: float) -> None:
-        """End the stretches of requests that do something else from now on, and begin others."""
+        """End the stretches of requests whose activity or batch changes now, and begin new ones."""
         S = self._sim.S
         R, w = S.requests.view(np.ndarray), S.s
         if len(self._key) < len(R):
@@ -286,7 +289,7 @@ class Recorder:
             self._look(int(doing[0]), int(self._column[0]))
 
     def _spend(self, passed_s: float) -> None:
-        """Add the time since the last instant to what requests did then."""
+        """Add the time since the last instant to the seconds of what each request has done since then."""
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
@@ -298,9 +301,10 @@ class Recorder:
             self._spent[r, CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each request's activity, its kind of SECONDS (COMPUTE: all three, of steps), and its lane.
+        """Return each live request's activity, the kind of SECONDS that it spends, and its lane (-1: none).
 
-        Causes go before each other as in the kernel's `waits.charge`.
+        COMPUTE stands for all three kinds of steps, which `_spend` tells apart. Of several causes, the one counts that
+        the kernel's `waits.charge` books.
         """
         S = self._sim.S
         B, I, M = (rows.view(np.ndarray) for rows in (S.batches, S.insts, S.models))
@@ -338,7 +342,7 @@ class Recorder:
             self._trace.stretches.append(Stretch(r, start_s, end_s, DOING[key >> 32], inst, seconds, facts))
 
     def _look(self, doing: int, column: int) -> None:
-        """Note what the request that is looked at waits for, in numbers: when it begins to."""
+        """Note figures of the wait of the request that is looked at, as they are when the wait begins."""
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]
         if doing == QUEUE and q["state"] == state.WAIT:

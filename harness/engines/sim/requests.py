@@ -16,7 +16,7 @@ from harness.engines.sim.start import Mode
 from harness.engines.sim.state import assign
 from harness.policy.types import Jobs, Prefix, Request
 
-ROWS = (  # fields that are rows of a record, none of which a request knows of yet
+ROWS = (  # fields that hold a row of another record: -1 until a request has one
     "batch", "node", "home", "prev", "next", "next_piece", "heap_child", "heap_next", "heap_prev", "pending_batch",
     "first_inst", "last_inst", "extents",
 )  # fmt: skip
@@ -26,7 +26,7 @@ class Requests:
     """The requests of a workload in the kernel's records."""
 
     def __init__(self, names: Names, config: Config, mode: Mode, api_in_s: float, jobs: Jobs) -> None:
-        """Make the records. Raises ValueError for a closed loop, or a prefix cache, that cannot be."""
+        """Make the records. Raises ValueError for an invalid closed loop, or if ids are not of whole KV blocks."""
         self._names, self._config, self._mode, self._api_in_s, self.jobs = names, config, mode, api_in_s, jobs
         self.S = S = names.S
         n = len(jobs)
@@ -56,13 +56,13 @@ class Requests:
         self.states: NDArray[Any] = S.requests[:end].view(np.ndarray)["state"]
 
     def refill(self) -> None:
-        """Make the records of the next piece of a long workload; those behind it leave memory until they are needed."""
+        """Make the records of the next piece of a long workload; earlier ones leave memory until they are looked at."""
         begin = int(self.S.s["opened"])
         spilled.release(self.S.requests, *self.jobs.columns)
         self._fill(begin, min(begin + spilled.PIECE, len(self.jobs)))
 
     def _page(self) -> None:
-        """Make as many pages and extents as GPUs, or the requests at both ends of a move, may have blocks."""
+        """Make rows for as many pages and extents as there may be blocks: on the GPUs, or at both ends of all moves."""
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
         tokens = int(jobs.prompt_tokens.sum(dtype=np.int64) + jobs.output_tokens.sum(dtype=np.int64))
@@ -89,7 +89,7 @@ class Requests:
             names.cache(row)
 
     def _close_loop(self, after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
-        """Note each request's successor; return the number that arrive by themselves, which are the first rows."""
+        """Note each request's successor; return the number of requests that arrive by themselves, the first rows."""
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)
         before = after[later]
@@ -100,7 +100,7 @@ class Requests:
         return opened
 
     def came(self, rid: int) -> bool:
-        """Tell whether there is such a request and it has arrived."""
+        """Tell whether `rid` is a request of the workload that has arrived."""
         return 0 <= rid < len(self.states) and self.states.item(rid) != state.FUTURE
 
     def request(self, r: int) -> Request:

@@ -48,7 +48,7 @@ class Span:
 
 
 def sums(gpus: NDArray[Any], at_s: float) -> dict[str, float]:
-    """Return the sums of all GPUs up to a time since which nothing of them has changed, and the memory for KV then."""
+    """Return the sums over all GPUs up to `at_s`, as if their present state held until then, and the memory for KV."""
     each = {name: gpus[key].copy() for name, key in SUMS.items()}
     each["gpu_busy_s"] += np.where(gpus["active"] > 0, at_s - gpus["busy_since"], 0.0)
     each["gpu_held_s"] += np.where(gpus["insts"] > 0, at_s - gpus["held_since"], 0.0)

@@ -16,7 +16,7 @@ from harness.policy.types import Cluster, Option
 
 
 class Mode(NamedTuple):
-    """An engine's options as a run has them."""
+    """The options of an engine that hold in a run."""
 
     kv: str
     layout: process.Layout
@@ -27,7 +27,7 @@ class Mode(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, options: Mapping[str, Option]) -> Mode:
-        """Read options of an engine; a spec's `sharing` goes before the engine's own, unless that is none."""
+        """Read an engine's options; a spec's `sharing` overrides that of the options, unless the latter is "none"."""
         kv, layout = str(options.get("kv", "paged")), options.get("process", "model")
         preferred = str(options.get("sharing", "fluid"))
         return cls(
@@ -66,7 +66,7 @@ def initial(c: Config, cluster: Cluster, machine: Machine, mode: Mode) -> State:
         seed=c.seed,
         reserves=mode.reserves,
         piecewise=c.admission == "chunk" and not mode.reserves,
-        watermark=0.0 if mode.reserves else c.watermark,  # room for growth, of which there is none
+        watermark=0.0 if mode.reserves else c.watermark,  # is room for growth; reserved KV does not grow
         unlimited=mode.unlimited,
         alone=mode.sharing == "none",
         quantum_s=machine.quantum_s,

@@ -18,7 +18,7 @@ INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
 ANY = 1 << 62  # more steps than a lane ever runs
 HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
-# states of a request, which has none before it arrives
+# states of a request: FUTURE until it arrives
 FUTURE = -1
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
 # states of an instance's weights, which are there from IN on
@@ -29,7 +29,7 @@ IDLE, STEP, SPAN = range(3)
 PREFILL, MIXED = 1, 0
 # lists of a batch
 WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
-# kinds of a transfer, and where it stands
+# kinds of a transfer, and its stages
 LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
 FREE, GRANT, LINK, TAIL = range(4)
 # sources of weights
@@ -40,9 +40,9 @@ OK, GONE, NEVER = range(3)  # how a part of an action ended
 # a lane's turn: none, waiting for its first step, or begun; and why it ended
 NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
-# what `advance` says
+# what `advance` returns
 NOTHING, TOLD, GROW, OVER = range(4)
-# caps on a step that keep members, or tokens of theirs, out of it: bits
+# bits of the caps that keep members, or some of their tokens, out of a step
 BY_CAP, BY_PREFILL, BY_CHUNK = 1, 4, 2
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
@@ -113,7 +113,7 @@ cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at,
 
 
 class State:
-    """The arrays, and one record (`s`) with the scalars, and the arrays' addresses and lengths.
+    """The arrays, and one record (`s`) that has the scalars and the arrays' addresses and lengths.
 
     The kernel takes the record's address (`at`).
     """
@@ -135,7 +135,7 @@ class State:
             self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
 
     def put(self, **arrays: NDArray[Any]) -> None:
-        """Replace arrays."""
+        """Replace arrays, and note their addresses and lengths."""
         for name, array in arrays.items():
             old = self.__dict__.get(name)
             if DISABLED and old is not None:
@@ -170,7 +170,7 @@ class State:
         self.set(**{f"{name}_free": old, f"{name}_spare": self.s[f"{name}_spare"] + n})
 
     def price(self, tables: Tables) -> None:
-        """Take cost tables."""
+        """Replace the cost tables, and note their addresses and lengths."""
         for name, (dtype, lengths) in NUMBERS.items():
             array = seen(np.ascontiguousarray(getattr(tables, name), dtype))
             setattr(self, name, array)

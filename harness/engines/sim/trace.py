@@ -12,44 +12,45 @@ from numpy.typing import NDArray
 
 from harness.policy.types import Batch, Gpus, Host, Inst
 
-DOING = ("admission", "load", "transfer", "queue", "prefill", "decode")  # what a stretch of a request's time is
+DOING = ("admission", "load", "transfer", "queue", "prefill", "decode")  # what a request does in a stretch of its time
 ADMISSION, LOAD, TRANSFER, QUEUE, PREFILL, DECODE = range(6)
-# what its seconds are, see Stretch
+# kinds of a stretch's seconds, see Stretch
 SECONDS = ("admission", "load", "transfer", "queue", "kv", "closed", "compute", "time_slice", "contention")
 LINKS = ("from host", "to host", "to GPUs of its node", "to other nodes")  # those of a GPU, in the kernel's order
 _, _, _, _, KV, CLOSED, COMPUTE, TIME_SLICE, CONTENTION = range(9)
-KINDS = ("load", "swap out", "swap in", "move")  # the kernel's code of a transfer is an index of it
+KINDS = ("load", "swap out", "swap in", "move")  # indexed by the kernel's code of a transfer
 
 
 class Stretch(NamedTuple):
     """A stretch of a request's time: not admitted, without weights, on a link, in a queue, or in steps.
 
-    Its seconds, by SECONDS, sum to its length. A queue is left and entered again at every step of its lane; "closed" is
-    the part of it in which no lane was open. Steps follow each other without a gap, or others lie between.
+    Its seconds, by kind (SECONDS), sum to its length. A stretch of queue ends at the latest with the step that
+    takes the request in; "closed" is the part of it in which no lane was open. A stretch of prefill or decode has all
+    steps that follow each other without a gap; after a gap another stretch begins.
     """
 
     request: int
     start_s: float
     end_s: float
     doing: str  # is one of DOING
-    inst: Inst | None  # its batch has it; None: it is in none
+    inst: Inst | None  # its batch's instance; None: it is in no batch
     seconds: Mapping[str, float]  # those above 0
-    facts: Mapping[str, float]  # what it was waiting for, of the request that is looked at
+    facts: Mapping[str, float]  # figures of the wait, if the request is looked at
 
 
 class Step(NamedTuple):
     """A step of a lane, or a span of decode steps."""
 
     batch: Batch
-    decode_lane: bool  # it is of the lane that decodes alone
+    decode_lane: bool  # its lane only decodes
     phase: str  # prefill, decode or mixed
     start_s: float
     end_s: float
     steps: int
     decodes: int  # members that decode in it
-    prompts: int  # with a piece in it
-    tokens: int  # prompts have so many
-    sms: int  # its partition has so many; -1: all
+    prompts: int  # members with a piece of their prompt in it
+    tokens: int  # prompt tokens in it
+    sms: int  # SMs of its partition; -1: all
     solo_s: float
 
 
@@ -65,23 +66,23 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """Weights or KV on their way; NaN where it did not come so far."""
+    """Weights or KV on their way; times are NaN for stages that it did not reach."""
 
     kind: str  # is one of KINDS
     model: str
-    source: Gpus | Host | None  # KV comes from there
+    source: Gpus | Host | None  # KV comes from there; None: weights, or a move that has not begun
     to: Gpus | Host
-    request: int  # whose KV it is; -1: of weights
+    request: int  # whose KV it is; -1: weights, or a move that has not begun
     size_bytes: int
     asked_s: float
-    granted_s: float = math.nan  # it got its memory
-    moved_s: float = math.nan  # it left its links
+    granted_s: float = math.nan  # when it got its memory
+    moved_s: float = math.nan  # when its last part left the links
     end_s: float = math.nan
     done: bool = False  # else it was withdrawn, or the run ended
 
 
 class Carried(NamedTuple):
-    """A link's work on a transfer, from a time to another."""
+    """A stretch of time in which a link carried a transfer."""
 
     link: int  # LINKS of each GPU, then four rows a host, of which the first is its disk
     transfer: int  # index into the trace's transfers
@@ -105,7 +106,7 @@ class Trace:
     start_s: float
     end_s: float = math.nan
     gpu_bytes: tuple[int, ...] = ()
-    sms: int = 0  # each GPU has so many
+    sms: int = 0  # SMs of each GPU
     stretches: list[Stretch] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)

@@ -55,7 +55,7 @@ class SimView:
 
     def __init__(self, sim: Seen, now_s: float) -> None:
         self._sim = sim
-        self.now_s = now_s  # passes in `Sim.poll` alone
+        self.now_s = now_s  # only `Sim.poll` moves it on
 
     def weights(self, inst: Inst) -> Weights:
         """Tell how far an instance's weights are on their way."""
@@ -96,7 +96,7 @@ class SimView:
         return BatchState._make(kernel.peek_batch(self._sim.S.at, b))
 
     def members(self, batch: Batch) -> tuple[int, ...]:
-        """Return the ids of a batch in order of Admit."""
+        """Return the ids of a batch's requests in order of Admit."""
         b = self._sim.names.batch.get(batch)
         if b is None:
             return ()
@@ -108,7 +108,7 @@ class SimView:
         return tuple(ids)
 
     def request(self, rid: int) -> RequestState:
-        """Return the state of a request. KeyError for one that has not arrived."""
+        """Return the state of a request. Raises KeyError if it has not arrived."""
         sim = self._sim
         if not sim.came(rid):
             raise KeyError(f"no request {rid} yet")
@@ -127,7 +127,10 @@ class SimView:
         return order if order is not None and order.phase == phase else None
 
     def oracle_tokens(self, rid: int) -> int:
-        """Return the tokens that a request will make. PermissionError for a system that does not declare the use."""
+        """Return the output tokens that a request will make.
+
+        Raises PermissionError if the system does not declare this use, KeyError if the request has not arrived.
+        """
         sim = self._sim
         if not sim.oracle:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')

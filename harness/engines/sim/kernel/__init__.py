@@ -27,6 +27,8 @@ Short names mean the same in every function; of a pair, the capital is the recor
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
+Modules in order, each of which imports only modules before it:
+
     waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links < weights
     < blocks < members < orders < growth < compose < steps, turns < loop; peek
 

@@ -66,7 +66,7 @@ def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
 
 @jit
 def add_blocks(S: int, r: int, i: int, n: int) -> None:
-    """Give a request whose prompt is computed piece by piece n blocks more in an account."""
+    """Add n blocks in an account to a request whose prompt is computed piece by piece."""
     fill_begun(S, i)
     put(S, i, n)
     q = req_at(S, r)
@@ -76,7 +76,7 @@ def add_blocks(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
-    """Return the blocks of a request once a piece of its prompt is computed; the last has a token more."""
+    """Return the blocks that a request needs with a piece of its prompt; the last piece has room for one more token."""
     tokens = known + piece
     if tokens == target(S, r):
         tokens += 1

@@ -41,7 +41,7 @@ def mend(S: int, i: int, x: int, size: int, end: int) -> None:
 
 @jit
 def lay_out(S: int, i: int) -> None:
-    """Make a tree anew for an account's present limit; what is taken stays, also beyond it."""
+    """Rebuild an account's tree for its present limit; chunks that are taken stay, even beyond the limit."""
     I = inst_at(S, i)
     if I.nodes < 0:
         return
@@ -66,7 +66,7 @@ def climb(S: int, i: int, x: int, size: int) -> None:
 
 @jit
 def has_chunk(S: int, i: int, n: int) -> bool:
-    """Tell whether an account has a free chunk of n blocks, a power of two; paged ones always do."""
+    """Tell whether an account has a free chunk of n blocks, a power of two; a paged account always has."""
     I = inst_at(S, i)
     return I.nodes < 0 or n <= node_at(S, I.nodes + 1).free
 
@@ -78,7 +78,7 @@ def take_chunk(S: int, i: int, n: int) -> int:
     if I.nodes < 0:
         return -1
     enough = node_at(S, I.nodes + 1).free & -n
-    best = enough & -enough  # the smallest
+    best = enough & -enough  # the size of the smallest free node with room
     x, size = 1, I.leaves
     while size > n:
         x *= 2

@@ -15,10 +15,10 @@ from harness.engines.sim.state import *
 
 @jit
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
-    """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
+    """Walk the queue and put prompts, or pieces of them, into the lane's next step; return how many.
 
-    A prompt that joins after more steps than `ran` came when this one was scheduled, and stops the queue. Notes which
-    caps kept out what the step would else have had; a queue that stops for memory does not get that far.
+    A prompt whose `joins_step` is above `ran` came after this step was scheduled, and stops the queue. `bound` notes
+    the caps that kept prompts or tokens out of the step, unless the queue stopped for memory first.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -29,9 +29,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     last = -1
     count = 0
     tokens = 0
-    blocked = int(B.swapped > 0)  # no prompt passes those swapped out
+    blocked = int(B.swapped > 0)  # no prompt overtakes members that are swapped out
     left = 0 if blocked else budget
-    short = 0  # of tokens
+    short = 0  # 1: the budget of tokens kept something out
     r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
         q = req_at(S, r)
@@ -77,7 +77,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         elif c > left:
             short = 1
             c = left
-        most = q.blocks * W.block_tokens - q.prefilled  # of a prompt that is in, where others took what it lacks
+        most = q.blocks * W.block_tokens - q.prefilled  # a prompt let in earlier may lack blocks that others took
         if most < c:
             if whole or most == 0:
                 break
@@ -109,9 +109,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
 @jit
 def compose(S: int, lane: int) -> tuple[int, int, int]:
-    """Compose an idle lane's next step: (members that decode, prompts, 1 if it is one step alone).
+    """Compose an idle lane's next step; return (members that decode, prompts, 1 if it must be a single step).
 
-    Without any, (0, 0, 0), nothing starts now.
+    With (0, 0, 0) nothing starts now.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -171,7 +171,7 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
         else:
             lost = grow_prompts(S, b, W.prefill_tokens, 1)
         state = lost
-    while True:  # once more, for prompts that would join later, where nothing else was there to be scheduled
+    while True:  # the second time, nothing else could be scheduled: prompts that would join later are taken
         if pre and not both:
             pieces = take_pieces(
                 S, lane, chunk if chunk > 0 else W.prefill_tokens, int(chunk == 0), cap, 0, 1 - lost, ran

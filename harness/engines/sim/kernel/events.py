@@ -73,8 +73,8 @@ def over(S: int, a: int, how: int) -> bool:
 def done(S: int, a: int, how: int) -> None:
     """Record the end of a part of an action; the last one is told, if it is heard or a part failed.
 
-    An action of -1 is none. The event's detail is twice the number of parts that failed, and one more if some of them
-    can never succeed.
+    An `a` of -1 stands for no action. The event's detail is twice the number of parts that failed, and one more if some
+    of them can never succeed.
     """
     if a >= 0 and over(S, a, how):
         A = action_at(S, a)

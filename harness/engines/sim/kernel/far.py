@@ -1,4 +1,4 @@
-"""Steps that attend to KV elsewhere: their seconds, blocks there, and the kernels at whose ends others get in."""
+"""Steps that attend to KV elsewhere: their seconds, their blocks there, and kernels, at whose ends others start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def far_context(S: int, b: int) -> int:
 
 @jit
 def there_s(S: int, f: int, c: int, each: float) -> float:
-    """Return seconds of a step's attention in an account elsewhere, at `each` tokens a member (-1: at its own)."""
+    """Return seconds of a step's attention in an account elsewhere, at `each` tokens a member (-1: at its context)."""
     F = remote_at(S, f)
     return attend_s(S, c, F.count, F.count * each if each >= 0.0 else float(F.context))
 
@@ -43,7 +43,10 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
 
 @jit
 def ask_elsewhere(S: int, lane: int) -> None:
-    """Ask for time on the GPUs where a step attends to KV; what comes back before the last results may be late."""
+    """Demand time on the GPUs elsewhere where a step attends to KV, and note by how much that attention may be late.
+
+    The slack is the time in each layer by which an account's results are back before the last of the step's attention.
+    """
     n = lane_at(S, lane)
     if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:
         return
@@ -75,7 +78,7 @@ def ask_elsewhere(S: int, lane: int) -> None:
 
 @jit
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
-    """Count the steps until a time of z, growing by `rise` a step, exceeds one of y >= z that grows by `slope`."""
+    """Count the steps until a time of z, growing by `rise` a step, exceeds one of y >= z, growing by `slope`."""
     if rise <= slope:
         return ANY
     j = int(math.floor((y - z) / (rise - slope))) + 1
@@ -86,9 +89,10 @@ def overtakes(y: float, slope: float, z: float, rise: float) -> int:
 
 @jit
 def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
-    """Set first step and slope of a span that attends to KV elsewhere; return the steps until its longest part changes.
+    """Set `first_s` and `slope_s` of a span with KV elsewhere; return the steps until its longest part changes.
 
-    A step takes the longest of what its own KV and each account elsewhere take, each with a floor, and of the host.
+    A step takes the longest of the attention to KV here, that in each account elsewhere, each with a floor, and the
+    host's work, which is added instead if it is serial.
     """
     n = lane_at(S, lane)
     b = lane >> 1
@@ -97,7 +101,7 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
     added = host if k.serial else 0.0
     y, slope = base + added if k.serial else max(base, host), 0.0
     steps = ANY
-    for again in range(2):  # the longest now, then when another overtakes it
+    for again in range(2):  # find the part that is longest now, then the step at which another overtakes it
         f = -2
         while f != -1:
             if f == -2:
@@ -124,12 +128,12 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 
 @jit
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
-    """Take blocks in an account elsewhere for as many steps as it has room for, and return how many those are."""
+    """Take blocks in an account elsewhere for up to `steps` steps; return the number of steps that have room."""
     B, F = batch_at(S, b), remote_at(S, f)
     first = needs_far(S, f, B.tick, 1)
     lo, hi = 1, steps + 1
     while hi - lo > 1:
-        mid = (lo + hi) // 2 if hi <= steps else steps  # all of them, mostly
+        mid = (lo + hi) // 2 if hi <= steps else steps  # all steps are tried first: mostly they fit
         if fits(S, F.inst, needs_far(S, f, B.tick, mid) - first, 1):
             lo = mid
         else:
@@ -141,9 +145,9 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Note the kernels of a lane's step, each halved until it is within the order's `op_s`; returns how many there are.
+    """Note the kernels of a lane's step, each halved until it is within the order's `op_s`; return their number.
 
-    Without `op_s` no kernel looks for others' attention: for those the step is one kernel.
+    Without `op_s` no kernel looks for others' attention, which then waits for the whole step as for one kernel.
     """
     n = lane_at(S, lane)
     T = tables(S)

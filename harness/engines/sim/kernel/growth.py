@@ -35,7 +35,7 @@ def latest(S: int, b: int, i: int) -> int:
 
 @jit
 def latest_of(S: int, r: int, i: int) -> int:
-    """Return the last of a list up to a request that has KV in an account, or -1."""
+    """Return the last request with KV in an account, searching its list backwards from r, or -1."""
     while r >= 0 and req_at(S, r).home != i:
         r = req_at(S, r).prev
     return r
@@ -67,7 +67,7 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Return the blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
+    """Return the blocks that one decode step takes in the batch's own account (f = -1), or in account f elsewhere."""
     B = batch_at(S, b)
     if world(S).reserves:
         return 0
@@ -79,9 +79,10 @@ def due_blocks(S: int, b: int, f: int) -> int:
 
 @jit
 def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
-    """Take blocks for the next pieces of prompts that are let in, or for all of them; 1: some member lost its own.
+    """Take blocks for the next pieces of prompts already let in; return 1 if some member lost its blocks, else 0.
 
-    Where none is free the latest member loses its own, be it the prompt itself (vLLM 0.8 to 0.18, v1/core/sched/
+    `left` is the step's budget in tokens; `whole` prompts are not cut into pieces.
+    Where no block is free the latest member loses its own, be it the prompt itself (vLLM 0.8 to 0.18, v1/core/sched/
     scheduler.py, `schedule`).
     """
     B = batch_at(S, b)
@@ -115,7 +116,7 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 
 @jit
 def grow_in(S: int, b: int, f: int) -> int:
-    """Take pages in one account for one decode step of the running members with KV there; as `grow`."""
+    """Take pages in one account for one decode step of the running members with KV there; return a code as `grow`."""
     W = world(S)
     B = batch_at(S, b)
     i = B.inst if f < 0 else remote_at(S, f).inst
@@ -146,7 +147,8 @@ def grow_in(S: int, b: int, f: int) -> int:
 def grow(S: int, b: int) -> int:
     """Take pages for one decode step of the running members, in every account that has KV of theirs.
 
-    0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
+    Return 0 if there was room, 1 if some member lost its pages, 2 if the step must wait for a swap under way, 3 if for
+    a swap that began now.
     """
     B = batch_at(S, b)
     state = grow_in(S, b, -1)
@@ -155,7 +157,7 @@ def grow(S: int, b: int) -> int:
         F = remote_at(S, f)
         if F.count > 0:
             got = grow_in(S, b, f)
-            if got >= 2:  # it waits: the step takes nothing
+            if got >= 2:  # the batch waits, so that the step takes no blocks
                 put(S, B.inst, -due_blocks(S, b, -1))
                 e = B.remote
                 while e != f:

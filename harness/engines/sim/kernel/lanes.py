@@ -11,7 +11,7 @@ from harness.engines.sim.state import *
 
 @jit
 def give_back(S: int, i: int, others: bool) -> None:
-    """Cut the spans that hold blocks of an account, or all on its GPUs, so that memory is what begun steps need."""
+    """Cut the spans that hold blocks of an account, or (`others`) all spans on its GPUs, back to the steps begun."""
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
@@ -24,7 +24,7 @@ def give_back(S: int, i: int, others: bool) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit once nothing is held in advance."""
+    """Tell whether n more blocks fit, if need be once spans give back what they hold in advance."""
     if fits(S, i, n, grow_):
         return True
     if exceeds(S, i, n, grow_):
@@ -185,7 +185,7 @@ def pool_of(S: int, lane: int) -> int:
 
 @jit
 def segment(S: int, lane: int, upto: float) -> None:
-    """Log the steps of a lane that are not logged and end by `upto` solo seconds, for token times and their waits."""
+    """Log a lane's steps that end by `upto` solo seconds and are not logged yet, for token times and their waits."""
     W = world(S)
     n = lane_at(S, lane)
     if not n.decodes:

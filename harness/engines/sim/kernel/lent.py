@@ -8,7 +8,7 @@ from harness.engines.sim.state import *
 
 @jit
 def demand_on(S: int, lane: int, g: int) -> int:
-    """Return a lane's demand on a GPU, or -1."""
+    """Return the row of a lane's demand on a GPU, or -1."""
     d = lane_at(S, lane).demand
     while d >= 0 and demand_at(S, d).gpu != g:
         d = demand_at(S, d).next
@@ -23,9 +23,9 @@ def slowed(alone: float, beside: float, factor: float) -> float:
 
 @jit
 def late_s(S: int, lane: int, slack_s: float) -> float:
-    """Return the expected seconds beyond `slack_s` that attention, coming at any time, waits for a kernel's end.
+    """Return the expected seconds beyond `slack_s` that attention waits for the end of a lane's kernel.
 
-    While a kernel of T seconds runs, what is left of it is anything from 0 to T.
+    Attention comes at a random time: of a kernel of T seconds it finds anything from 0 to T left.
     """
     n = lane_at(S, lane)
     area = 0.0
@@ -38,7 +38,7 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 
 @jit
 def lent_on(S: int, lane: int, g: int) -> float:
-    """Return the part of a GPU's time for which a lane elsewhere asks at its rate, to attend to KV there."""
+    """Return the part of a GPU's time that a lane elsewhere asks for, at its rate, to attend to KV on that GPU."""
     n = lane_at(S, lane)
     part = 0.0
     d = n.lent
@@ -63,7 +63,7 @@ def share_time(S: int, p: int, g: int) -> None:
             local = 1
         lane = n.next
     left, level, more = 1.0, INF, 1
-    while parties > 0 and more:  # who asks for less than an equal part gets it all
+    while parties > 0 and more:  # a lane that asks for no more than an equal part gets all of it
         level = left / (parties + local)
         more = 0
         lane = gpu_at(S, p).head

@@ -103,7 +103,7 @@ def move_on(S: int, link: int) -> None:
 
 @jit
 def interrupt(S: int, link: int) -> None:
-    """Stop a link after the piece that is on the wire, for a part that goes before what it moves."""
+    """Stop a link after the piece that is on the wire, because a part that goes first waits for it."""
     W = world(S)
     K = link_at(S, link)
     if K.end > W.now:
@@ -143,7 +143,7 @@ def append_part(S: int, link: int, p: int, weights: int) -> None:
 
 @jit
 def rank_links(S: int) -> None:
-    """Rank the weights that came to be awaited before prefetches."""
+    """Interrupt links that move a prefetch while weights that lanes now wait for are queued behind it."""
     for k in range(world(S).n_links):
         K = link_at(S, k)
         if K.weights_parts > 1 and K.kv_head < 0 and foremost(S, k) != K.current:
@@ -199,8 +199,8 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
     """Add a KV transfer's parts: PCIe to and from a host, peer links between GPUs where there are any.
 
-    Between groups of two degrees the KV is split anew: what the new group holds comes in equal parts from the GPUs of
-    the old one.
+    Between groups of different degrees the KV is split anew: what the new group holds comes in equal parts from the
+    GPUs of the old one.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:

@@ -9,7 +9,7 @@ from harness.engines.sim.state import *
 
 @jit
 def push(S: int, b: int, lst: int, r: int, front: int) -> None:
-    """Put a request into a list kept in order of Admit; walk from the front for one that returns."""
+    """Put a request into a list kept in order of Admit; its place is sought from the tail or, if `front`, the head."""
     seq = req_at(S, r).seq
     head, tail = batch_at(S, b).ends[2 * lst], batch_at(S, b).ends[2 * lst + 1]
     if front:
@@ -48,7 +48,7 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
     else:
         batch_at(S, b).ends[2 * lst + 1] = prev
     batch_at(S, b).count[lst] -= 1
-    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # no member left that was stopped for memory
+    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # no member is left whose prompt waits for memory
         flag(S, b, 0, batch_at(S, b).stalled)
 
 
@@ -100,7 +100,7 @@ def meld_children(S: int, r: int) -> int:
 
 @jit
 def heap_insert(S: int, b: int, r: int) -> None:
-    """Enter a finish tick."""
+    """Enter a request into its batch's heap, by the tick at which it finishes."""
     q = req_at(S, r)
     q.heap_child = -1
     q.heap_next = -1
@@ -110,7 +110,7 @@ def heap_insert(S: int, b: int, r: int) -> None:
 
 @jit
 def heap_delete(S: int, b: int, r: int) -> None:
-    """Remove a finish tick, wherever it is."""
+    """Remove a request from its batch's heap, wherever it is in it."""
     if batch_at(S, b).root == r:
         batch_at(S, b).root = meld_children(S, r)
         return

@@ -123,7 +123,7 @@ def form_all(S: int, T: Tables) -> bool:
         form(S, T, lane)
         if batch_at(S, lane >> 1).far > 0:
             ask_elsewhere(S, lane)
-        if W.due and not end_lanes(S):  # spans at a boundary just now, cut for what they held ahead
+        if W.due and not end_lanes(S):  # spans at a boundary now were cut for blocks held ahead
             return False
     W.formed_lane = W.n_lanes
     for p in range(W.n_gpus):
@@ -180,8 +180,8 @@ def end_all(S: int) -> bool:
 def advance(S: int, until: float) -> int:
     """Run to the next event that is heard, to `until` or to the end of the run.
 
-    NOTHING, TOLD, GROW when a log is full, or when what arrives next has no record yet, or OVER: with no `until`,
-    nothing can ever happen any more.
+    Return TOLD if there are events to read, GROW if a log is full or the next arrival has no record yet, and OVER if
+    `until` is infinite and nothing can ever happen any more; else NOTHING.
     """
     W, T = world(S), tables(S)
     forever = until == INF

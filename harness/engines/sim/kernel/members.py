@@ -55,7 +55,7 @@ def send(S: int, r: int, t: float) -> None:
     q = req_at(S, r)
     q.arrival = t + W.round_trip_s + q.think
     prev, nxt = W.sent_tail, -1
-    while prev >= 0:  # of those that come within an instant the earlier id is first
+    while prev >= 0:  # the lower id is first among requests that arrive within an instant
         ahead_s = req_at(S, prev).arrival - q.arrival
         if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
             break
@@ -135,7 +135,7 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 @jit
 def set_parked(S: int, b: int, r: int) -> None:
-    """List a member as parked, where no lane steps it; it has KV here and is in no list."""
+    """Put a member that has KV here and is in no list into the parked list, which no lane steps."""
     q = req_at(S, r)
     q.state = PARK
     batch_at(S, b).parked_context += q.length
@@ -153,7 +153,7 @@ def park(S: int, b: int, r: int) -> None:
 
 @jit
 def settle_kv(S: int, b: int, r: int) -> None:
-    """Park a member whose whole KV is at rest, or list it as away while its KV is out of reach; it is in no list."""
+    """Park a member that is in no list and has its whole KV, or list it as away if that KV is out of reach."""
     if within_reach(S, b, r):
         park(S, b, r)
     else:
@@ -177,7 +177,7 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 @jit
 def leave_step(S: int, r: int) -> None:
-    """Take a request out of a step that is between two slices: what they did for it is lost."""
+    """Take a request out of a step that is between two slices; what the slices computed for it is lost."""
     q = req_at(S, r)
     n = lane_at(S, 2 * q.batch)
     if n.pieces == r:
@@ -188,7 +188,7 @@ def leave_step(S: int, r: int) -> None:
             x = req_at(S, x).next_piece
         req_at(S, x).next_piece = q.next_piece
     q.piece = 0
-    if n.pieces < 0:  # all have left it: it is over
+    if n.pieces < 0:  # all requests have left the step: it is over
         n.layers_left = 0
         n.ran += 1
 

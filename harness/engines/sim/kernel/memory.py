@@ -11,14 +11,14 @@ from harness.engines.sim.state import *
 
 @jit
 def kv_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes that an account takes once it has so many blocks: new granules where none has one free."""
+    """Return the bytes of an account with `blocks` blocks: its pages in use, or more granules if these are too few."""
     I = inst_at(S, i)
     return I.granule * max(I.pages, packed(S, i, blocks))
 
 
 @jit
 def packed(S: int, i: int, blocks: int) -> int:
-    """Return the fewest granules that have so many blocks."""
+    """Return the fewest granules that hold `blocks` blocks."""
     I = inst_at(S, i)
     return (blocks + I.granule_blocks - 1) // I.granule_blocks
 
@@ -67,7 +67,7 @@ def asked_bytes(S: int, x: int) -> int:
 
 @jit
 def promised(S: int, g: int) -> int:
-    """Return the bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
+    """Return the bytes of a GPU that loads and moves wait for; elastic KV counts in whole granules."""
     W = world(S)
     total = gpu_at(S, g).waiting
     if not W.elastic or total == 0:
@@ -86,7 +86,7 @@ def promised(S: int, g: int) -> int:
 
 @jit
 def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
-    """Return the bytes of an account with n more blocks, as `fits` has them."""
+    """Return the bytes of an account with n more blocks; `grow_` is that of `fits`."""
     I = inst_at(S, i)
     if grow_ == 2:
         return max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
@@ -102,10 +102,11 @@ def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit now, in an account of contiguous KV as one chunk.
+    """Tell whether n more blocks fit now; contiguous KV needs room for them as one chunk.
 
-    They are a prompt's (`grow_` 0), growth (1), or growth once the KV on its way to the host is out (2), if that frees
-    as many granules as it has blocks for. Memory that a load or move waits for is closed to prompts, not to growth.
+    `grow_` is 0 for a prompt, 1 for growth, and 2 for growth once the KV on its way to the host is out, which is taken
+    to free as many granules as its blocks fill. Memory that a load or move waits for is closed to prompts, not to
+    growth.
     """
     W = world(S)
     if W.unlimited:
@@ -142,7 +143,7 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
 
 @jit
 def needs_far(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks that those take at these ticks whose KV is in an account elsewhere."""
+    """Return the blocks that running members with KV in account f elsewhere take at ticks d0 .. d0 + k - 1."""
     W = world(S)
     if W.reserves:
         return 0
@@ -180,7 +181,7 @@ def touches(S: int, b: int, i: int) -> bool:
 
 @jit
 def holds(S: int, b: int, i: int) -> bool:
-    """Tell whether a batch, or KV that its running members attend elsewhere, is in the account of an instance."""
+    """Tell whether a batch is of an instance, or its running members attend to KV in the account of that instance."""
     if batch_at(S, b).inst == i:
         return True
     f = batch_at(S, b).remote
@@ -193,7 +194,7 @@ def holds(S: int, b: int, i: int) -> bool:
 
 @jit
 def never(S: int, i: int, n: int) -> bool:
-    """Tell whether an account could not even hold n blocks alone on its GPUs."""
+    """Tell whether an account could not hold n blocks even if it were alone on its GPUs."""
     W = world(S)
     if W.unlimited:
         return False

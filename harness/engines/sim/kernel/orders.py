@@ -20,7 +20,7 @@ from harness.engines.sim.state import *
 
 @jit
 def catch_up(S: int, r: int) -> None:
-    """Do what waited for a request to come to rest: membership first."""
+    """Carry out the actions that waited for the end of a request's step or move, its admission first."""
     q = req_at(S, r)
     b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
@@ -37,7 +37,7 @@ def catch_up(S: int, r: int) -> None:
 
 @jit
 def pending(S: int, b: int) -> None:
-    """Do what waited for this boundary to members of a batch."""
+    """Carry out the actions on members of a batch that waited for this boundary."""
     for lst in (WAITING, RUNNING, PARKED):
         r = batch_at(S, b).ends[2 * lst]
         while r >= 0:
@@ -193,7 +193,7 @@ def movable(S: int, r: int, discard: int) -> bool:
 
 @jit
 def movables(S: int, b: int, discard: int) -> int:
-    """Count the members of a batch that have such KV."""
+    """Count the members of a batch whose KV is `movable`."""
     n = 0
     for lst in range(4):
         r = batch_at(S, b).ends[2 * lst]
@@ -205,7 +205,7 @@ def movables(S: int, b: int, discard: int) -> int:
 
 @jit
 def members(S: int, b: int) -> int:
-    """Begin to walk the members of a batch in order of Admit: the first, or -1."""
+    """Begin to walk the members of a batch in order of Admit; return the first, or -1."""
     for lst in range(4):
         world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
     return next_member(S)
@@ -237,7 +237,7 @@ def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def move_now(S: int, r: int, x: int) -> None:
-    """Queue a request's KV for memory at its new home."""
+    """Queue the move of a request's KV, which waits for memory at its new home."""
     W = world(S)
     q = req_at(S, r)
     X = xfer_at(S, x)
@@ -255,7 +255,7 @@ def move_now(S: int, r: int, x: int) -> None:
         done(S, act_, OK)
         return
     blocks = q.blocks
-    if q.state == RUN:  # those taken since it joined are its own from when it leaves
+    if q.state == RUN:  # blocks that it took since it joined are added to its own when it leaves
         length = q.length + batch_at(S, b).tick - q.joined_tick
         blocks = max(blocks, (length - 1 + W.block_tokens - 1) // W.block_tokens)
     if q.home < 0 or q.state == WAIT:
@@ -283,7 +283,7 @@ def move_now(S: int, r: int, x: int) -> None:
 
 @jit
 def withdraw(S: int, x: int) -> bool:
-    """Take back a transfer that still waits for memory; return whether its action, untold, is over."""
+    """Take back a transfer that still waits for memory; return whether its action is over, which is not told."""
     X = xfer_at(S, x)
     i = X.inst
     last = over(S, X.action, NEVER)
@@ -296,7 +296,7 @@ def withdraw(S: int, x: int) -> bool:
     if r >= 0:
         batch_at(S, req_at(S, r).batch).asking -= 1
         back_from_move(S, r)
-    freed(S, i)  # what it had waited for is open to others
+    freed(S, i)  # others may have the memory for which it waited
     return last
 
 

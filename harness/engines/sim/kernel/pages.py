@@ -5,9 +5,9 @@ goes once all its blocks are free (`free`). A request frees its blocks from the 
 v1/core/single_type_kv_cache_manager.py, `free`). Requests that end at different times share pages, so that some stay
 for few blocks.
 
-An account counts blocks as it takes them (`memory.put`). Those of a span's steps have their pages from when it matters:
-from its end, or before others take or free blocks of the account. Until then they take free blocks, then new pages,
-whichever these are.
+An account counts blocks as it takes them (`memory.put`). Blocks of a span's steps get their pages only when it matters:
+at the span's end, or before others take or free blocks of the account. Until then only their number counts: they use up
+the free blocks of pages in use, then new pages.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def new_extent(S: int, p: int, before: int) -> int:
 
 @jit
 def empty(S: int, i: int, extents: int) -> None:
-    """Free a request's extents in an account, and the pages in which nobody else has a block."""
+    """Free a request's extents in an account, and the pages in which no other request has a block."""
     W, I = world(S), inst_at(S, i)
     W.emptied += 1
     x = extents
@@ -105,7 +105,7 @@ def empty(S: int, i: int, extents: int) -> None:
         E = extent_at(S, x)
         p = E.page
         P = page_at(S, p)
-        if P.emptied != W.emptied:  # of a page in several extents the last one decides where it stands
+        if P.emptied != W.emptied:  # the last of several extents in a page decides its place in the list
             P.emptied = W.emptied
             if P.blocks < I.granule_blocks:
                 unlink_page(S, i, p)
@@ -124,7 +124,7 @@ def empty(S: int, i: int, extents: int) -> None:
 
 @jit
 def enlist(S: int, b: int, r: int) -> None:
-    """List a member that joins the running ones by the ticks at which it needs a block, in order of Admit."""
+    """Put a joining member into the ring of those that need a block at the same ticks, in order of Admit."""
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -149,7 +149,7 @@ def enlist(S: int, b: int, r: int) -> None:
 
 @jit
 def strike(S: int, b: int, r: int) -> None:
-    """Strike a member off that list."""
+    """Take a member out of the ring into which `enlist` put it."""
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -165,7 +165,7 @@ def strike(S: int, b: int, r: int) -> None:
 
 @jit
 def fill_steps(S: int, b: int, until: int) -> None:
-    """Find pages for the blocks of a batch's decode steps before a tick, which its accounts have taken."""
+    """Find pages for the blocks of a batch's decode steps before tick `until`; its accounts have taken the blocks."""
     W, B = world(S), batch_at(S, b)
     if not W.paged:
         return
@@ -186,7 +186,7 @@ def fill_steps(S: int, b: int, until: int) -> None:
 
 @jit
 def fill_begun(S: int, i: int) -> None:
-    """Find pages for all blocks of an account that steps have taken which began by now."""
+    """Find pages for all blocks of an account that steps begun by now have taken."""
     if not world(S).paged or inst_at(S, i).is_host:
         return
     lane = gpu_at(S, gpu_at(S, inst_at(S, i).gpus[0]).pool).head
@@ -200,7 +200,7 @@ def fill_begun(S: int, i: int) -> None:
 
 @jit
 def fill_step(S: int, b: int) -> None:
-    """Find pages for the blocks of a batch's next step, behind those of others' steps that began before."""
+    """Find pages for the blocks of a batch's next step, after those of other batches' steps that began before."""
     if not world(S).paged:
         return
     fill_begun(S, batch_at(S, b).inst)
@@ -208,7 +208,7 @@ def fill_step(S: int, b: int) -> None:
     while f >= 0:
         fill_begun(S, remote_at(S, f).inst)
         f = remote_at(S, f).next
-    batch_at(S, b).filled = batch_at(S, b).tick  # again, if a step that was to begin here had nobody left
+    batch_at(S, b).filled = batch_at(S, b).tick  # a step of this tick may have been filled and then lost all members
     fill_steps(S, b, batch_at(S, b).tick + 1)
 
 
@@ -230,9 +230,9 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 
 @jit
 def alternates(S: int, lane: int) -> bool:
-    """Cut spans of the model's other batches in a lane's pool; return whether there are such steps with decodes.
+    """Cut spans of the model's other batches in a lane's pool; return whether any of these has decodes in flight.
 
-    They may take blocks of the same account, where pages go to whoever is first.
+    Such batches may take blocks of the same account, where pages go to the batch that is first.
     """
     b = lane >> 1
     some = False

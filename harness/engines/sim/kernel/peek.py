@@ -1,4 +1,4 @@
-"""Answers to queries, read without any change but the progress of a span."""
+"""Answers to queries, counting the steps of spans that are done by now; also the tie of pools and a run's end."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
 
 @jit
 def peek_free(S: int, g: int) -> int:
-    """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
+    """Return the free bytes of a GPU: what spans hold ahead is free, what loads and moves wait for is not."""
     W = world(S)
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)

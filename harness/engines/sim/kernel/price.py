@@ -10,7 +10,7 @@ from harness.engines.sim.state import *
 
 @jit
 def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
-    """Demand as much of each GPU of a lane's instance, and a slice of as many solo seconds."""
+    """Set a lane's demand of `compute` and `hbm` on each GPU of its instance, and its slice of `solo` seconds."""
     lane_at(S, lane).slice_s = solo
     d = lane_at(S, lane).demand
     for _ in range(inst_at(S, batch_at(S, lane >> 1).inst).gpu_count):
@@ -21,7 +21,7 @@ def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
 
 @jit
 def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float) -> None:
-    """Note what a lane's step takes of rounds: a layer of it takes `layer_s`, and it has so many tokens of prompts."""
+    """Note what a lane's step, with `tokens` prompt tokens and `layer_s` seconds a layer, takes of a round."""
     n = lane_at(S, lane)
     k = cost_at(S)[c]
     w = 0.0  # 0: as decode steps, 1: as prompts
@@ -40,9 +40,10 @@ def price(
 ) -> tuple[float, float, float]:
     """Price a lane's next step by the formulas of `coef.py`, and note its kernels and its demands.
 
-    `decodes` members and `pieces` of prompts, of so many `tokens` and `area`, sample `out` rows. Attention goes over
-    `context` tokens here, and elsewhere over `each` a member (-1: over its own). Returns seconds: of products and
-    polls, of the host, and of the step alone.
+    The step has `decodes` members that decode and `pieces` of prompts, which have `tokens` tokens and `area` pairs of
+    causal attention; `out` tokens are sampled. Decode attention goes over `context` tokens here, and over `each` tokens
+    a member elsewhere (-1: over its context). Return the seconds of matrix products and polls, of the host, and of the
+    step alone.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -65,7 +66,7 @@ def price(
     if n.op_s >= 0.0:
         polls = W.poll_s * cut_kernels(S, lane, c, decodes + tokens, out, gemm, near + pre)
         base += polls
-        gpu = gpu + polls if pieces > 0 else base + decode  # sums in another order would round to other rows
+        gpu = gpu + polls if pieces > 0 else base + decode  # another order of sums rounds differently, and changes rows
     host = k.host0 + k.host1 * (decodes + pieces)
     solo = gpu + host if k.serial else max(gpu, host)
     duty = k.pre_duty if pieces > 0 else k.dec_duty

@@ -7,7 +7,7 @@ from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, 
 from harness.engines.sim.kernel.lent import demand_on, lend, slowed
 from harness.engines.sim.state import *
 
-SWEEPS = 3  # over the lanes of a pool, until how much of the time each is on its GPUs hardly changes
+SWEEPS = 3  # over the lanes of a pool, after which the part of the time that each is on its GPUs hardly changes
 
 
 @jit
@@ -72,10 +72,11 @@ def share(S: int, p: int) -> None:
 
 @jit
 def take_turns(S: int, p: int) -> None:
-    """Give each lane of a pool the rate that it has where kernels take turns, and without MPS processes as well.
+    """Set the rate (`given`) of each lane of a pool where kernels take turns; without MPS, processes do as well.
 
-    A round has a turn of each lane, or of each process the slice of its longest lane, as often as it is there: kernels
-    are on a GPU for a part of their step, `duty`, which grows as others keep them waiting. Three sweeps find it.
+    A round has one turn of each lane or, without MPS, one slice of each process, that of its longest lane. Each counts
+    by the part of the time that its kernels are on the GPU. That part is `duty` for a lone step and grows as others
+    keep the kernels waiting: SWEEPS sweeps find it.
     """
     W = world(S)
     lane = gpu_at(S, p).head
@@ -130,9 +131,9 @@ def add_turns(S: int, p: int) -> None:
 
 @jit
 def stretch(S: int, p: int) -> bool:
-    """Set how many times as long each lane's kernels take beside those that share its SMs, or its GPU apart.
+    """Set the factor `stretch` by which lanes on the same SMs, or on other SMs of the GPU, slow a lane's kernels.
 
-    Return whether that changed.
+    Return whether any factor changed.
     """
     W = world(S)
     changed = False
@@ -158,7 +159,7 @@ def stretch(S: int, p: int) -> bool:
 
 @jit
 def among(S: int, p: int, lane: int, d: int) -> float:
-    """Return the same on one GPU, where some lanes do not meet: they have disjoint partitions or other processes."""
+    """Return a lane's `stretch` on the GPU of its demand `d`; lanes of other partitions or processes do not meet it."""
     W = world(S)
     n = lane_at(S, lane)
     meet, asked, apart = 0.0, demand_at(S, d).hbm * n.max_rate, 0
@@ -182,7 +183,7 @@ def among(S: int, p: int, lane: int, d: int) -> float:
 
 @jit
 def slice_s(S: int, p: int, lane: int) -> float:
-    """Return the GPU seconds of a lane's step, its process's slice; 0 if another lane of it has a longer one."""
+    """Return the GPU seconds of a lane's step as its process's slice; 0 if another lane of the process takes longer."""
     n = lane_at(S, lane)
     turn = n.duty * n.stretch * n.slice_s / n.max_rate
     x = gpu_at(S, p).head
@@ -198,7 +199,7 @@ def slice_s(S: int, p: int, lane: int) -> float:
 
 @jit
 def add_slices(S: int, p: int) -> None:
-    """Add up the rounds of a pool's GPUs where they have a slice of each process."""
+    """Set the round of each GPU of a pool to the sum of its processes' slices."""
     W = world(S)
     for g in range(W.n_gpus):
         if gpu_at(S, g).pool == p:
@@ -219,7 +220,7 @@ def add_slices(S: int, p: int) -> None:
 
 @jit
 def slice_out(S: int, p: int) -> None:
-    """Give each process of a pool its slice's part of a round, on the GPU with the longest; alone it has all of it."""
+    """Set `given` of each process's lanes: its slice's part of the longest round of its GPUs; 1 if it is alone."""
     W = world(S)
     lane = gpu_at(S, p).head
     while lane >= 0:

@@ -77,7 +77,7 @@ def is_on(S: int, i: int, g: int) -> bool:
 
 @jit
 def full_bytes(S: int, i: int) -> int:
-    """Return the bytes that an account takes on each GPU for the steps begun so far, and for what is cached beside."""
+    """Return the bytes that an account takes on each GPU for the steps begun so far and for its cached blocks."""
     I = inst_at(S, i)
     return held_bytes(S, i, I.blocks - I.unbegun + I.cached)
 
@@ -111,7 +111,7 @@ def note_unbegun(S: int, g: int) -> None:
 
 @jit
 def shed_gpu(S: int, g: int) -> None:
-    """Forget the oldest on a GPU, last blocks first, until each account is within its limit and all have room."""
+    """Forget the oldest cached KV of a GPU, last blocks first, until each account is within its limit and all fit."""
     W = world(S)
     note_unbegun(S, g)
     over = gpu_at(S, g).used - gpu_at(S, g).kv_bytes - gpu_at(S, g).cap
@@ -139,7 +139,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Forget what is cached on an instance's GPUs and has no room beside what requests hold."""
+    """Forget KV that is cached on an instance's GPUs and has no room beside the KV that requests hold."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -148,7 +148,7 @@ def shed(S: int, i: int) -> None:
 
 @jit
 def forget_cached(S: int, i: int) -> None:
-    """Forget all that an instance has cached: its weights go."""
+    """Forget all that an instance has cached, because its weights leave."""
     while inst_at(S, i).oldest >= 0:
         x = inst_at(S, i).oldest
         dequeue(S, x)

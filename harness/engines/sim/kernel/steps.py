@@ -35,7 +35,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     B = batch_at(S, b)
     i = B.inst
     n.decodes = decodes
-    n.was = n.kind if lane == 2 * b else PREFILL  # a decode lane is never MIXED, which is all that is asked
+    n.was = n.kind if lane == 2 * b else PREFILL  # a decode lane is never MIXED; only MIXED is asked for
     n.started_s = W.now
     n.anchor_s = W.now
     n.anchor_work = 0.0
@@ -53,7 +53,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.partition = 2 * n.sms + (lane & 1)
         n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
-    W.steps += int(n.layers_left == 0)  # a later slice of a step is no step more
+    W.steps += int(n.layers_left == 0)  # a later slice of a step is not counted as a step
     if pieces > 0:
         tokens, area, out = 0, 0.0, decodes  # area: pairs of causal attention; out: tokens that are sampled
         r = n.pieces

@@ -189,7 +189,7 @@ def run_lane(
     other = lane_at(S, 2 * b + (phase != 2))
     if close:
         if phase == 2 or n.kind == (PREFILL if phase == 1 else MIXED):
-            if n.in_turn:  # a step of its turn is in flight, and the last
+            if n.in_turn:  # a step of its turn is in flight, and will be the last of the turn
                 n.turn_max = 0
                 shut(S, lane)
             elif n.turn != NO_TURN:
@@ -224,7 +224,7 @@ def run_lane(
 def limit(S: int, i: int, nbytes: int) -> None:
     """Cap the growth of an account; only cached blocks that no request holds are taken back."""
     W = world(S)
-    if inst_at(S, i).cached > 0:  # what has no room now has none under the new limit
+    if inst_at(S, i).cached > 0:  # cached blocks that have lost their room stay lost under a higher limit
         shed(S, i)
     was = inst_at(S, i).limit
     inst_at(S, i).limit = nbytes

@@ -14,7 +14,7 @@ def usable(S: int, i: int) -> bool:
 
 @jit
 def loaded(S: int, i: int) -> bool:
-    """Tell whether an instance's weights are in: also those that leave, behind a last step that is still under way."""
+    """Tell whether an instance's weights are in; they still are while they drain, or leave after a last step."""
     return inst_at(S, i).state >= IN
 
 
@@ -42,7 +42,7 @@ def clocks(S: int, b: int, t: float) -> None:
 
 @jit
 def flag(S: int, b: int, blocked: int, stalled: int) -> None:
-    """Say whether a batch's prompts, or its decodes, wait for memory."""
+    """Set whether a batch's prompts, or its decodes, wait for memory."""
     W = world(S)
     B = batch_at(S, b)
     if B.blocked != blocked or B.stalled != stalled:
@@ -73,7 +73,7 @@ def mark(S: int, r: int, t: float) -> None:
 
 @jit
 def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
-    """Book seconds in steps: what they take alone, in others' time slices, and what co-running work added."""
+    """Book `wall` seconds in steps: `solo` as compute, `off` as others' time slices, the rest as contention."""
     q = req_at(S, r)
     q.compute += solo
     q.time_slice += off
@@ -97,7 +97,7 @@ def made_first(S: int, r: int, t: float) -> None:
 
 @jit
 def log_stay(S: int, r: int, b: int) -> None:
-    """Log a stay among the running of a batch, or a lone token (-1), that ended as its request was last booked."""
+    """Log a stay among the running members of batch b, or a lone token (b = -1), which ended at the request's mark."""
     W = world(S)
     q = req_at(S, r)
     s = log_at(S, W.log_used)

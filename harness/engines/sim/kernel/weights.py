@@ -105,7 +105,11 @@ def just_left(S: int, i: int) -> bool:
 
 @jit
 def route_weights(S: int, x: int, i: int, source: int) -> None:
-    """Add a load's parts: the GPUs' own links, all of the node in equal parts, or the node's disk as well."""
+    """Add a load's parts on the links of its source.
+
+    PCIE: the links of the instance's GPUs; DISK: those and the node's disk; SPREAD: the links of all GPUs of the node,
+    in equal parts.
+    """
     W = world(S)
     I = inst_at(S, i)
     size = float(I.weight_bytes)
@@ -163,7 +167,7 @@ def granted(S: int, x: int) -> bool:
 
 @jit
 def barred(S: int, i: int) -> bool:
-    """Tell whether earlier loads or moves wait for memory of every GPU of an instance: what it could give is given."""
+    """Tell whether earlier loads or moves wait for memory of every GPU of an instance, so that none is left to give."""
     for j in range(inst_at(S, i).gpu_count):
         if not gpu_at(S, inst_at(S, i).gpus[j]).barred:
             return False
@@ -175,7 +179,7 @@ def serve_grants(S: int) -> None:
     """Give free memory to waiting loads and moves, in order on each GPU."""
     W = world(S)
     W.grants = 0
-    left = 0  # GPUs of which memory is asked for and may be given
+    left = 0  # GPUs on which a transfer waits for memory and may still get it
     for g in range(W.n_gpus):
         gpu_at(S, g).barred = 0
         left += int(gpu_at(S, g).waiting > 0)
