@@ -35,7 +35,7 @@ class Counted:
         self._teller.progress(what, done, total, left)
 
     def planning(self, done: int, total: int) -> None:
-        """Tell how far the planning is, which every call does anew."""
+        """Report the progress of planning, which every call repeats."""
         self._teller.progress("planning", done, total)
 
     def current(self, total: int) -> None:

@@ -21,7 +21,7 @@ from workloads import slo
 
 
 class Targets(dict[float, SloTarget]):
-    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
+    """SLO targets by scale: made at once for the given scales, and for another when it is first asked for."""
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:
         super().__init__({scale: at(scale) for scale in sorted(scales)})
@@ -46,7 +46,7 @@ class Judges:
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def base_runs(self, panels: Iterable[Panel]) -> list[list[Spec]]:
-        """Return the base runs that P95 rules of panels need, a list a pair of trace and models."""
+        """Return the base runs that P95 rules of panels need: one list for each base spec and kind of GPU."""
         pairs = dict[tuple[Spec, str], None]()
         for panel in panels:
             rule = slo.parse(grids.rule(self.study, panel, panel.scale))
@@ -67,7 +67,7 @@ class Judges:
 
 
 def check(study: Study, panel: Panel, spec: Spec) -> None:
-    """Resolve a spec at the largest x of its panel and build its workload. UserError where that cannot be had."""
+    """Resolve a spec at the largest x of its panel and build its workload. UserError where either fails."""
     most = max(panel.xs, default=1.0)
     rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
     gpus = int(most) if panel.axis == "gpus" else spec.gpus
