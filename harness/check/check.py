@@ -114,7 +114,7 @@ def check(
                     slow = isinstance(trial.error, TooLong | Endless)  # every shorter workload would be slow too
                     n, breach = (len(subject.case.jobs), breach) if slow else shrunk(subject, TRIAL_LAWS[law], breach)
                     fail(law, f"{subject}, {_prefix(n)}: ", breach, subject.name)
-            if "livelock" in failures:  # every further trial would take as long
+            if "livelock" in failures:  # every further trial would take its time
                 break
         else:
             if len(reasons) == len(trials):

@@ -19,7 +19,7 @@ from harness.check.trial import ACTIONS, EVENTS, Trial, needs
 from harness.loop import system
 from harness.policy.actions import Wake
 
-SHOWN = 12  # most runs of lines that a sentence names
+SHOWN = 12  # runs of lines in a sentence
 
 
 class Reached:
@@ -62,7 +62,7 @@ class Reached:
 
     def add(self, trial: Trial) -> None:
         """Count the actions and events of a trial."""
-        kinds = {kind.__name__ for kind in ACTIONS if kind is not Wake}  # timers belong to the loop
+        kinds = {kind.__name__ for kind in ACTIONS if kind is not Wake}  # a timer is the loop's
         self._uses |= {use for use in trial.uses if use.partition(".")[0] in kinds}
         self._hears |= {kind.__name__ for kind in trial.hears if kind in EVENTS}
         self._heard |= {type(decision.event).__name__ for decision in trial.decisions}

@@ -100,7 +100,7 @@ class Held(NamedTuple):
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
-    models: frozenset[str]  # models whose weights are in or under way somewhere
+    models: frozenset[str]  # whose weights are in or under way somewhere
 
 
 class Trial(NamedTuple):
@@ -290,7 +290,7 @@ class Stand:
         self.held: list[Held] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._start_s, self._seed, self._limitless, self._watched = config.start_s, config.seed, limitless, watched
-        self._count, self._free_s = 0, math.inf  # seconds at which what is lacking comes free
+        self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
         self._stands: list[Action] = []  # orders refused for now, oldest first, except Run
         self._due: list[Action] = []  # these are to be issued again before anything else
@@ -453,7 +453,7 @@ def run(
 
 
 def _seen(engine: Engine, n: int) -> int:
-    """Return how many of n requests have arrived, which are the first ones."""
+    """Return how many of n requests have come; those that have are the first ones."""
     view = engine.view()
 
     def there(r: int) -> bool:

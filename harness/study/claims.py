@@ -47,7 +47,7 @@ class Support(NamedTuple):
     """The misses and windows that an estimate rests on; of two systems, the smaller number of each."""
 
     misses: int | None  # None: the estimate is no share of requests
-    windows: int  # independent windows
+    windows: int  # independent ones
 
 
 class Verdict(NamedTuple):

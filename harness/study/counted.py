@@ -35,7 +35,7 @@ class Counted:
         self._teller.progress(what, done, total, left)
 
     def planning(self, done: int, total: int) -> None:
-        """Report the progress of planning, which every call repeats."""
+        """Tell how far the planning is, which every call does anew."""
         self._teller.progress("planning", done, total)
 
     def current(self, total: int) -> None:

@@ -54,7 +54,7 @@ class Seat:
     on: commands.Gpu  # numbered on its node
     node: int
     turns: bool = False  # the servers of its GPUs run one at a time
-    beside: bool = False  # other servers are on its GPUs
+    beside: bool = False  # others are on its GPUs
     weight_bytes: int = 0  # on each of its GPUs, with its process
     options: tuple[str, ...] = ()  # options of vllm serve for the model's formats
     copy: int = 1  # number among the servers of its model
@@ -322,7 +322,7 @@ def _block(value: Any, pad: str) -> Iterator[str]:
         head = "-" if key is None else f"{key if KEY.fullmatch(key) else json.dumps(key)}:"
         if not isinstance(item, dict | list) or not item:
             yield f"{pad}{head} {json.dumps(item)}"
-        elif key is None:  # its first line follows the dash
+        elif key is None:  # its first line stands behind the dash
             first, *rest = _block(item, f"{pad}  ")
             yield from (f"{pad}- {first.strip()}", *rest)
         else:

@@ -352,7 +352,7 @@ class Grid:
             changes |= {"window_s": panel.window_s, "warmup_s": panel.warmup_s}
         spec = replace(spec, **changes)
         under = panel.targets[x if panel.axis == "slo_scale" else panel.scale]
-        if panel.axis == "slo_scale" and not traits(spec).reads_slo:  # one run serves all scales: it drains longest
+        if panel.axis == "slo_scale" and not traits(spec).reads_slo:  # one run serves all scales: the longest drain
             spec = replace(spec, drain_s=max(target.drain_s for target in panel.targets.values()))
         if panel.axis == "gpus":
             x = float(traits(spec).gpus)  # dedicated takes as many as it needs

@@ -21,7 +21,7 @@ from workloads import slo
 
 
 class Targets(dict[float, SloTarget]):
-    """SLO targets by scale: made at once for the given scales, and for another when it is first asked for."""
+    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:
         super().__init__({scale: at(scale) for scale in sorted(scales)})

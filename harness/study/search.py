@@ -17,7 +17,7 @@ from harness.study.study import AA, CONTROLS, HALF_OCTAVE, OCTAVE, QUARTER, Rang
 LEVEL, LOW = 0.99, 0.90  # the usual target; attainment below which a system is past its knee, unless the target is near
 PAST = 0.05  # past the knee, attainment is at least this far below the target
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
-FAR = 256.0  # multiple of the lowest rate at which the search for the knee of one system gives up
+FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVES = 2  # every system is run to this many octaves above the lowest rate, even if it falls earlier
 
 Shares = Mapping[str, float]  # attainment by definition; the first definition decides

@@ -80,7 +80,7 @@ def _progress(part: Work, search: tuple[str, ...]) -> Progress:
 
 
 def fixed(work: Work) -> bool:
-    """Tell whether no run depends on the result of another."""
+    """Tell whether no run depends on what another one gave."""
     grid = Grid(work.study, work.full, work.panels)
     rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in work.panels)
     chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)

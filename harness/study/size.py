@@ -228,7 +228,7 @@ class SizeSearch:
     def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
         """Return the GPUs that a curve tries next; None where its search is over.
 
-        Inside, counts are of copies of a mix; a copy of a single kind is one GPU.
+        Counts are of copies of a mix in here; of one kind, a copy is a GPU.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
         if curve.stopped:
@@ -295,7 +295,7 @@ class SizeSearch:
         largest = max(n for _, n in mix.parts(kind))
         floor = max(math.ceil(m.tp / largest) for m in cluster.models.values())
         most, least = self.most(kind) // size, math.ceil(self.asked.least / size)
-        if self.asked.least == self.asked.most:  # only one count may be tried
+        if self.asked.least == self.asked.most:  # one count, and no other
             floor = max(floor, least)
         if floor > most:
             raise NoRoom(f"--gpus ends at {self.asked.most}, and a model takes {floor * size} {kind}")

@@ -53,7 +53,7 @@ class Why:
     tried: Tried
     models: Hours  # empty where the strategy has no room
     weights_bytes: int
-    memory_bytes: int  # bytes of all GPUs together
+    memory_bytes: int  # bytes all GPUs have
     changes: tuple[Change, ...]
     met: Mapping[str, float] = field(default_factory=dict)  # least attainment of a model over views, as in the table
 

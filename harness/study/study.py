@@ -437,9 +437,9 @@ class Range:
     given: tuple[float, ...]
     least: float
     most: float = math.inf
-    seeds: int = 1  # runs per point
+    seeds: int = 1  # runs a point takes
 
 
 def rounded(x: float, digits: int = 6) -> float:
-    """Round a number to `digits` significant digits, as specs have them."""
+    """Round a number to the few digits that specs have."""
     return float(f"{x:.{digits}g}")

@@ -243,7 +243,7 @@ def summarize(
 def _shares_of_bound(
     systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
 ) -> Iterator[SystemSummary]:
-    """Add to each system its rate (`key`) in % of the bound's; None for controls and on other numbers of GPUs."""
+    """Add to each system its rate (`key`) in % of the bound's; None of controls and of other numbers of GPUs."""
     for system in systems:
         at, share = system.values.get(key), None
         if bound is not None and at is not None and system.gpus == bound["gpus"] and not system.control:
@@ -288,7 +288,7 @@ class _Points:
         return None if e is None or math.isnan(e.mean) else e
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
-        """Return the estimates of a system in the columns' units; None in columns without a definition."""
+        """Return the estimates of a system in the columns' units; None in columns of no definition."""
         values = {c.key: self.at(label, rate, c.definition, c.over) if c.definition else None for c in wanted}
         factors = {c.key: c.factor for c in wanted}
         return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}

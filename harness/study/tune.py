@@ -66,7 +66,7 @@ DRAWS = 16
 DECADE, DIGITS = 10.0, 3  # a range whose ends have a larger ratio is drawn in logarithm; digits of a drawn number
 PLACES = 4  # decimals kept: a hundredth of a percentage point of score
 
-LISTED = re.compile(r"\[\n((?: {4}.*,\n)+)\]")  # a list with one value per line, as tomli_w writes all lists
+LISTED = re.compile(r"\[\n((?: {4}.*,\n)+)\]")  # a list with a line a value, as tomli_w writes all
 
 Fields = Mapping[str, Option]
 

@@ -79,7 +79,7 @@ class Card(NamedTuple):
     beacon: str
     content: str  # SHA-256 of its file
     code: str  # identity of the bench's sources
-    rows: Sequence[Row]  # one for each scenario
+    rows: Sequence[Row]  # a scenario each
     refused: Sequence[str]  # why it may not enter
     total: float | None
     low: float | None
