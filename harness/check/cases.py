@@ -23,7 +23,7 @@ class Case(NamedTuple):
     config: Config
     jobs: Jobs
     ample: bool = True  # memory for every request: none may fail
-    refuse: int = 0  # the engine refuses one action in so many; 0: none
+    refuse: int = 0  # the engine refuses about one action in this many; 0: none
     decision_s: float = 0.0
     control_s: float = 0.0
     size: int = 1  # how many times longer than its shortest form
@@ -67,7 +67,7 @@ def _case(
 
 
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
-    """Return GPUs just large enough for their models while idle, and so many of the longest requests each."""
+    """Return a config of GPUs just large enough for idle models and `requests` longest requests of each."""
     m = models[0]
     process = machine.memory(Config((m,)), quantities.gpu("h100")).process_bytes[0]
     idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)
@@ -109,7 +109,7 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
 
 
 def _drifting(case: Case) -> Case:
-    """Return a case whose popular model changes: of each quarter of the requests, most are of another one."""
+    """Return a case whose popular model changes: each part of the requests is mostly for another model."""
     n, k = len(case.jobs), len(case.config.models)
     popular = np.arange(n, dtype=np.int32) * k // n
     return _to(case, np.where(np.arange(n) % 8 == 7, case.jobs.model, popular))
@@ -124,7 +124,7 @@ def _hot(case: Case) -> Case:
 
 
 def _to(case: Case, model: NDArray[Any]) -> Case:
-    """Return a case with other models of its requests, and the plan that follows."""
+    """Return a case whose requests go to the models in `model`, with the plan that follows from that."""
     span_s = float(case.jobs.arrival_s[-1])
     plan = {
         m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)

@@ -28,15 +28,14 @@ from harness.loop.guard import Endless
 from harness.policy.fields import domains
 from harness.policy.types import Option
 
-SEEDS, LONG = 3, 8  # --full tries so many workloads of each case, so many times as long
+SEEDS, LONG = 3, 8  # --full also tries this many workloads of each case, this many times as long
 
 
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:
-    """Return the subjects of a system's trials, each by a name that two processes share.
+    """Return the subjects of a system's trials, keyed by a name that is the same in every process.
 
-    Each case is served with each preset, with none, and with other values of the tuned choices.
-
-    Long workloads are for its default: presets of one file share its code, and eight of them take ten minutes.
+    Each case is served with each preset, with none, and with other values of the tuned choices. Long workloads are
+    served with the defaults alone: presets of one file share its code, and eight of them take ten minutes.
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
@@ -74,8 +73,9 @@ def check(
 ) -> list[Failure]:
     """Return a system's broken laws, by its name or path: the first breach of each, shrunk; none if it conforms.
 
-    `only` one law, only one case; without `twice` no second process, which takes most of the time of a short check, and
-    so no law about two. Raises UserError where there is no such system, law or case.
+    `only` names the one law to test, `case` the one case. Without `twice` there is no second process, which takes most
+    of the time of a short check, and so no test of the law about two processes. Raises UserError where there is no such
+    system, law or case.
     """
     known("law", only, LAWS)
     known("case", case, cases())
@@ -95,7 +95,7 @@ def check(
     here: dict[str, list[str]] = {}
     with nullcontext() if reached is None else reached.watched():
         trials = subjects(name, quick, case)
-    reasons = []  # for no run
+    reasons = []  # why subjects could not run
     with tempfile.TemporaryFile() as out, ExitStack() as stack:
         other = None
         for key, subject in trials.items():
@@ -111,7 +111,7 @@ def check(
                 continue
             for law in (law for law in TRIAL_LAWS if law in wanted - set(failures)):
                 for breach in islice(TRIAL_LAWS[law](trial), 1):
-                    slow = isinstance(trial.error, TooLong | Endless)  # so would be each shorter workload
+                    slow = isinstance(trial.error, TooLong | Endless)  # every shorter workload would be slow too
                     n, breach = (len(subject.case.jobs), breach) if slow else shrunk(subject, TRIAL_LAWS[law], breach)
                     fail(law, f"{subject}, {_prefix(n)}: ", breach, subject.name)
             if "livelock" in failures:  # every further trial would take its time
@@ -146,7 +146,7 @@ def _prefix(n: int) -> str:
 
 
 def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
-    """Print the prints of every trial, by system, as JSON on a descriptor that the systems do not know.
+    """Write the `prints` of every trial, by system, as JSON to a descriptor that the systems do not know.
 
     The second process of the law "deterministic" runs this.
     """

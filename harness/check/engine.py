@@ -49,7 +49,7 @@ from harness.policy.view import View
 from harness.rows.record import SCHEMA, STATES, WAITS
 from workloads.models import shape
 
-LONGEST_S = 600.0  # every case is over by then on the engine's clock
+LONGEST_S = 600.0  # s on the engine's clock, within which every case is over
 HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 
@@ -88,7 +88,7 @@ class Trial(NamedTuple):
     end_s: float
     kv_bytes: int  # held at the end
     limits: Mapping[str, int]  # bytes of KV that the script gave to models
-    late: Sequence[str] = ()  # what close() did not do
+    late: Sequence[str] = ()  # processes that close() left, in words
 
     def ended(self) -> dict[int, list[Finished]]:
         """Return the Finished events that were told, by request."""
@@ -109,11 +109,11 @@ def _served() -> tuple[tuple[Served, ...], machine.Machine]:
 
 
 def made(name: str, gpus: int = 1, room_tokens: int = 0) -> Engine:
-    """Make the engine of a case: two small models on one GPU, with all of its memory unless `room_tokens` limits it."""
+    """Make the engine of a case: two small models on `gpus` GPUs, whose memory `room_tokens` limits unless 0."""
     served, priced = _served()
     make, config = engines.find(name), Config(served, gpus=gpus, token_times=True)
     engine = make(config, {}, priced)
-    if room_tokens:  # a model takes other bytes where memory is a pool
+    if room_tokens:  # twice, as a model takes other bytes once memory is a pool
         for pool_bytes in (engine.cluster.gpus[0].mem_bytes, 0):
             models = engine.cluster.models.values()
             pool_bytes = pool_bytes or sum(m.weight_bytes + blocks(m, room_tokens) for m in models)
@@ -203,9 +203,9 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
 
 
 def inert(name: str) -> Iterator[Breach]:
-    """Check that an engine can be made, asked and closed, twice too, without being made ready.
+    """Check that an engine can be made, asked and closed, even twice, without a call of `ready`.
 
-    Its fields are of their kinds, and making it starts no process.
+    Its fields have the values that they may have, and making it starts no process.
     """
     before = children()
     engine = made(name)
@@ -229,9 +229,9 @@ def inert(name: str) -> Iterator[Breach]:
 
 
 def ends(trial: Trial) -> Iterator[Breach]:
-    """Check that every request ends once, as it was told, and is done unless the policy or memory is to blame.
+    """Check that every request ends once, as was reported, and is done unless the policy or memory is to blame.
 
-    The run is over with the last end, which need not be told any more.
+    The run is over once the last request ends, so the event of that end need not be reported.
     """
     told, last_ns = trial.ended(), max((row["done_ns"] or 0 for row in trial.rows), default=0)
     for row in trial.rows:
@@ -281,11 +281,11 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 
 
 def waits(trial: Trial) -> Iterator[Breach]:
-    """Check that no cause of waiting is negative, that they sum to the latency, and that what has tokens has run.
+    """Check that no wait is negative, that a request's waits sum to its latency, and that one with tokens has run.
 
-    Those until the first token are a part of them, and sum to the TTFT of who is done. Those of the longest gap, where
-    an engine tells them, sum to it.
-    Whoever is dropped may have run without a token: in pieces of its prompt, or in slices of its layers.
+    The waits until the first token are a part of them, and sum to the TTFT of a request that is done. The waits of the
+    longest gap between tokens, where an engine reports them, sum to that gap.
+    A dropped request may have run without a token: in pieces of its prompt, or in slices of its layers.
     """
     for row in trial.rows:
         parts = {wait: row[f"{wait}_ns"] for wait in WAITS}
@@ -335,12 +335,12 @@ def memory(trial: Trial) -> Iterator[Breach]:
 
 
 def capacity(trial: Trial) -> Iterator[Breach]:
-    """Check that requests that run at a time have room for their KV, by their tokens alone.
+    """Check that the KV of requests that run at the same time fits, judged by their tokens alone.
 
     The room is what weights leave free, and a model's Limit.
 
-    Who has a first token, and no preemption, holds its prompt and all its tokens but the last until it has that one.
-    Servers may preempt unseen, so nothing follows from their tokens.
+    A request that has its first token and was not preempted holds its prompt and all its tokens but the last, until
+    the last one comes. Servers may preempt unseen, so nothing follows from their tokens.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
     held = dict.fromkeys(models, 0)
@@ -375,7 +375,7 @@ def refusals(trial: Trial) -> Iterator[Breach]:
 
 
 def _odd(trial: Trial, refusal: Done) -> bool:
-    """Tell whether nothing explains a refusal: scripts evict what may not be in, and load what may leave."""
+    """Tell whether nothing explains a refusal: only `swapped` evicts models that are out or loads leaving ones."""
     return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
 
 
@@ -403,7 +403,7 @@ def view(trial: Trial) -> Iterator[Breach]:
 
 
 def rows(trial: Trial) -> Iterator[Breach]:
-    """Check that rows are of the schema, one a request in order of id, and say what they are worth."""
+    """Check that rows are of the schema, one for each request in order of id, and state the fidelity."""
     if [row["id"] for row in trial.rows] != list(range(len(trial.case.jobs))):
         yield Breach(f"rows are of requests {[row['id'] for row in trial.rows]}")
     if any(row["fidelity"] != trial.engine.fidelity for row in trial.rows):
@@ -411,7 +411,7 @@ def rows(trial: Trial) -> Iterator[Breach]:
 
 
 def closes(trial: Trial) -> Iterator[Breach]:
-    """Check that after `close`, which may come twice, no process of the engine is left."""
+    """Check that no process of the engine is left after `close`, which may be called twice."""
     yield from map(Breach, trial.late)
 
 
@@ -452,8 +452,8 @@ LAWS: Mapping[str, str] = {law: inspect.getdoc(f) or "" for law, f in {**OF_ENGI
 def check(name: str, *, only: str | None = None, case: str | None = None) -> list[Failure]:
     """Return an engine's broken laws, by its name or path: the first breach of each; none if it conforms.
 
-    `only` one law, only one case. Raises UserError where there is no such engine, law or case, or something that the
-    engine needs is missing.
+    `only` names the one law to test, `case` the one case. Raises UserError where there is no such engine, law or case,
+    or something that the engine needs is missing.
     """
     engines.path(name)
     known("law", only, LAWS)

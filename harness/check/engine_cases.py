@@ -22,11 +22,11 @@ class Case(NamedTuple):
 
     script: Callable[[Event, Cluster], Iterable[Action]]
     jobs: Jobs
-    needs: frozenset[str] = frozenset()  # names parts of `can`, beside Load, Run and Admit
-    tells: frozenset[type] = frozenset({Arrived, Finished})  # without these the script is of no use
-    all_done: bool = True  # no request may end otherwise
+    needs: frozenset[str] = frozenset()  # what `can` of the engine must hold, beside Load, Run and Admit
+    tells: frozenset[type] = frozenset({Arrived, Finished})  # events that the engine must tell for the script to work
+    all_done: bool = True  # every request must end as done
     gpus: int = 1
-    room_tokens: int = 0  # a GPU has room for so much KV a model beside the weights; 0: as much as it has
+    room_tokens: int = 0  # tokens of KV per model for which a GPU has room beside weights; 0: all of its memory
 
 
 def batch(model: str) -> Batch:
@@ -110,7 +110,7 @@ def swapped(event: Event, _: Cluster) -> Iterator[Action]:
 
 
 def blocks(model: Model, tokens: int) -> int:
-    """Return the bytes of whole pages for so many tokens of KV."""
+    """Return the bytes of the whole pages that hold the KV of `tokens` tokens."""
     return -(-tokens * model.kv_token_bytes // model.page_bytes) * model.page_bytes
 
 

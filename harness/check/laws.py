@@ -181,7 +181,7 @@ def memory(trial: Trial) -> Iterator[Breach]:
 def served(trial: Trial) -> Iterator[Breach]:
     """Check that every request ends once, whatever is refused for now.
 
-    It ends with all its tokens, dropped, or for want of memory.
+    It ends with all its tokens, because the system dropped it, or for want of memory.
     """
     yield from _noted(trial, "served")
     for row in trial.rows:
@@ -194,7 +194,7 @@ def served(trial: Trial) -> Iterator[Breach]:
 
 
 def idle(trial: Trial) -> Iterator[Breach]:
-    """Check that no request waits long for a load while GPUs for its model are empty, but by a quoted rule."""
+    """Check that no request waits long for a load while GPUs for its model are empty, unless a quoted rule says so."""
     case = trial.subject.case
     if trial.error or case.refuse or case.decision_s or rule(trial.subject.make, trial.subject.preset):
         return
@@ -205,7 +205,7 @@ def idle(trial: Trial) -> Iterator[Breach]:
             continue
         m, arrival_s, first_ns = row["model"], row["arrival_ns"] / 1e9, row["first_ns"] or row["done_ns"]
         first_s = math.inf if first_ns is None else first_ns / 1e9
-        since_s: dict[int, float] = {}  # while its weights are in nowhere: empty GPUs, and since when
+        since_s: dict[int, float] = {}  # empty GPUs, and since when, while the model is loaded nowhere
         for now, after in pairwise(trial.held):
             from_s, to_s = max(now.from_s, arrival_s), min(after.from_s, first_s)
             if from_s >= to_s:
@@ -286,8 +286,8 @@ def blind(trial: Trial) -> Iterator[Breach]:
 def otherwise(until: Trial) -> Jobs:
     """Return a workload with the past of a stopped trial and another future: other lengths, arrivals and order.
 
-    Requests that ended keep their length, others get one that they had not reached; what had not come, comes reversed.
-    A system that asked for the true lengths is told them truly.
+    Requests that ended keep their length, and others get one that they had not reached. Requests that had not arrived
+    come later and in reversed order. No length changes for a system that asked for the true ones.
     """
     jobs, n = until.jobs, until.seen
     model, prompt, output = jobs.model.copy(), jobs.prompt_tokens.copy(), jobs.output_tokens.copy()
@@ -313,7 +313,7 @@ def _to_the_nanosecond(decision: Decision) -> str:
 
 
 def _steady(trial: Trial) -> bool:
-    """Tell whether the very same world brings the same decisions: if not, no change of the world is to blame."""
+    """Tell whether a repeated trial makes the same decisions; if not, no change of its workload is to blame."""
     return _differ(trial.decisions, run(trial.subject, trial.jobs, watched=False).decisions) is None
 
 
@@ -338,7 +338,7 @@ def _lost(trial: Trial) -> Iterator[Breach]:
 
 
 def _differ(first: Sequence[Any], second: Sequence[Any]) -> int | None:
-    """Return the index of the first difference of two sequences."""
+    """Return the index of the first difference of two sequences; None if they are equal."""
     k = next((k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
     return None if k == len(first) == len(second) else k
 
@@ -376,6 +376,6 @@ TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
     "replayed": replayed,
     "blind": blind,
 }
-LAWS: Mapping[str, str] = {  # what each says, in the order in which they are reported
+LAWS: Mapping[str, str] = {  # what each law says; they are reported in this order
     law: inspect.getdoc(f) or "" for law, f in {**FILE_LAWS, **TRIAL_LAWS, "deterministic": deterministic}.items()
 }

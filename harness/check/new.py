@@ -112,7 +112,7 @@ FILES = {"classes.toml": CLASSES, "set.toml": SET, "study.toml": STUDY}  # the e
 
 
 def write(path: Path) -> None:
-    """Write the template that a file's name asks for. Raises UserError where a file stands, or none has this name."""
+    """Write the template that a file's name asks for. Raises UserError if the path exists, or no template matches."""
     if path.suffix == ".toml":
         text = next((text for name, text in FILES.items() if path.name.endswith(name)), None)
         if text is None:

@@ -54,7 +54,8 @@ IMPURE = {  # public members that read, write or draw
     *("DataSource", "fromfile", "fromregex", "genfromtxt", "load", "load_npz", "loadtxt", "memmap", "rand", "random"),
     *("random_array", "save", "save_npz", "savetxt", "savez", "savez_compressed"),
 }
-METHODS = {"ctypes", "dump", "dumps", "format", "format_map", "random_state", "rvs", "tofile"}  # ..., or look at memory
+# methods that read, write or draw, or that look at memory
+METHODS = {"ctypes", "dump", "dumps", "format", "format_map", "random_state", "rvs", "tofile"}
 BUILTINS = {
     *("Ellipsis", "NotImplemented", "abs", "all", "any", "ascii", "bin", "bool", "bytearray", "bytes", "callable"),
     *("chr", "classmethod", "complex", "dict", "divmod", "enumerate", "filter", "float", "format", "frozenset", "hex"),
@@ -83,7 +84,7 @@ DEFINED = {
 
 
 def impure(source: str) -> Iterator[tuple[int, str]]:
-    """Return the lines of a system's source with what it may not name there. Raises SyntaxError."""
+    """Yield the lines of a system's source that break a rule, each with what stands there. Raises SyntaxError."""
     tree = ast.parse(source)
     reader = Reader(tree)
     reader.visit(tree)
@@ -95,7 +96,7 @@ class Reader(ast.NodeVisitor):
 
     def __init__(self, tree: ast.AST) -> None:
         self.breaches: list[tuple[int, str]] = []
-        self.modules: dict[str, str] = {}  # maps the name that they have in the file
+        self.modules: dict[str, str] = {}  # imported modules by the name that they have in the file
         self.private = {name for node in ast.walk(tree) for name in bound(node) if name.startswith("_")}
         self.annotates = False
         for node in ast.walk(tree):
@@ -124,7 +125,7 @@ class Reader(ast.NodeVisitor):
                         self.note(node, f"imports {whole}")
 
     def _of_module(self, node: ast.Attribute, path: Sequence[str]) -> None:
-        """Check the rest of a dotted name: listed modules and members, and of those what any object allows."""
+        """Check a dotted name: listed modules and their members, then attributes that any object may have."""
         module = self.modules[path[0]]
         for k, name in enumerate(path[1:], 2):
             inner = f"{module}.{name}"
@@ -296,7 +297,7 @@ def bound(node: ast.AST) -> Iterator[str]:
 
 
 def flat(text: str) -> bool:
-    """Tell whether a format string names arguments, and nothing of them."""
+    """Tell whether a format string names arguments alone, without their attributes or items."""
     try:
         fields = [(name or "", spec or "") for _, name, spec, _ in Formatter().parse(text)]
     except ValueError:
@@ -318,14 +319,14 @@ def _typed(text: str, line: int) -> ast.expr | None:
 
 
 def _within(name: str) -> bool:
-    """Tell whether a name is a module of what all systems share."""
+    """Tell whether a name is a module of harness.policy, which all systems share."""
     top, _, rest = name.rpartition(".")
     return top == OURS and (HARNESS / "policy" / f"{rest}.py").is_file()
 
 
 @cache
 def members(module: str) -> frozenset[str]:
-    """Return the names that may be used of a module; none of one that is not listed."""
+    """Return the names that may be used of a module; empty for a module that is not listed."""
     if _within(module):
         tree = ast.parse((HARNESS / "policy" / f"{module.rpartition('.')[2]}.py").read_bytes())
         parts = (

@@ -77,7 +77,7 @@ class Reached:
 
     @property
     def text(self) -> str:
-        """The parts that no trial reached, in words; "" where all was."""
+        """The parts that no trial reached, in words; "" where all were reached."""
         events = (f"the event {name}" for name in sorted(self._hears - self._heard))
         parts = [*sorted(self._uses - self._needs), *events]
         if lines := self.lines:

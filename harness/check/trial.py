@@ -46,12 +46,12 @@ READS = r"Request\.slo|Cluster\.degrees|Cluster\.homes|Cluster\.plan:window|view
 USES = rf"({READS}|Wake|({'|'.join(a.__name__ for a in ACTIONS[:-1])})(\.\w+(:\w+)?)?)"
 QUERIES = {name for name in vars(View) if not name.startswith("_")}
 REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time
-LACK_S = 0.05  # for so long something is lacking then
+LACK_S = 0.05  # s for which something is lacking then
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
-SWAPS = 64  # and so many loads by the slowest rung that it uses: a queue kept in order may swap for each request
+SWAPS = 64  # loads, by its slowest way, for which it gets more time: an ordered queue may swap for each request
 MOST_PER_S, MOST_PER_REQUEST, MOST = 500, 100, 1000  # decisions; polling every 10 ms makes 100 a second
-MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view's first compilation included
+MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # actions of an answer; processor seconds of it, a first compilation included
 
 
 class Subject(NamedTuple):
@@ -113,12 +113,12 @@ class Trial(NamedTuple):
     notes: Sequence[tuple[str, Breach]]  # laws broken while it ran
     error: BaseException | None = None  # what ended the run
     impossible: str | None = None  # why there was no run
-    rows: Sequence[Mapping[str, Any]] = ()  # are those of requests.parquet
-    refused: Sequence[Action] = ()  # an injection maps to what it met
-    repeats: Sequence[tuple[int, Action]] = ()  # see Probe
+    rows: Sequence[Mapping[str, Any]] = ()  # as requests.parquet has them
+    refused: Sequence[Action] = ()  # actions that the stand-in refused
+    repeats: Sequence[tuple[int, Action]] = ()  # orders repeated to a timer (Probe.repeats)
     seen: int = 0  # requests that had come by the end
     kv_bytes: int = 0  # held at the end, on GPUs
-    held: Sequence[Held] = ()  # stand in order of time; the last one is the end's
+    held: Sequence[Held] = ()  # occupancy in order of time; the last one is at the end
     hears: frozenset[type] = frozenset()
 
 
@@ -166,7 +166,7 @@ class Probe:
         self.decisions: list[Decision] = []
         self.notes: list[tuple[str, Breach]] = []
         self._policy, self._cluster, self._ended = policy, cluster, set[int]()
-        self.repeats: list[tuple[int, Action]] = []  # said to a timer while they stood; the decision's index
+        self.repeats: list[tuple[int, Action]] = []  # decision's index, and an order that stood already
         self._most = MOST + MOST_PER_REQUEST * requests
 
     def note(self, law: str, what: str) -> None:
@@ -292,7 +292,7 @@ class Stand:
         self._start_s, self._seed, self._limitless, self._watched = config.start_s, config.seed, limitless, watched
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
-        self._stands: list[Action] = []  # refused for now, oldest first; none of Run
+        self._stands: list[Action] = []  # orders refused for now, oldest first, except Run
         self._due: list[Action] = []  # these are to be issued again before anything else
 
     def ready(self) -> None:
@@ -328,7 +328,7 @@ class Stand:
 
     def do(self, action: Action) -> Done | None:
         """See Engine."""
-        if isinstance(action, Run):  # a turn that the loop holds, unseen here, may have taken the place of another
+        if isinstance(action, Run):  # the loop may hold a turn, unseen here, in place of another: Run is not followed
             return self._refusal(action)
         again = self._due[:1] == [action]
         if again:
@@ -346,7 +346,7 @@ class Stand:
     def _refusal(self, action: Action) -> Done | None:
         self._count += 1
         draw = sha256(f"{self._seed}/{self._count}".encode()).digest()[0]
-        route = isinstance(action, Admit) and isinstance(action.who, str)  # a note, for which nothing can be lacking
+        route = isinstance(action, Admit) and isinstance(action.who, str)  # only noted, so nothing can be lacking
         if self._refuse and isinstance(action, REFUSABLE) and not route and draw % self._refuse == 0:
             self.refused.append(action)
             self._free_s = min(self._free_s, max(self._start_s, self._engine.view().now_s) + LACK_S)
@@ -390,7 +390,7 @@ class Stand:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise TooLong after so much processor time. Only the main thread can be stopped so."""
+    """Raise TooLong after `seconds` of processor time; only the main thread can be stopped in this way."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"thought for {seconds:g} s without an answer")
@@ -417,8 +417,8 @@ def run(
 ) -> Trial:
     """Try a subject, on its case's workload or another one, to its end or to an earlier time.
 
-    Where only decisions and rows matter, memory need not be `watched`: half of a trial's time. The policy's own code
-    runs within contexts of `reach`.
+    Where only decisions and rows matter, memory need not be `watched`, which takes half of a trial's time. The policy's
+    own code runs within contexts of `reach`.
     """
     case = subject.case
     jobs = case.jobs if jobs is None else jobs

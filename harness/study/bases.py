@@ -29,10 +29,10 @@ DRAIN_SLOS = 10  # a run drains for this multiple of the largest end-to-end SLO
 
 
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
-    """List the runs that measure the SLO bases of a spec: each model alone, under the bench's settings, tuning seeds.
+    """List the runs that measure a spec's SLO bases: each model alone, by the bench's settings, on tuning seeds.
 
-    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. Tokens and sequences of a step are
-    equal on every card and for every server, so that a strategy that chooses its own changes no SLO.
+    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. The limits on tokens and sequences
+    of a step are the same for every card and server, so that a strategy that sets its own does not change its SLO.
     """
     its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
@@ -52,14 +52,14 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
     for model, (first_s, later_s) in pairs.items():
         if not math.isfinite(first_s) or later_s == math.inf:
             raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
-    # one-token outputs alone: any TPOT is met
+    # NaN: all outputs have one token, so any TPOT is met
     return {model: (first, first if math.isnan(later) else later) for model, (first, later) in pairs.items()}
 
 
 def tails(folders: Iterable[Path]) -> dict[str, Pair]:
     """Compute P95 of TTFT and TPOT in seconds by model, over all requests of runs in the window or after it.
 
-    Those of requests that never end are infinite, and the TPOT of one-token outputs alone is NaN.
+    Requests that never end count as infinite; the TPOT of a model whose outputs all have one token is NaN.
     """
     columns = ["model", "arrival_ns", "first_ns", "done_ns", "prompt_tokens", "output_tokens", "made_tokens"]
     columns += ["first_tokens", "state", *(f"{cause}_ns" for cause in record.WAITS)]
@@ -121,7 +121,7 @@ def slo_target(
 class Ahead(NamedTuple):
     """The demands of a rule on runs in real time, before they begin."""
 
-    drain_s: float | None  # the most seconds of each after its window; None: base runs decide
+    drain_s: float | None  # most seconds that a run drains after its window; None: base runs decide
     bases: list[Span]  # base runs in real time, stored or not
 
 
@@ -136,9 +136,9 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
 
 
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
-    """Return `DRAIN_SLOS` x the largest time an SLO leaves a request, up to a power of 2: near SLOs share their runs.
+    """Return the seconds to drain: `DRAIN_SLOS` times the longest time that an SLO allows a request.
 
-    Raises UserError above LARGEST_S.
+    They are rounded up to a power of 2, so that similar SLOs share runs. Raises UserError for a time above LARGEST_S.
     """
     longest = setup.trace.longest_output_tokens
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
@@ -150,7 +150,7 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
 
 
 def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
-    """Compute the SLOs of each model's longest request under a rule by its own latency."""
+    """Compute each model's SLOs for the longest prompt and output, under a rule scaled by latency alone."""
     trace, models = setup.trace, setup.models
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))

@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
     table: pa.Table
     rows: requests.Rows
-    offered: Bools  # counts in the window
+    offered: Bools  # whether each request arrived in the window, and so counts
     slo: requests.Limits
     score: NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Judged(NamedTuple):
 # ------------------------------------------------------------------ by model and hour
 
 
-BINDS: Mapping[str, str] = {  # what is short, by the cause of a wait
+BINDS: Mapping[str, str] = {  # the resource that binds, keyed by the cause of a wait
     "load": "load",
     "kv": "KV",
     "transfer": "KV",
@@ -131,7 +131,7 @@ def by_view(
 
 
 def _hours(of: Judged, definition: str) -> Hours:
-    """Count the misses of a run by model, hour and the main cause of each."""
+    """Count the requests and misses of a run by model and hour, misses also by the resource that binds."""
     at = np.maximum(0, of.rows.arrival_s // HOUR_S).astype(int)
     keys = np.array([of.rows.model, at])
     binds: dict[tuple[int, int], Counter[str]] = {}

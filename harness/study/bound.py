@@ -1,6 +1,6 @@
 """The rate at which the bound of a comparison (run/bound.py) crosses the level, searched once and kept beside the runs.
 
-It stands for the windows that all systems replay: the requests of all seeds together, as systems' misses are pooled.
+It is computed for the windows that all systems replay, over the requests of all seeds, as systems' misses are pooled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workloads import slo
 from workloads.picking import in_pieces
 
 FOLDER = "bounds"
-NEAR = 1.02  # times a crossing: the rate above it that is kept
+NEAR = 1.02  # the rate that is kept is less than this factor above the crossing
 MOST = 400_000  # requests of a window, beyond which no crossing is searched
 LEAST = 2.0**-8  # rate scale
 
@@ -46,9 +46,9 @@ def crossing(
 ) -> dict[str, Any] | None:
     """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
-    `of` gives the spec at a rate scale with a seed, and `specs` are those of the systems. None where nothing bounds the
-    rate, by definitions without deadlines, for closed loops and traces that are read in pieces, and on engines other
-    than the simulator. The answer is kept below `out`.
+    `of` gives the spec at a rate scale with a seed, and `specs` are those of the systems. The answer is kept below
+    `out`. It is None where nothing bounds the rate: for definitions without deadlines, closed loops, traces that are
+    read in pieces, and engines other than the simulator.
     """
 
     def at(x: float, seed: int) -> Setup:
@@ -132,7 +132,7 @@ def line(about: About) -> str | None:
 
 
 def judged(setup: Setup, target: SloTarget) -> Jobs:
-    """Return the requests of a run with the limits of a target, which systems that do not read them are not told."""
+    """Return a run's requests with the SLOs of a target, which its system itself may not be told."""
     jobs = setup.jobs()
     if target.seconds is not None:
         pairs = np.array([target.seconds.get(name, (math.inf, math.inf)) for name in jobs.models])[jobs.model]
@@ -144,7 +144,7 @@ def judged(setup: Setup, target: SloTarget) -> Jobs:
 
 
 def allowed(specs: Iterable[Spec]) -> bound.Sharing:
-    """Return what any of these systems does to a GPU. One without room runs nothing, and does nothing."""
+    """Return how any of these systems shares a GPU: by SMs, by time slices. One without room counts as neither."""
     parted = sliced = False
     for spec in specs:
         sliced |= spec.sharing == "turns"

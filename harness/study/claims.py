@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CASE = "a case study, which decides nothing"
-LEAST_MISSES, LEAST_WINDOWS = 10, 5  # misses a side needs: the least evidence of a class
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # misses and windows that each side needs for a class not to be weak
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
 
 class Support(NamedTuple):
-    """The misses and windows that an estimate rests on: the fewer of either side."""
+    """The misses and windows that an estimate rests on; of two systems, the smaller number of each."""
 
-    misses: int | None  # None: of something that is no share of requests
+    misses: int | None  # None: the estimate is no share of requests
     windows: int  # independent ones
 
 
 class Verdict(NamedTuple):
-    """A claim about one system, over at most one other, with its result on a panel; None: on all together."""
+    """A claim about one system, over at most one other, with its result on a panel (None: on all together)."""
 
     claim: Claim
     panel: Panel | None
@@ -76,9 +76,9 @@ class SectionVerdict(NamedTuple):
 
 
 def weak(verdict: Verdict) -> str:
-    """Return why a class rests on too few misses or windows; empty where it does not, or where its text names them.
+    """Return why a class rests on too few misses or windows; empty where it does not, or where its note states them.
 
-    Seeds that all do the same and bounds state their number and their limit (`limit_of_seeds`, `limit_of_bound`). A
+    The notes of claims about seeds and of bounds have their number and limit (`limit_of_seeds`, `limit_of_bound`). A
     calculation has no windows.
     """
     here = verdict.here
@@ -114,7 +114,7 @@ def limit_of_seeds(paper: str, n: int, of: int) -> str:
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
-    """Say at which value a quantity that is only a bound ends, by its one-sided 95 % limit."""
+    """State the number of runs and the one-sided 95 % limit of an estimate that is only a bound."""
     end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
     if end is None:
         return f"n = {here.n}"
@@ -126,7 +126,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Return the reason why ours differs, or the datum that a comparison lacks."""
+    """Return a verdict's note, the datum that its claim lacks, or the reason why our number differs."""
     claim = verdict.claim
     return verdict.note or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
@@ -219,9 +219,9 @@ def order_text(standing: Standing) -> str:
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs that hold the level in the mean over seeds, from the least to the most of a seed.
+    """Estimate the fewest GPUs that hold the level in the mean over seeds; the ends are those of single seeds.
 
-    The estimate has no such ends where there are fewer than two seeds, or where it or that of a seed is a bound. With
+    It has no such ends where there are fewer than two seeds, or where its value or that of a seed is a bound. With
     `over` it is the ratio of two such numbers.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
@@ -238,7 +238,7 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Find the best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
+    """Find the best of several systems and the ratio to it, whose ends are the lowest ends of all the ratios."""
     name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
     highs = [e.high for e in ratios.values() if e.high is not None]
@@ -290,7 +290,7 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
 
 
 def _of_measure(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
-    """Judge a claim about a measure on each of its panels; one without a number, or without runs, on none."""
+    """Judge a claim about a measure on each of its panels; once and without a panel if nothing was measured."""
     each = list(measured.of_claim(table, about, claim)) if claim.measure else []
     for panel, values in each or [(None, [])]:
         yield by_number(claim, panel, interval(values) if values else None, "" if values else NONE)
@@ -353,7 +353,7 @@ def _by_ratio(
 ) -> Verdict:
     """Judge a ratio to a system, or to the best of several.
 
-    Where a curve is flat at the level a ratio says nothing. The order of the systems stands for it, without a size.
+    Where a curve is flat at the level, a ratio says nothing: the order of the systems is judged instead, not a size.
     """
     standings = compared(claim, panel, rows, others, definition, level)
     standings = {name: s for name, s in standings.items() if s.ratio is not None or s.differences}
@@ -374,9 +374,9 @@ def _by_ratio(
 
 
 def _order(standing: Standing) -> float:
-    """Return how far a system is ahead, by its crossings, or by the mean difference of attainment beyond them.
+    """Return how far a claim's system is ahead: the log of the ratio, or else the mean difference of attainment.
 
-    The best of several others is the one for which this is least.
+    Of several other systems, the best is the one with the least value.
     """
     if standing.ratio is not None:
         return math.log(standing.ratio.mean)

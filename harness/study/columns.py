@@ -6,14 +6,14 @@ tpot_ms          mean TPOT, of requests that come up to `LATE_S` before the wind
 tpot_p99_ms      its P99 over the same requests
 tpot_tail_ms     P99 less the mean
 ttft_s           mean TTFT of the same requests
-ended            of the requests that come so early, the share that ends
-decoding         requests in a decode step at a time, by Little's law over those that end in the window
+ended            share that ends, of all requests that come up to `LATE_S` before the window's end
+decoding         mean number of requests in a decode step, by Little's law over those that end in the window
 kv_used          share of KV memory in use on the GPU on which a model decodes, by the same law
-batch            requests that hold KV at a time
+batch            mean number of requests that hold KV
 kv_tokens, kv_ahead, kv_over, kv_rest
                  shares of KV memory: of tokens that are there, reserved for tokens that come, reserved for tokens that
                  never come, and all else
-within           of the requests that arrive in the window, the share that ends in `ALONE_X` times what it takes alone
+within           share of the requests arriving in the window that end within `ALONE_X` times their latency alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table; tp2_loss_B: what TP2 loses
 usd_hour         the listed price of the run's GPUs an hour; usd_million that of a million output tokens that they make
 kvpr_above       the largest KVPR of Prism's start over the least of any placement (`pressure.py`)
@@ -45,9 +45,9 @@ from traces import laws, synthetic
 
 F8 = NDArray[np.float64]
 LATE_S = 40.0  # requests that come so shortly before the window's end may not end by then
-ALONE_X = 8.0  # within: which multiple MuxServe's claim is about is not stated where it is made, so ours
+ALONE_X = 8.0  # within: MuxServe does not state which multiple its claim is about, so this one is ours
 TOKENS = (1024, 128)  # decode_tps_B: prompt and output of Weaver's table 1
-SHARING = 64  # requests whose blocks are counted, a seed
+SHARING = 64  # requests per seed whose blocks are counted
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Ran:
 
     @cached_property
     def done_s(self) -> F8:
-        """The end of each request."""
+        """Seconds at which each request ends."""
         return self.rows.arrival_s + self.rows.e2e_s
 
     @cached_property
@@ -95,7 +95,7 @@ class Ran:
         return self.rows.waits_s[:, k] - self.rows.ttft_waits_s[:, k]
 
     def of(self, model: str) -> NDArray[np.bool_]:
-        """Tell which requests are a model's; of "" all."""
+        """Tell which requests are a model's; "" stands for all models."""
         if model not in self.rows.models:
             return np.full(len(self.rows), not model)
         return np.asarray(self.rows.model == self.rows.models.index(model))
@@ -168,7 +168,7 @@ def _within(ran: Ran) -> dict[str, float]:
     return {"": float(within.mean())}
 
 
-_ALONE: dict[tuple[object, ...], F8] = {}  # keyed by load: each request's seconds are the same for all systems
+_ALONE: dict[tuple[object, ...], F8] = {}  # seconds of each request alone, keyed by load: the same for all systems
 
 
 # ------------------------------------------------------------------ batches and KV memory
@@ -180,7 +180,10 @@ def _decoding(ran: Ran) -> dict[str, float]:
 
 
 def _kv_used(ran: Ran) -> dict[str, float]:
-    """By model: on its decode GPU, of whichever requests have their KV there; Weaver offloads the hot model's."""
+    """Return by model the share of KV memory in use on its decode GPU, whichever requests hold it.
+
+    Weaver offloads part of the hot model's KV to the GPU of the cold one.
+    """
     rows, names = ran.rows, ran.setup.models.names
     here_s = rows.e2e_s - rows.ttft_s - ran.after_s("transfer") - ran.after_s("kv")
     token_s = np.where(ran.ended, here_s * (rows.prompt_tokens + rows.output_tokens / 2), 0.0)
@@ -206,7 +209,7 @@ def _memory(ran: Ran, part: str) -> dict[str, float]:
 def _shares(ran: Ran) -> dict[str, float]:
     """Compute batch and shares of KV memory of one model, from each request's first token to its end or the window's.
 
-    Tokens between the two are taken to come evenly; what a request waits for KV after its first token, it has none.
+    Tokens between the two are taken to come evenly; while a request waits for KV after its first token, it holds none.
     """
     rows, window_s = ran.rows, ran.window_s
     (model,) = ran.setup.cluster.models.values()
@@ -216,8 +219,8 @@ def _shares(ran: Ran) -> dict[str, float]:
     first, last, waited = first[in_], last[in_], ran.after_s("kv")[in_]
     prompt, output, made = (x[in_].astype(np.int64) for x in (rows.prompt_tokens, rows.output_tokens, rows.made_tokens))
     begin, span = np.maximum(first, 0.0), last - first
-    part = (last - begin) * (1 - waited / span) / window_s  # seconds of the window, with KV
-    mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # tokens in that time
+    part = (last - begin) * (1 - waited / span) / window_s  # share of the window in which it holds KV
+    mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # mean number of tokens meanwhile
     longest = np.full_like(prompt, ran.spec.served or 0)
     chunks = {
         "max": longest,
@@ -282,7 +285,7 @@ def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
 
 @cache
 def _shared(lengths: str, longest: int, sequences: int, beams: bool, seed: int) -> float:
-    """Count the blocks of `SHARING` requests; return the saved ones over all that there would be."""
+    """Return the share of the blocks of `SHARING` drawn requests that sharing saves."""
     rng = np.random.default_rng(seed)
     return sharing.saved(laws.draw(lengths, SHARING, rng, longest), sequences, rng if beams else None)
 

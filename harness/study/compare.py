@@ -31,9 +31,9 @@ SPEC_KEYS = frozenset(field.name for field in fields_of(Spec))
 
 
 def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
-    """Return a setting with what is compared where nothing is said: models, their traffic, a machine with its memory.
+    """Return a setting with defaults for what it leaves out: models, their traffic, a machine with its memory.
 
-    Keys of `unsaid` have a default that no user has set.
+    Keys of `unsaid` hold defaults that no user has set: of these, the trace and the GPUs are filled in again.
     """
     given = {**setting, **{key: value for key, value in WORLD.items() if key not in setting}}
     if "trace" not in setting or "trace" in unsaid:
@@ -75,7 +75,7 @@ def comparison(
     fixed = (1.0,) if rates is None and setting.get("scaling") == "none" else rates
     once = setting.get("scaling") == "none" and "plan" not in setting
     if once and load_trace(str(setting["trace"])).maker is None and not planners(listed.values(), setting):
-        setting = {**setting, "plan": "trace"}  # nobody plans from it
+        setting = {**setting, "plan": "trace"}  # no system plans from its requests
     return Study(
         name=NAME,
         systems=listed,
@@ -98,13 +98,13 @@ def planners(texts: Iterable[str], setting: Mapping[str, Any]) -> list[str]:
 
 
 def repeats(setting: Mapping[str, Any]) -> bool:
-    """Tell whether all seeds of a setting that takes a trace as it came replay the same requests."""
+    """Tell whether all seeds replay the same requests, for a setting that does not scale its trace."""
     trace, plan = load_trace(str(setting["trace"])), str(setting.get("plan", Spec("").plan))
     return trace.maker is None and window_fold(trace, 0, plan) == window_fold(trace, 1, plan)
 
 
 def replayed(spec: Spec) -> str:
-    """Say which part of a replayed trace each seed replays; empty of one that is drawn."""
+    """Say which part of a replayed trace each seed replays; empty for a trace that is drawn."""
     trace = Setup(spec).trace
     if trace.maker is not None:
         return ""
@@ -141,16 +141,16 @@ def summary(table: pa.Table, about: About, rule: str) -> Summary:
 
 
 def asker(about: About) -> str:
-    """Return the system whose author asks: the first that was given as a file, else the first that contends."""
+    """Return the system that a comparison is about: the first given as a file, else the first that contends."""
     contend = [name for name in about.systems if name not in silent(about.systems)] or [*about.systems]
     files = (name for name in contend if fields.asked(about.texts.get(name, name)).name.endswith(".py"))
     return next(files, contend[0])
 
 
 def traffic(spec: Spec) -> tuple[int, Preset | None]:
-    """Return the requests of a comparison at the trace's rate.
+    """Return the number of requests at the trace's rate, and the generator of its closed loop.
 
-    Last comes the generator of a closed loop; None where requests come by themselves.
+    The generator is None for an open loop.
     """
     setup = Setup(spec)
     requests = round(setup.trace.span_s * rate_rps(setup.trace, setup.models))
@@ -163,13 +163,13 @@ def clients(loop: Preset) -> str:
 
 
 def stream_rule(spec: Spec) -> str:
-    """Say which stream of the trace each model has."""
+    """Return the rule by which models are given streams of the trace, in words."""
     setup = Setup(spec)
     return assigned(setup.trace, setup.models, spec.seed, spec.assign).rule
 
 
 def rooflines(spec: Spec) -> dict[str, float]:
-    """Return the share of a decode step in kernels of which nothing was measured, by quantised model or mixture."""
+    """Return the unmeasured share of a decode step's kernels, by model with formats, experts or latent KV."""
     if quantities.machine(spec.table) is not None:
         return {}
     shares: dict[str, float] = {}

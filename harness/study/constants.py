@@ -22,10 +22,10 @@ from harness.run.spec import Spec
 FACTORS = (0.5, 2.0)
 # Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
 # Kernels take 1.15 (vLLM) or 1.16 times their own seconds in steps with prompts, as prompts of 1,024 tokens
-# and more showed; of fewer tokens nobody measured it: as by themselves, and as much above.
+# and more showed. Shorter prompts were not measured: both no slowdown at all and twice as much are tried.
 TRIED = {"passes": (0.5, 1.5), "decode_fill": (0.875, 1.125, 1.25), "prompts": (0.87, 1.15)}
-TURNS = ("passes", "decode_fill", "prompt_tokens")  # constants of kernels
-SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
+TURNS = ("passes", "decode_fill", "prompt_tokens")  # constants of kernels that take turns
+SHARING, MODES = "sharing", ("fluid", "turns")  # not a number: it is changed to the other mode, for both systems
 MEANS = {**CONSTANTS, SHARING: "how concurrent models share a GPU"}
 
 
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """List the changes to try for contestants, of `only` these constants (None: all), and why the others are left.
+    """List the changes to try of constants (`only` these; None: all), and why each other constant is not varied.
 
     Raises UserError for an unknown constant.
     """
@@ -146,7 +146,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 
 
 def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return what steps side by side slow each other down, and its source."""
+    """Return by how much steps side by side slow each other down, in words, and the source."""
     if measured is None:
         return "as computed from turns", next(why for what, why in sources.items() if what.endswith(".co_run"))
     prefill, decode = measured.co_run.prefill, measured.co_run.decode

@@ -17,7 +17,7 @@ from harness.run.spec import Spec, from_dict
 from traces.load import sized
 from workloads.models import as_asked
 
-FULL = 0.92  # share a GPU has for weights and one request, where a degree is chosen
+FULL = 0.92  # share of a GPU that weights and one request may take where a degree is chosen
 
 
 class NoRoom(UserError):
@@ -35,7 +35,7 @@ def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tupl
     fields = {"system": "unshared", "gpu": kind, "gpus": gpus, "models": models}
     trace = sized(str(setting.get("trace", Spec("").trace)), len(load_models(models).members))
     spec = from_dict({**setting, **fields, "trace": trace})
-    setup = Setup(replace(spec, slo=""))  # not resolved: that refuses a model that is too large for one GPU
+    setup = Setup(replace(spec, slo=""))  # not resolved, as resolve() refuses a model too large for its GPUs
     cluster, members = setup.cluster, {member.name: member for member in setup.models.members}
     have = max(gpu.mem_bytes for gpu in cluster.gpus)
     room_bytes = FULL * have
@@ -79,9 +79,10 @@ def _bytes(model: Any) -> int:
 
 
 def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]:
-    """Return a setting of which no model exceeds the GPUs of its degree, and a line that says which were too large.
+    """Return a setting with degrees raised so that each model fits its GPUs, and a line that names these models.
 
-    The models of a set that all fit keep their degrees, and so do those that fit at none: a run says why.
+    The setting stays as it is where all models fit, and where one fits at no degree: its run then says why. It also
+    stays on other engines, with a cost table, and for a mix of kinds of GPU.
     """
     kind, given = str(setting["gpu"]), {key: value for key, value in setting.items() if value is not None}
     if given.get("engine", "sim") != "sim" or given.get("table") or mix.mixed(kind):

@@ -1,9 +1,9 @@
 """The answer of `bench size` as files that start it: lines of `vllm serve`, or YAML of llama-swap or of a Helm chart.
 
-Servers stand where the strategy loads the models at its start; of strategies that move weights, where most of each
-model's requests ran. Each is told what the simulated server had, and its share of the card: all that engines may use
-where it is alone there or takes turns; what its weights, its process and its KV memory take where that is fixed; where
-KV memory is taken on demand, all, under kvcached. Files name what a strategy orders beyond that, which no server does.
+A server is placed where the strategy loads its model at the start; for a strategy that moves weights, where most of
+the model's requests ran. It gets the settings of the simulated server, and a share of the card's memory: all that
+engines may use where it is alone there or takes turns; what its weights, process and KV memory take where that is
+fixed; all, under kvcached, where KV memory is taken on demand. The files also name orders that no server carries out.
 
 Keys are those of llama-swap 0bdb372 (config-schema.json; config.example.yaml: of `concurrencyLimit`, 10 unless set,
 beyond which a request is refused) and of the chart of vllm-project/production-stack a6c01db (helm/values.schema.json,
@@ -38,9 +38,9 @@ from workloads.models import as_asked, parsed, repo
 Way = Literal["vllm", "llama-swap", "helm"]
 WAYS = get_args(Way)
 PORT = 8001  # port the first server has
-START_S = 900  # within which a server must answer
-POD_CPUS, POD_BYTES = 4, 8 * GIB  # a GPU; beside weights, of which a pod has a copy while it loads
-# What servers do by themselves, or a router before them, of what a strategy asks for.
+START_S = 900  # s within which a server must answer
+POD_CPUS, POD_BYTES = 4, 8 * GIB  # CPUs per GPU; memory beside a copy of the weights, which a pod holds as it loads
+# Orders and queries of a strategy that servers, or a router before them, fulfil by themselves.
 PLAIN = re.compile(r"Load(\.way:.*)?|Evict|Limit|Run|Admit|Wake|Cluster\..*|Request\..*|view\..*")
 KEY = re.compile(r"(?!yes|true|false|null|off)[a-z][a-zA-Z_]{2,}")
 
@@ -56,18 +56,18 @@ class Seat:
     turns: bool = False  # the servers of its GPUs run one at a time
     beside: bool = False  # others are on its GPUs
     weight_bytes: int = 0  # on each of its GPUs, with its process
-    options: tuple[str, ...] = ()  # formats
+    options: tuple[str, ...] = ()  # options of vllm serve for the model's formats
     copy: int = 1  # number among the servers of its model
 
     @property
     def command(self) -> commands.Command:
-        """Its command line."""
+        """The command line that starts the server."""
         command = commands.vllm_serve(self.serve, self.on)
         return command._replace(argv=(*command.argv, *self.options))
 
     @property
     def name(self) -> str:
-        """Its name, unlike any other's."""
+        """The unique name of the server."""
         return self.serve.model if self.copy == 1 else f"{self.serve.model}:{self.copy}"
 
 
@@ -101,7 +101,7 @@ def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
 
 
 def plan(sized: Sized, out: Path) -> Plan:
-    """Return the servers of an answer. UserError where there is none, and for a model that is cut in other ways."""
+    """Return the servers of an answer. UserError without one, and for a model cut by dp or ep, or across nodes."""
     if sized.best is None:
         raise UserError("--deploy: no strategy holds the target, so there is nothing to deploy")
     kind, label, gpus = sized.best
@@ -179,7 +179,7 @@ def _seats(
         card = setup.machine.of(config.kinds[place[0]]).spec.mem_bytes
         whole = config.mem_fraction if config.pool_bytes is None else config.pool_bytes / card
         shared = elastic and shares and not turns
-        if shares and not turns and not elastic:  # as much KV for each as its limit, else what is left, alike
+        if shares and not turns and not elastic:  # each has the KV of its limit, else an equal share of the rest
             kv = min(unplaced[g] // len(tenants[g]) if (x := limits.get((m, g))) is None else x for g in place)
             whole = (weight_bytes + kv) / card
         near = tuple(g - first[node] for g in place)
@@ -200,7 +200,7 @@ def weights(shape: str) -> Path:
 
 
 def _formats(shape: str) -> tuple[str, ...]:
-    """Return the options for formats of a model as asked for; FP8 is made of BF16 weights, others have their files."""
+    """Return vLLM's options for a model's formats; FP8 is made from BF16 weights, others have files of their own."""
     entry = parsed(shape)
     weights = ("--quantization", "fp8") if entry.dtype == "fp8" else ()
     kv = ("--kv-cache-dtype", entry.kv_dtype) if entry.kv_dtype not in {None, "bf16"} else ()
@@ -208,7 +208,7 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _groups(every: Iterable[Gpus]) -> dict[Gpus, frozenset[int]]:
-    """Return for each place the GPUs that it is connected with, by places that overlap."""
+    """Return for each place all GPUs that it is connected with through a chain of overlapping places."""
     joined: list[frozenset[int]] = []
     places_ = list(every)
     for place in places_:
@@ -221,7 +221,7 @@ def _groups(every: Iterable[Gpus]) -> dict[Gpus, frozenset[int]]:
 
 
 def files(made: Plan, way: Way) -> dict[str, str]:
-    """Return the files of a plan by name. UserError where models take turns and this way has none who swaps them."""
+    """Return the files of a plan by name. UserError where models take turns and this way cannot swap them."""
     taking = next((seat for seat in made.seats if seat.turns), None)
     if taking is not None and way != "llama-swap":
         where = " and ".join(map(str, taking.gpus))
@@ -312,7 +312,7 @@ def _values(made: Plan) -> dict[str, Any]:
 
 
 def _yaml(made: Plan, content: Mapping[str, Any]) -> str:
-    """Return content as YAML, behind the notes of a plan; scalars are JSON, of which every one is YAML."""
+    """Return content as YAML, after the notes of a plan; scalars are written as JSON, which is valid YAML."""
     return "\n".join([*(f"# {note}" for note in made.notes), *_block(content, "")]) + "\n"
 
 

@@ -15,7 +15,7 @@ from harness.rows.by_window import Windows
 from harness.rows.ranking import FALSE, UNDECIDED, Standing
 from harness.study.study import AA_SEED, HALF_OCTAVE, OCTAVE, QUARTER, rounded
 
-NARROW = 1.02  # two x as near to each other leave nothing to look at between them
+NARROW = 1.02  # no x is sampled between two whose ratio is at most this
 
 
 class More(NamedTuple):
@@ -28,7 +28,7 @@ class More(NamedTuple):
 
 
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
-    """Tell whether a standing is decided, also among all these verdicts, or its interval is narrow enough."""
+    """Tell whether a standing is decided, corrected for the number of `verdicts`, or its interval is narrow enough."""
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
     if (e := standing.decisive) is None:
@@ -68,9 +68,9 @@ def more(
 ) -> list[More]:
     """List the runs to do next of systems that are not yet told apart (see `unsettled`).
 
-    First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, around the crossings: all
-    systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet
-    those of A/A copies. No rate below `least` is asked for.
+    First come runs at an x that an interval lacks, with all seeds so far. Then come the next `step` seeds, around the
+    crossings: all systems get the same seeds, so that they stay paired, and all seeds the same x. The list is empty
+    where seeds would reach those of A/A copies. No rate below `least` is asked for.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
@@ -90,8 +90,8 @@ def more(
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
     """Return an x that a system's interval lacks: at the crossing itself, or beyond an open end; None if none.
 
-    Where nothing is missed at the x below the crossing and most at the next, it is the middle of the two: how many
-    requests an episode there misses tells nothing of lower rates.
+    Where nothing is missed at the x below the crossing, it is the geometric mean of that x and the next: the misses of
+    an episode at the next x tell nothing of lower rates.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
@@ -110,7 +110,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the x that are given, as curves have them: load rises with x."""
+    """Return the given x of a panel in the form that curves have, in which load rises with x."""
     return tuple(map(crossings.reciprocal, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
@@ -121,7 +121,7 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """Return the given x, those within an octave of a system's interval, and one beyond each of its ends."""
+    """Return the sampled x that are given, or within an octave of a system's interval, or next beyond its ends."""
     c = by_window.together(of, of.keys())
     if c is None:
         return ()

@@ -27,7 +27,7 @@ SETTING = tuple("process sharing sampling scaling assign plan placement pool_byt
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
-    """Collect the facts of each panel, in order; sets along x share a panel, told as its first one."""
+    """Collect the facts of each panel, in order; model sets along x share a key, and have the first one's facts."""
     every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
     return list(every.values())[::-1]
 
@@ -87,7 +87,7 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Count the requests of each model that planners see, most first: a list a fold where seeds replay either."""
+    """Count the requests of each model that planners see, most first; one list for each fold that seeds replay."""
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}

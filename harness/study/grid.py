@@ -30,8 +30,8 @@ class Panel:
 
     key: str  # how the table names it
     condition: Condition
-    row: int  # its condition's
-    column: int  # its trace's
+    row: int  # index of its condition
+    column: int  # index of its trace among those that the condition varies
     axis: str
     xs: tuple[float, ...]  # given x; a search adds others
     setting: Mapping[str, Any]  # all its runs share it: fields of a spec, rate_rps and slo_scale
@@ -42,7 +42,7 @@ class Panel:
     warmup_s: float | None
     seeds: tuple[int, ...]  # every curve begins with these, added to the seed of its spec
     half: int | None  # half of a real trace that every seed replays: 0 is the first; None: no halves
-    traces: tuple[str, ...]  # as asked for: its own, and those for which it stands in where the condition varies them
+    traces: tuple[str, ...]  # as asked for: its own, and missing traces of the condition that it stands in for
     targets: Mapping[float, SloTarget] = field(default_factory=dict)  # keyed by SLO scale
 
     @property
@@ -82,7 +82,7 @@ class Panel:
 
     @property
     def holds_rate(self) -> bool:
-        """Tell whether it stands at the rate that the study's first system holds."""
+        """Tell whether the panel runs at the highest rate that the study's first system holds."""
         return self.setting.get("rate_scale") == HELD
 
 
@@ -107,7 +107,7 @@ class Point(NamedTuple):
 def panels(study: Study, full: bool) -> Iterator[Panel]:
     """Yield every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had.
 
-    Where a trace is not here, and the one that stands in for it has a panel of the same condition, there is that alone.
+    Where a trace is missing and its stand-in has a panel of the same condition already, only that panel is yielded.
     """
     for row, condition in enumerate(study.steps()):
         distinct = list[Panel]()
@@ -122,13 +122,13 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
 
 
 def _runs(panel: Panel) -> tuple[Any, ...]:
-    """Return all that says what runs a panel has, and how they are judged."""
+    """Return all that decides which runs a panel has and how they are judged, to find equal panels."""
     setting = {key: value for key, value in panel.setting.items() if key != "trace"}
     return panel.axis, panel.xs, panel.specs, panel.window_s, panel.warmup_s, panel.seeds, panel.half, setting
 
 
 def planned(study: Study, full: bool, panels: Iterable[Panel]) -> int:
-    """Return the runs of a study's panels, with as many points a curve as its search takes."""
+    """Return the number of runs planned for `panels`, with as many points per curve as its search takes."""
     points = study.scope(full).points or study.sample.points
     return sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in panels)
 
@@ -144,9 +144,9 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
 
 
 def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
-    """Yield the panel at a place; of a real trace one a half, each planned from the other, as two case studies.
+    """Yield the panel at a place; for a real trace one for each half, which is planned from the other half.
 
-    A condition of one seed has the half alone that this replays.
+    The halves are two case studies. A condition of one seed has only the half that this seed replays.
     """
     whole = _panel(study, full, row, condition, place)
     spec = whole.first
@@ -208,7 +208,7 @@ def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]
 
 
 def _trace(spec: Spec, gpus: int, window_s: float) -> str:
-    """Return the name of the trace as runs of a set know it; a generator's trace is as long as the window asked for."""
+    """Return the resolved name of a spec's trace; a generator's trace is as long as the window asked for."""
     name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
     if not window_s:
         return name
@@ -217,7 +217,7 @@ def _trace(spec: Spec, gpus: int, window_s: float) -> str:
         return name
     if trace.span_s < window_s:
         return f"{trace.maker}+span_s={window_s:g}"
-    return trace.maker if trace.notice else name  # with a notice it stands in for the one of that name
+    return trace.maker if trace.notice else name  # a trace with a notice stands in for the one of that name
 
 
 def most_gpus(study: Study, full: bool) -> int:
@@ -252,7 +252,7 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
 
 
 def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
-    """Yield the lowest rates at which a model set is run wherever rates are no choice, in requests per second."""
+    """Yield, in req/s, the lowest rate of each condition that runs a model set at rates that are given."""
     for condition in study.condition:
         if models not in study.sets(condition):
             continue
@@ -316,7 +316,7 @@ class Grid:
         return self.study.scope(self.full)
 
     def sample(self, panel: Panel) -> Sample:
-        """Return how the x of a panel are chosen: only rates are searched, or with `bracket` GPUs; others are given."""
+        """Return how the x of a panel are chosen: `bracket` searches GPUs, the other rules rates; all else is given."""
         sample = self.study.sample
         if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
             return replace(sample, rule="fixed")
@@ -331,9 +331,9 @@ class Grid:
         return Range(study.level, panel.xs, least, seeds=len(panel.seeds))
 
     def least(self, panel: Panel) -> float:
-        """Compute the rate scale at which the windows of a point hold the requests asked for.
+        """Compute the rate scale at which the windows of a point hold the requests that the study asks for.
 
-        A half of a real trace has the requests that it has; its least is an eighth of the lowest x given.
+        Half of a real trace cannot have more requests: its least rate scale is an eighth of the lowest x given.
         """
         if panel.half is not None:
             return min(panel.xs, default=1.0) / 8
@@ -367,9 +367,9 @@ class Grid:
         return self.held_rate(panel) if panel.holds_rate else spec.rate_scale
 
     def held_rate(self, panel: Panel) -> float:
-        """Return the highest rate scale that the first system holds on a panel, or the first one of its trace and set.
+        """Return the highest rate scale that the study's first system holds; the panel's lowest if it holds none.
 
-        Where it holds none, that is the lowest rate scale of the panel.
+        It is that of the panel itself, or of the first panel along rates with the same trace and model set.
         """
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
@@ -401,7 +401,7 @@ class Grid:
                     yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
 
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
-        """Return both ends of the first system's x; where rates are searched, the lower is the highest it holds."""
+        """Return both ends of the first system's x; with `at_rps` the lower is the highest rate scale that it holds."""
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}
         shared = [x for p in self.panels if p.key == panel.key for x in p.xs] if panel.axis == "models" else xs
@@ -419,6 +419,3 @@ def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
     if study.controls:
         specs[study.first + AA] = replace(first, seed=first.seed + AA_SEED)
     return specs
-
-
-# ------------------------------------------------------------------ facts for readers of the table

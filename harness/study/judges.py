@@ -46,7 +46,7 @@ class Judges:
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def base_runs(self, panels: Iterable[Panel]) -> list[list[Spec]]:
-        """Return the base runs that P95 rules of panels need, a list a pair of trace and models."""
+        """Return the base runs that P95 rules of panels need: one list for each base spec and kind of GPU."""
         pairs = dict[tuple[Spec, str], None]()
         for panel in panels:
             rule = slo.parse(grids.rule(self.study, panel, panel.scale))
@@ -67,7 +67,7 @@ class Judges:
 
 
 def check(study: Study, panel: Panel, spec: Spec) -> None:
-    """Resolve a spec at the largest x of its panel and build its workload. UserError where that cannot be had."""
+    """Resolve a spec at the largest x of its panel and build its workload. UserError where either fails."""
     most = max(panel.xs, default=1.0)
     rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
     gpus = int(most) if panel.axis == "gpus" else spec.gpus

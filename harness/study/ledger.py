@@ -34,8 +34,8 @@ class Evidence(NamedTuple):
     says: str  # a word of SAYS
     note: str = ""  # missing data, or limits
     weak: str = ""  # why it rests on too little
-    evidence: bool = False  # stands beside it
-    reading: Reading = frozenset()  # an open choice of the paper: systems, and place
+    evidence: bool = False  # stands beside the statement and does not judge it
+    reading: Reading = frozenset()  # options taken of what the paper leaves open: systems, and place
 
 
 class Statement(NamedTuple):
@@ -51,12 +51,12 @@ class Statement(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The class of it, or the reason why there is none."""
+        """The class of the statement, or the reason why it has none."""
         return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
     @property
     def stands(self) -> bool:
-        """Tell whether there is more here than further evidence."""
+        """Tell whether some comparison judges the statement, rather than further evidence alone."""
         return any(not line.evidence for line in self.lines)
 
 
@@ -64,7 +64,7 @@ class Source(NamedTuple):
     """The statements of a study, and the systems that left it."""
 
     statements: tuple[Statement, ...]
-    failed: Mapping[str, str]  # as Failed has them
+    failed: Mapping[str, str]  # keyed by label: why, as in Failed
 
 
 class Ledger(NamedTuple):
@@ -162,7 +162,7 @@ def _due(claim: Claim) -> str:
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
-    """List the comparisons of the i-th claim, of a cumulative study at its ends alone.
+    """List the comparisons of the i-th claim; of a cumulative study only those at its two ends.
 
     Where a system took no part or nothing ran, the first line says so.
     """
@@ -190,7 +190,7 @@ def _axis(claim: Claim, measured: Measured) -> str:
 
 
 def _stated(verdict: Verdict) -> bool:
-    """Tell whether a verdict is on a statement of the paper; of a cumulative study at its ends alone."""
+    """Tell whether a verdict judges the paper's statement; an open step of a cumulative study does not."""
     return verdict.rule != NONE or verdict.says != "open" or not _step(verdict)
 
 

@@ -40,7 +40,7 @@ from harness.study.study import (
 )
 
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
-CLASSES = "classes:"  # before the file of a rule of SLOs
+CLASSES = "classes:"  # prefix of an SLO rule that names a file
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of former kinds of files, and their kind
@@ -78,7 +78,7 @@ def study(name: str) -> Study:
 
 
 def _beside(value: Any, folder: Path) -> Any:
-    """Return what a TOML file says, with the files of SLO classes that lie in its folder by their paths from here."""
+    """Return the data of a TOML file; files of SLO classes in its folder get paths from the working directory."""
     if isinstance(value, str) and value.startswith(CLASSES) and (folder / value.removeprefix(CLASSES)).is_file():
         return f"{CLASSES}{os.path.relpath(folder / value.removeprefix(CLASSES))}"
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def _beside(value: Any, folder: Path) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every string of a TOML file: a user who names the file names what is in it."""
+    """Yield every string of a TOML file: who names the file on a command line also allows the code named in it."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -324,7 +324,7 @@ def _exists(trace: str) -> bool:
 
 
 def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
-    """Raise UserError where a claim's system is neither of the study nor one that could be."""
+    """Raise UserError where a claim's system is neither in the study nor the name of any system."""
     known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
     if name in known:
         return

@@ -52,7 +52,7 @@ class Measured:
     about: About
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
     reference: Spec  # the resolved spec of the first point, whose setting all runs of a comparison share
-    failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
+    failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, with reasons as in Failed
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
@@ -133,7 +133,7 @@ def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study]
 
 
 def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
-    """Read the study that a receipt vouches for, and sweep its folder; None where its table is not whole."""
+    """Clean the folder of a study that a receipt vouches for, and read it; None where its table is not whole."""
     whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
     try:
@@ -180,7 +180,7 @@ class Work:
     teller: Counted
     watch: Callable[[Measured], None] | None = None
     only: frozenset[str] | None = None  # keys of the panels that are worked on; None: all
-    shard: str = "1-1"  # whose runs these are, in parts
+    shard: str = "1-1"  # names the shard whose runs these are, in a partition
     _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # specs that were run, or were current
     _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # their rows' stamps by path below `out`
     _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
@@ -213,7 +213,7 @@ class Work:
 
     @cached_property
     def into(self) -> parts.Partition | None:
-        """The partition of a study of more than `parts.MANY` runs; None: a folder a run."""
+        """The partition that stores a study of more than `parts.MANY` runs; None: each run has its own folder."""
         runs = grids.planned(self.study, self.full, self.every)
         return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
@@ -344,7 +344,7 @@ class Work:
         return room
 
     def _decides(self, point: Point) -> bool:
-        """Tell whether controls run at the highest rate at which this point's system holds."""
+        """Tell whether a point's attainment decides the rates of controls, which follow the study's first system."""
         return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
     def _budget(self, grid: Grid) -> float:

@@ -78,7 +78,7 @@ def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) 
 
 
 def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
-    """Return the value of a field under which a measure is least, of the systems that set it, by seed."""
+    """Return by seed the value of the field `claim.least` that gives the least measure, over systems that set it."""
     best: dict[int, tuple[float, float]] = {}
     for name, text in about.texts.items():
         if (value := asked(text).fields.get(claim.least)) is not None:
@@ -88,9 +88,9 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 
 
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
-    """Return the highest rate within SLOs by seed: where attainment first falls below the level, between two rates.
+    """Return the highest rate within SLOs by seed, interpolated where attainment first falls below the level.
 
-    The least rate where that fails already, the greatest where none does.
+    It is the lowest rate if attainment there is below already, and the highest if it never is.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]
@@ -113,6 +113,6 @@ def _preset(panel: Panel) -> synthetic.Preset | None:
 
 
 def _rps(panel: Panel) -> float:
-    """Return the rate of the most popular stream of a panel's trace; 0 where it is of no generator with rates."""
+    """Return the rate of the most popular stream of a panel's trace; 0 for a trace without such a generator."""
     preset = _preset(panel)
     return preset.rate_rps if preset is not None else 0.0

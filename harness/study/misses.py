@@ -37,8 +37,8 @@ class Misses(NamedTuple):
     offered: int
     missed: int
     ns: Mapping[str, int]  # time of all that missed, keyed by cause (record.WAITS): sums to their latencies
-    explained: Mapping[str, int]  # how many of them by this cause (rows/causes.py)
-    hollow: bool = False  # it could not run
+    explained: Mapping[str, int]  # misses by the cause that explains them (rows/causes.py)
+    hollow: bool = False  # the system could not run
 
     @staticmethod
     def pooled(runs: Sequence[Misses]) -> Misses:
@@ -68,7 +68,7 @@ class SweepMisses(NamedTuple):
     """The misses of a comparison at one rate by label, or of one label by rate."""
 
     rows: list[Misses]
-    scored: pa.Table  # the rows of the comparison's table that these are of
+    scored: pa.Table  # rows of the comparison's table that the misses come from
     rule: str
     definition: str  # a score below 1 is a miss
 

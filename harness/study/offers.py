@@ -1,8 +1,8 @@
 """Prices of GPUs, and of a model's tokens on them for `bench price`.
 
-Of each offer: how many requests decode together, and what a million output tokens cost when the GPUs are never idle:
+For each offer: how many requests decode together, and what a million output tokens cost when GPUs are never idle:
 
-    seqs   the most whose KV fits beside the weights, and whose step, prompts included, is within the TPOT
+    seqs   the most sequences whose KV fits beside the weights and whose step, prompts included, is within the TPOT
     step   decode of all of them, and the prompts that come in while they decode: seqs / output prompts a step
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
@@ -108,7 +108,7 @@ def cost(
     row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, host), 0)
 
     def step_s(seqs: int) -> float:
-        """Return the mean step: decodes, and their part of the prompts that come in."""
+        """Return the mean seconds of a step: decode of all sequences, and its share of the incoming prompts."""
         prompts = seqs / load.output
         whole = profile.step_s(row, B=seqs, C=seqs * (load.prompt + load.output // 2))
         return whole + prompts * profile.step_s(row, p=load.prompt, n=1, area=load.prompt**2 / 2)
@@ -130,7 +130,7 @@ def cost(
 
 
 def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
-    """Return the cheapest offer in a sentence, the table, its head first, and where the prices are from."""
+    """Return the cheapest offer in a sentence, the table with its head first, then servers and price sources."""
     priced = [(c.usd_million, str(c.offer)) for c in costs if c.usd_million is not None]
     rows, answer = list[tuple[str, ...]]([HEAD]), list[str]()
     if priced:

@@ -17,8 +17,8 @@ from harness.study.study import Condition, Study
 def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study, list[str]]:
     """Return the part of a study that an engine runs on these GPUs, and the reason for each other part.
 
-    The part has the engine's cost table if there is one. UserError where nothing of the study is left. SLO bases stay
-    the simulator's, each model alone on a GPU: a host need not have a GPU a model for them.
+    The part has the engine's cost table if there is one. UserError where nothing of the study is left. SLO bases are
+    still measured on the simulator, each model alone, so the host needs no GPU for each model.
     """
     engines.path(engine)
     conditions, notes = list[Condition](), list[str]()

@@ -19,11 +19,11 @@ MOST = 1 << 17  # placements that are tried
 def above(setup: Setup) -> float:
     """Return the largest KVPR of a Prism's start over the least of any placement that holds all models.
 
-    Each model is held with one longest request. NaN where the start leaves a model out, where models take several GPUs,
-    and where placements are too many to try.
+    A placement holds a model together with one longest request of it. NaN where the start leaves a model out, where
+    models take several GPUs, and where placements are too many to try.
     """
     policy: Any = setup.policy
-    for _ in policy.begin(0.0):  # its loads, and the state that it plans them by
+    for _ in policy.begin(0.0):  # discards the loads: begin() also sets the state that is read below
         pass
     models, room = list(policy.models.values()), [float(gpu.mem_bytes) for gpu in policy.cluster.gpus]
     start = [next(iter(m.home or ()), -1) for m in models]

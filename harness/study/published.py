@@ -26,7 +26,7 @@ def publish(measured: Measured, lines: Sequence[str]) -> Path:
     """Write the table of a study into `results/studies`, and return its path."""
     now = sources.codes()
     code = dict[str, str]()
-    for task in measured.tasks:  # files that a spec names, as of SLOs by class, are not the system's
+    for task in measured.tasks:  # task.code also covers files that a spec names, as of SLO classes
         name = f"{task.spec.system} on {task.spec.engine}"
         code[name] = today(name) if now(task.spec) == task.code else task.code[:DIGITS]
     day = f"{datetime.now(UTC):%Y-%m-%d}"

@@ -81,10 +81,10 @@ def write(
     runs: Mapping[str, Stamp],
     traces: Iterable[str],
 ) -> None:
-    """Keep a receipt of a call that began at `begun_ns` with this digest; nothing if a source or input changed since.
+    """Keep a receipt of a call that began at `begun_ns` with the digest `asked`; none if a source or input changed.
 
-    Nothing is kept of runs on real servers. `specs` are those of all runs and `rules` their SLOs. `runs` are the stamps
-    of their rows by path below the results. `traces` are the names of traces as they were asked for.
+    No receipt is kept of runs on real servers. `specs` are those of all runs and `rules` their SLOs. `runs` are the
+    stamps of their rows by path below the results. `traces` are the names of traces as they were asked for.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}

@@ -1,21 +1,23 @@
 """The rule by which a claim has its class: pure functions of a paper's number and an estimate.
 
     input         the paper's number is a constant of ours, so nothing is tested
-    size          the point lies within a factor 1.25 of the paper's number and the interval within 1.5; of what is
-                  above or below no difference (of the excess over 1 of a ratio), and of the nearer end of a range.
-                  "At least" leaves the other side open, on which the direction has to hold
-    up to         the paper says "up to": no more than that (the same factors), on its side, and not within them of it
-    direction     the interval excludes no difference on the paper's side; where seeds count (reached, never, met,
+    size          the point lies within a factor 1.25 of the paper's number, or of the nearer end of its range, and the
+                  interval within 1.5. The factors are of the distance from no difference (of a ratio's excess over
+                  1). "At least" leaves the far side open. The direction, where the paper gives one, holds too
+    up to         the paper says "up to": the result is on its side and no larger (by the same factors), but smaller
+                  than of that size
+    direction     the whole interval lies on the paper's side of no difference; where seeds count (reached, never, met,
                   missed), all of them do as the paper says
-    contradicted  the interval excludes no difference on the other side, or no seed does as the paper says; where the
-                  paper gives no direction, what one window would show lies beyond the factor 1.25 and does not touch it
+    contradicted  the whole interval lies on the other side, or no seed does as the paper says; where the paper gives
+                  no direction, the interval predicted for one more window lies beyond the factor 1.25
     open          everything else
 
-That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
-contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper
-leaves open what it means (which of two systems, which workload), each is a reading, and a statement has the class that
-all readings give it: size and "up to" together are "up to", both with direction are direction, and whatever else is
-mixed is open (`of_statement`).
+A claim that nothing differs (`equal`) has the class size where the interval lies within 0.8 to 1.25 (two one-sided
+tests), and is contradicted where the whole interval lies outside. A statement about several systems is contradicted if
+it is for one of them. Where a paper leaves open what it means (which of two systems, which workload), each option is a
+reading, and a statement has the class that all readings share: size and "up to" together give "up to", either of them
+with direction gives direction, and any other mixture is open (`of_statement`). A reading without a class leaves the
+statement without one.
 """
 
 from __future__ import annotations
@@ -66,13 +68,13 @@ class Goal(NamedTuple):
 
     @property
     def side(self) -> int:
-        """The side of no difference on which it lies; 0: on none."""
+        """The side of no difference on which the range lies: 1 above, -1 below, 0 neither."""
         if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
             return 0
         return 1 if self.least >= self.even else -1
 
     def within(self, factor: float) -> tuple[float, float]:
-        """Widen both ends by a factor: of their distance from no difference, or of the whole where there is no side."""
+        """Widen the range by a factor of each end's distance from no difference; from 0 where there is no side."""
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base
         return base + min(low / factor, low * factor), base + max(high / factor, high * factor)
@@ -136,7 +138,7 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
 
 
 def judged_order(claim: Claim, standing: Standing) -> str:
-    """Return the class of a claim by who is ahead, in place of a ratio where a curve is flat."""
+    """Return the class of a claim by which system is ahead, where a curve is too flat to judge a ratio."""
     if (ratio := standing.decisive) is not None:
         word = judged(claim, ratio)
         return "direction" if word in {"size", "up to"} else word
@@ -182,12 +184,12 @@ def together(words: Sequence[str]) -> str:
 
 
 def all_of(words: Sequence[str]) -> str:
-    """Return the class of a statement about several systems: one that contradicts it is enough."""
+    """Return the class of a statement about several systems: contradicted if it is for any of them."""
     return "contradicted" if "contradicted" in words else together(words)
 
 
 def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
-    """Return the class of a statement by those of its parts: of all parts of a reading, then of all readings."""
+    """Return the class of a statement: join the parts of each reading (`all_of`), then the readings (`together`)."""
     choices = dict[str, dict[str, None]]()
     for _, reading in parts:
         for choice, taken in sorted(reading):

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from harness.rows import statistics
 from harness.study.study import AA, CONTROLS, HALF_OCTAVE, OCTAVE, QUARTER, Range, Sample, rounded
 
-LEVEL, LOW = 0.99, 0.90  # the usual target; where a system is past its knee, unless the target is near it
-PAST = 0.05  # below a target: past the knee at least by so much
+LEVEL, LOW = 0.99, 0.90  # the usual target; attainment below which a system is past its knee, unless the target is near
+PAST = 0.05  # past the knee, attainment is at least this far below the target
 TOP, FLOOR = 64.0, 1 / 20  # rate scales beyond which no octave follows in the search for a common knee
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
-OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
+OCTAVES = 2  # every system is run to this many octaves above the lowest rate, even if it falls earlier
 
-Shares = Mapping[str, float]  # attainment by definition, the one that decides first
+Shares = Mapping[str, float]  # attainment by definition; the first definition decides
 Curve = Mapping[float, Shares]  # x -> attainment, of one seed
 Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 
@@ -34,7 +34,7 @@ class Ask(NamedTuple):
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Choose the x to run next of the systems in `curves`, which hold attainment; none where the search is over."""
+    """Choose the next x of each system in `curves`, by its attainment so far; no x where its search is over."""
     if sample.rule == "knee" and not bounds.given:
         return common_knee(bounds, curves) if sample.each == "panel" else knees(sample, bounds, curves)
     if not any(seeds for seeds in curves.values()):
@@ -68,7 +68,7 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Search rates around the knees of several systems: octaves by the first seed, a grid by all, then each one's own.
 
-    Octaves go up while some system is not past its knee, and of each contestant down until it meets the level. The
+    Octaves go up while some system is not past its knee, and down for each contestant until it meets the level. The
     rates between which a contestant crosses the level are halved until they are a quarter of an octave apart.
     """
     level = bounds.level
@@ -109,10 +109,10 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 
 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
-    """Return rates around the knees seen at octaves, for each system from an octave below its own knee to one above.
+    """Return rates around the knees seen at octaves, for each system from an octave below its own knee on.
 
-    Where a contestant still meets the level, all systems stand beside it; those that do not contend begin with the
-    first contestant that meets it at all.
+    They end an octave above the highest rate at which a contestant meets the level, so that all systems stand beside
+    it. Systems that do not contend begin with the first contestant that meets the level at all.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
@@ -157,8 +157,8 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
     """Return the rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
     The finer ones lie from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ...
-    of an octave until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed
-    `OCTAVES` further.
+    of an octave until there are `least`, so that a finer grid contains each coarser one. The rates of a system that
+    fell at once still reach `OCTAVES` above its lowest.
     """
     low = min(seen)
     holds = highest([(x, shares) for x, shares in seen.items()], level) or low
@@ -176,7 +176,7 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
 def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
     """Find the highest sampled x at which the fit of the mean over seeds holds the level, by every definition; if any.
 
-    Attainment may dip below the level at a lower x. `runs` are an x and what is attained there, a run each.
+    Attainment may dip below the level at a lower x. `runs` has the x and the attainment of each run.
     """
     by_x: dict[float, list[Shares]] = {}
     for x, shares in runs:
@@ -191,9 +191,9 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """Return the x to sample next, by bisection of where the mean over seeds crosses the level; None once x suffice.
+    """Return the next x, by bisection of where the mean over seeds crosses the level; None once enough are sampled.
 
-    Where every x is near to the crossing, the last one lies beyond it: an interval ends there.
+    Once `sample.points` are sampled, x beyond the crossing may follow (`_beyond`), so that an interval can end there.
     """
     seen = deciding(mean(seeds))
     if len(seen) >= sample.points:
@@ -235,11 +235,11 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
 
 
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
-    """Return the whole number to sample next of a rising curve; None once the fewest that hold the level stand.
+    """Return the next whole number to sample of a rising curve; None once the fewest that hold the level are known.
 
-    The most comes first, then the middle between the answer and the next smaller count that failed, or the least - 1:
-    systems are slow to simulate far below what they need. At last the count above the answer has to confirm it: where
-    it fails, the fit takes a lone count that held by luck back, and the search goes on above.
+    The largest count comes first, since systems are slow to simulate far below what they need. Then it is the middle
+    between the answer and the next smaller count that failed, or the least - 1. At last the count above the answer has
+    to confirm it: where that fails, the fit rejects the lower one, which held by luck, and the search continues above.
     """
     least, most = (round(x) for x in bounds.given)
     curves = {seed: deciding(curve) for seed, curve in seeds.items()}
@@ -256,8 +256,8 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
 def bracket(failed: Collection[int], held: int | None, least: int, most: int, *, begin: int) -> int | None:
     """Return the whole number to try next of a rising curve; None where the search is over.
 
-    It begins with `begin`, and doubles the largest that failed until one holds. Then it is the middle between the
-    fewest that hold and the largest below that failed, or the least - 1.
+    The search begins with `begin`, and doubles the largest count that failed until one holds. Then it takes the middle
+    between `held`, the fewest that hold, and the largest that failed, or `least` - 1.
     """
     low = max(failed, default=least - 1)
     if held is not None:

@@ -25,9 +25,9 @@ def refined(
 ) -> list[Point]:
     """Run more seeds of a study's systems, beyond the runs at `points`; returns the runs that were added.
 
-    Each panel may take `part` requests, so that none depends on what was run for another. Where what is left of them
-    does not suffice for all, the study's own systems have it, without those that --full alone runs. `run` runs points;
-    it is told what they are, and the requests that may follow. `add` adds the misses of points to curves by panel.
+    Each panel may take `part` requests, so that no panel depends on what was run for another. Where the rest does not
+    suffice for all systems, it goes to the study's own, without those that --full adds. `run` runs points, given a
+    line that describes them and the number of requests that may follow. `add` adds their misses to curves by panel.
     """
     panels = {panel.key: panel for panel in grid.panels if tells(panel)}
     more_points: Sequence[Point] = [point for point in points if point.panel.key in panels]
@@ -57,9 +57,9 @@ def refined(
 
 
 def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> Iterator[list[tuple[Point, float]]]:
-    """Yield the runs that tell a panel's systems apart, with the requests of each: of all, then of the study's own.
+    """Yield runs to tell a panel's systems apart, each with its requests: of all systems, then of the study's own.
 
-    Nothing where they are told apart.
+    Nothing is yielded for systems that are told apart already.
     """
     study, scope = grid.study, grid.scope
     contend = [name for name in panel.specs if name in curves and contends(name)]

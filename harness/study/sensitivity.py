@@ -72,7 +72,7 @@ class Leads:
 
     @property
     def ranked(self) -> list[Constant]:
-        """Constants by falling swing, then those that were left."""
+        """Constants by falling swing, then those that were not varied."""
         tried = {row.constant.name for row in self.rows if row.lead}
         every = dict.fromkeys(row.constant for row in self.rows)
         return sorted(every, key=lambda constant: (constant.name not in tried, -self.swing(constant.name)))
@@ -82,7 +82,7 @@ class Leads:
 
 
 def read(folder: Path) -> Leads | None:
-    """Read the sensitivity kept beside a comparison's table; None where there is none of that table's runs."""
+    """Read the sensitivity kept beside a comparison's table; None where none is stored for that table."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):

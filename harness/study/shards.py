@@ -19,7 +19,7 @@ from harness.study.study import Study
 
 
 class ShardWork(NamedTuple):
-    """The work of a shard: its searches, of how many, and its runs; of a fixed grid no searches."""
+    """The work that a shard did: its searches out of `of`, and its runs; a fixed grid has no searches."""
 
     searches: int
     of: int
@@ -88,7 +88,10 @@ def fixed(work: Work) -> bool:
 
 
 def searches(work: Work) -> list[tuple[str, ...]]:
-    """Return the searches, each the keys of panels that decide together: those of one key, and of a held rate."""
+    """Return the searches, each as the keys of the panels that depend on one another.
+
+    These are panels with one key and, if some panel waits for a held rate, all panels with one trace and model set.
+    """
     of: dict[str, set[str]] = {}
     waits = any(panel.holds_rate for panel in work.every)
     by_place: dict[tuple[str, str], str] = {}

@@ -17,7 +17,7 @@ Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share 
 def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
     """Return the share of each model's requests on each GPU, over all of these runs.
 
-    A request of a group of GPUs ran on each of them, one that moved on its first and last.
+    A request on a group of GPUs counts on each of them; one that moved counts on its first and its last GPU.
     """
     total, on = Counter[str](), dict[str, Counter[str]]()
     for model, where, n in _counted(runs):
@@ -29,7 +29,7 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
 
 
 def places(runs: Iterable[Path]) -> dict[str, Gpus]:
-    """Return the GPU or the group with most of each model's requests, over all of these runs; first ones of moves."""
+    """Return the GPU or group with most of each model's requests; a request that moved counts where it began."""
     on: dict[str, Counter[Gpus]] = {}
     for model, where, n in _counted(runs):
         if gpus := tuple(map(int, re.findall(r"\d+", where.partition(">")[0]))):
@@ -38,7 +38,7 @@ def places(runs: Iterable[Path]) -> dict[str, Gpus]:
 
 
 def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
-    """Yield each model with the GPUs that requests of it ran on, as runs store them, and the number of these."""
+    """Yield a model, GPUs that requests of it ran on (as runs store them), and the number of these requests."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
         yield from (

@@ -4,8 +4,8 @@ Samples of a prompt share the blocks that it fills. Its last block, filled in pa
 writes to it, but for the last one. Beams are chosen anew at each token: a beam continues one of the beams before, and
 several may continue the same one, all of whose blocks they then share.
 
-Which beams go on depends on the model and the text. Here each draws the beam that it continues evenly, by itself, which
-takes no parameter. What this alone decides is an input.
+Which beams continue depends on the model and the text. Here each draws the beam that it continues uniformly and
+independently, which takes no parameter. A number that this alone decides is an input, not a result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK_TOKENS = 16  # section 7.2
 
 
 class Blocks:
-    """Blocks of KV memory that sequences hold, each with the number of those that do."""
+    """Blocks of KV memory that sequences hold, each with the number of its holders."""
 
     def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
         self.block_tokens = block_tokens
@@ -64,8 +64,8 @@ class Blocks:
 def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator | None) -> list[int]:
     """Return the blocks in use after each token but the first of a request with several sequences.
 
-    The first token of each is written with the second one's step. `beams` draws which beam each continues; None: they
-    are samples, and each continues itself.
+    The KV of each sequence's first token is written in the step of its second. `beams` draws which beam each
+    continues; None: they are samples, and each continues itself.
     """
     blocks = Blocks()
     first = blocks.prompt(prompt)
@@ -85,9 +85,9 @@ def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator 
 
 
 def saved(lengths: NDArray[np.int32], sequences: int, beams: np.random.Generator | None = None) -> float:
-    """Return the blocks saved by sharing over those that there would be without, over all tokens of all requests.
+    """Return the share of blocks that sharing saves, of those in use without it, over all tokens of all requests.
 
-    `lengths`: prompt and output tokens, shape (n, 2). Figure 15 divides the same.
+    `lengths`: prompt and output tokens, shape (n, 2). Figure 15 shows the same ratio.
     """
     used = total = 0
     for prompt, output in lengths.tolist():

@@ -1,12 +1,13 @@
 """The fewest GPUs of each kind on which a strategy holds the target, for every model and for all together.
 
-Each strategy of each kind is searched by itself, from the fewest GPUs that its weights fit on: doubled until the target
-holds, then halved between the last count that fails and the first that holds. All strategies see the same windows: the
-log in parts, each planned from another part, and its busiest hour. A count holds where it holds in every view. The
-first strategy that has an answer goes before the others: these stop where their next count costs more than its answer.
-So what is tried of a strategy depends on no other one but the first, and shards of a question try what one call tries.
+Each strategy is searched on each kind of GPU by itself. The number of GPUs starts at the fewest that hold all weights,
+doubles until the target holds, then is bisected between the largest that fails and the smallest that holds. All
+strategies replay the same windows: the log in parts, each planned from another part, and its busiest hour. A number of
+GPUs holds the target where it does so in every view. The first strategy with an answer is searched before the others,
+which stop where their next number would cost more than its answer. So the numbers tried of a strategy depend on no
+other strategy but that first one, and the shards of a question together try what one call tries.
 
-Runs are those of a sweep: they are stored, checked and resumed as all others are.
+Runs are made by a sweep: they are stored, checked and resumed as all others are.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def size(asked: Question, out: Path, *, workers: int | None = None, teller: Tell
 
 
 class Outlook(NamedTuple):
-    """The search of a strategy on a kind of GPU before anything is run; it ends earlier where it finds its answer."""
+    """The upper bounds of a strategy's search on a kind of GPU, before anything is run."""
 
     kind: str
     system: str
@@ -91,7 +92,7 @@ class SizeSearch:
         self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
-        """Search all strategies, then ask more of the best."""
+        """Search all strategies; return the answer, with further facts about the best."""
         curves, best, grown = self.search(list(self.curves()))
         runs = curves[best[:2]].tried[best.gpus].runs if best else ()
         trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
@@ -121,7 +122,7 @@ class SizeSearch:
         )
 
     def part(self, shard: Shard) -> tuple[int, int]:
-        """Search a shard's strategies, each on each kind; returns how many searches these are, and how many there are.
+        """Run the searches of a shard; return how many it has, and how many there are in all.
 
         Once all shards are done, `size` finds every run there that it needs.
         """
@@ -147,7 +148,7 @@ class SizeSearch:
         return rows, streams.lines(self._setup(self.kinds[0]), every=True)
 
     def curves(self) -> Curves:
-        """Return a curve for each system on each kind, before anything is tried. UserError where none can be."""
+        """Return an empty curve for each system on each kind. Raises UserError where none of them can be tried."""
         kinds = self.asked.kinds
         curves = {
             (kind, name): Curve(kind, name, stopped=self._refused(kind, name))
@@ -165,10 +166,10 @@ class SizeSearch:
         return [key for key, curve in self.curves().items() if not curve.stopped]
 
     def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
-        """Search some curves for the fewest GPUs for every model, then for all models together.
+        """Search the curves `mine` for the fewest GPUs by each model's attainment, then by that of all requests.
 
-        Returns all curves; the cheapest answer of these and of the first strategy; and the GPUs that it takes for more
-        traffic, where it is one of these.
+        Return all curves; the cheapest answer among `mine` and the first strategy; and, if it is one of `mine`, the
+        GPUs that it takes at each growth of the traffic.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
@@ -194,7 +195,7 @@ class SizeSearch:
         return []
 
     def _lacks(self, curves: Curves, best: Best) -> str:
-        """Say how much memory the best lacks on one GPU fewer, where that is why it does not hold."""
+        """Say how much memory the best lacks on one GPU or copy fewer; empty where memory is not why that fails."""
         below = curves[best[:2]].below(best.gpus)
         if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
             return ""
@@ -202,7 +203,7 @@ class SizeSearch:
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
-        """Return what binds in most misses on the most GPUs, of each strategy that more GPUs do not help."""
+        """Return, for each strategy that more GPUs do not help, what binds in most misses on its most GPUs."""
         flat = {
             key: curve.flat[1].runs
             for key, curve in curves.items()
@@ -216,7 +217,7 @@ class SizeSearch:
     def _search(
         self, curves: Sequence[Curve], by: Criterion, first: Sequence[Curve] = (), times: float = 1.0, least: int = 0
     ) -> None:
-        """Try counts until each curve has its answer, a round of all curves at a time; none dearer than the first's."""
+        """Try counts in rounds over all curves until each has its answer; none may cost more than that of `first`."""
         for turn in count(1):
             asks = [(curve, n) for curve in curves if (n := self._next(curve, first, by, least)) is not None]
             if not asks:
@@ -249,7 +250,7 @@ class SizeSearch:
         return None if n is None else n * size
 
     def most(self, kind: str) -> int:
-        """Return the most GPUs of a kind, or of whole copies of a mix, that may be tried. UserError for no copy."""
+        """Return the most GPUs of a kind that may be tried, in whole copies of a mix. UserError if no copy fits."""
         size = mix.size(kind)
         if size > self.asked.most:
             raise UserError(f"--gpus ends at {self.asked.most}, and {kind} is {size} GPUs")
@@ -284,9 +285,10 @@ class SizeSearch:
         return str(asked_system(self.systems[name])["system"]) in BOUNDS
 
     def _ends(self, kind: str) -> tuple[int, int]:
-        """Return the fewest copies that hold each model alone, and those that are tried first.
+        """Return the fewest copies that hold each model alone, and the number of copies that is tried first.
 
-        These hold all weights, and are no fewer than asked for; where they hold the target, fewer are tried.
+        The latter hold all weights, and are no fewer than the question's least; where they hold the target, fewer are
+        tried.
         """
         size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
@@ -302,7 +304,7 @@ class SizeSearch:
     # ------------------------------------------------------------ runs
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
-        """Run strategies on counts, in all windows, and add their verdicts."""
+        """Run each curve of `asks` on its number of GPUs, in all windows, and add the verdict to the curve."""
         specs = [
             self.under(curve.kind, view).spec(self.spec(curve.kind, curve.system, n, view, seed, times))
             for curve, n in asks
@@ -327,7 +329,7 @@ class SizeSearch:
         return Outcome(gpus, met, "", every)
 
     def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
-        """Count the misses of runs on a kind by view, model, hour and what binds, under this SLO or the question's."""
+        """Count misses of runs by view, model, hour and what binds, under `rule` (empty: the question's)."""
         return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
@@ -336,12 +338,12 @@ class SizeSearch:
         return Setup(resolve(spec)).cluster
 
     def _under(self, kind: str, view: View, rule: str = "") -> SloTarget:
-        """Return the SLO seconds on a kind of GPU, of the traffic of a view."""
+        """Return the SLO in seconds on a kind of GPU, for the traffic of a view."""
         spec, rule = self.spec(kind, view=view), rule or self.asked.rule
         return slo_target(spec, rule, self.out, workers=self.workers, teller=self.teller)
 
     def _setup(self, kind: str) -> Setup:
-        """Return one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
+        """Return the setup of one GPU of a kind, or one copy of a mix, with all models, each at its degree."""
         return Setup(self.spec(kind))
 
     def spec(
@@ -353,7 +355,7 @@ class SizeSearch:
         seed: int | None = None,
         times: float = 1.0,
     ) -> Spec:
-        """Return the spec of one run, unless others are given of the first system, view and seed, on one copy."""
+        """Return the spec of one run; by default of the first system, view and seed, on one GPU or copy of a mix."""
         view, of = view or self.views[0], self.systems[system or next(iter(self.systems))]
         place = {"trace": view.trace, "models": self.sets[kind][0], "gpu": kind, "gpus": gpus or mix.size(kind)}
         spec = from_dict({**self.asked.setting, **place, **asked_system(of)})
@@ -362,7 +364,7 @@ class SizeSearch:
     # ------------------------------------------------------------ of the best
 
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
-        """Compute the seconds in which each model comes in from the host, on idle links."""
+        """Compute the seconds to load each model from the host, on idle links."""
         cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
         return {
             name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
@@ -371,7 +373,7 @@ class SizeSearch:
 
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
-    """Pool the requests of some runs under an SLO target, which all could run."""
+    """Pool the requests of `runs`, all of which had room, under an SLO target."""
     scores = [score.by_model(run, under, [definition])[definition] for run in runs]
     blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in scores), strict=True)
     missed, offered = (np.concatenate(of)[None] for of in blocks)
@@ -389,7 +391,7 @@ def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
 
 
 def own_count(system: str) -> bool:
-    """Tell whether a system, as --systems takes it, has as many GPUs as its models need, whatever it is given."""
+    """Tell whether a system, as --systems takes it, sets its own number of GPUs, whatever it is given."""
     return hasattr(Setup(from_dict(asked_system(system))).make_policy, "gpus_needed")
 
 

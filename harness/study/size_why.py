@@ -1,7 +1,7 @@
 """Reasons why fewer GPUs than the answer of `bench size` do not hold, and changes with which they do.
 
-What binds is counted where requests miss: by model and hour of the window, the main cause of each miss
-(rows/causes.py). Then a few changes are run on the same GPUs; what a run does not confirm is not advised.
+The resource that binds is the main cause of a miss (rows/causes.py), counted by model and hour of the window. Then a
+few changes are run on the same GPUs; only a change that its run confirms is advised.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Change(NamedTuple):
     what: str
     asked: Question
     system: str
-    looser: bool  # the SLO is longer: a promise less
+    looser: bool  # the change relaxes the SLO
     verdict: Outcome | None = None
-    seconds: float = 0.0  # on this machine, of its runs
+    seconds: float = 0.0  # wall-clock seconds that its runs took on this machine
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Why:
 
     kept: Kept
     tried: Tried
-    models: Hours  # none where it has no room
+    models: Hours  # empty where the strategy has no room
     weights_bytes: int
     memory_bytes: int  # bytes all GPUs have
     changes: tuple[Change, ...]
-    met: Mapping[str, float] = field(default_factory=dict)  # a model's least attainment in a view, as in the table
+    met: Mapping[str, float] = field(default_factory=dict)  # least attainment of a model over views, as in the table
 
     @property
     def total(self) -> Hour:
@@ -82,7 +82,7 @@ def why(
 ) -> Why:
     """Explain the largest count below the answer, of the best strategy or of one that was asked for, and try changes.
 
-    UserError where nothing was tried that fails.
+    Raises UserError where no count that was tried fails.
     """
     tried = _failing(kept, system)
     work = SizeSearch(kept.asked, out, workers, teller)
@@ -99,13 +99,13 @@ def why(
 
 
 def _failing(kept: Kept, system: str | None) -> Tried:
-    """Return the largest count below the answer; where there is no answer, what came nearest to one."""
+    """Return the largest count below the answer; where there is no answer, the trial that came nearest."""
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in this answer (it has: {", ".join(labels)})')
     if name := system or (kept.best and kept.best.system):
         every = [row for row in kept.tried if row.label == name]
-        tried_on = {row.gpu for row in every}  # not the best's kind, where that is a mix that it does not take
+        tried_on = {row.gpu for row in every}  # the best's kind may be a mix that this system does not take
         kind = kept.best.gpu if kept.best and kept.best.gpu in tried_on else every[0].gpu
         rows = [row for row in every if row.gpu == kind]
         fewest = next((row.gpus for row in rows if row.answer), math.inf)
@@ -143,13 +143,13 @@ def _changes(reason: Why, work: SizeSearch) -> list[Change]:
 
 
 def _wider(work: SizeSearch, tried: Tried, name: str) -> int | None:
-    """Return the next degree of parallelism of a model that these GPUs can hold."""
+    """Return the next larger degree of tensor parallelism of a model on these GPUs; None if there is none."""
     model = work.cluster(tried.gpu, tried.gpus).models.get(name)
     return None if model is None else next((tp for tp in model.degrees if tp > model.tp), None)
 
 
 def scaled(rule: str, times: float) -> str:
-    """Multiply the seconds of a rule; no rule of classes is taken, whose file has the seconds."""
+    """Multiply the seconds of an SLO rule, which must not be one of classes: their seconds are in a file."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
     second = f"/{float(match[2]) * times:g}" if match[2] else ""
@@ -157,7 +157,7 @@ def scaled(rule: str, times: float) -> str:
 
 
 def _longer(tried: Tried, work: SizeSearch) -> float | None:
-    """Return the least of some multiples of the SLO at which the stored runs would hold; None where none does."""
+    """Return the least multiple of the SLO, of LONGER, at which the stored runs hold the target; None if none."""
     asked = work.asked
     for times in () if asked.rule.startswith("classes:") else LONGER:
         views = work.misses(tried.gpu, tried.runs, scaled(asked.rule, times)).values()
@@ -168,7 +168,7 @@ def _longer(tried: Tried, work: SizeSearch) -> float | None:
 
 
 def _run(change: Change, tried: Tried, work: SizeSearch) -> Change:
-    """Run a change in all windows."""
+    """Run a change in all windows; return it with its verdict, if its system runs on a given number of GPUs."""
     begun = perf_counter()
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
     curve = Curve(tried.gpu, change.system)

@@ -23,19 +23,19 @@ from harness.study.offers import usd_hour
 from harness.study.study import UNSHARED
 from harness.study.traffic import View
 
-BOUNDS = (UNSHARED, "dedicated")  # recommended never: a bound, and the base to save from
+BOUNDS = (UNSHARED, "dedicated")  # never recommended: a bound, and the base that savings are counted from
 
 
-WINDOWS = 3  # drawn of a generator
+WINDOWS = 3  # windows that are drawn from a generator
 
 
-GROWTH = (1.25, 1.5, 2.0)  # times the traffic, of what is recommended
+GROWTH = (1.25, 1.5, 2.0)  # multiples of the traffic for which the recommended strategy is sized too
 
 
-PAIR, SAME = 2, 0.0005  # counts that are compared; of attainment, within which they are alike
+PAIR, SAME = 2, 0.0005  # counts that `flat` compares; difference of attainment within which they are equal
 
 
-NEVER = 1e-9  # requests; sums of shares are no more exact
+NEVER = 1e-9  # tolerance in requests: sums of shares are no more exact
 
 
 Criterion = Literal["each", "pooled"]
@@ -77,7 +77,7 @@ class Question:
         growth: Iterable[float],
         **more: Any,
     ) -> Question:
-        """Ask about kinds and prices as users name them, by the rule's own definition of attainment if none is given.
+        """Make a question from kinds and prices as users name them; `definition` None: that of the rule.
 
         UserError for an unknown kind, and for a price that is no number above 0.
         """
@@ -140,7 +140,7 @@ class Outcome:
 
     @property
     def least(self) -> Estimate | None:
-        """The least attainment of all requests in a view; None where it could not run."""
+        """The attainment of all requests in the view where it is least; None where the strategy could not run."""
         return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
 
     @property
@@ -178,7 +178,7 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the least count from which on all that were tried hold the target."""
+        """Return the least count tried that holds the target with all larger ones tried; None if there is none."""
         fewest = None
         for gpus in sorted(self.tried, reverse=True):
             if not self.tried[gpus].holds(target, by):
@@ -255,7 +255,7 @@ class Sized:
 
 
 def allowed(target: float, offered: float) -> int:
-    """Return how many of some requests may miss their SLO."""
+    """Return how many of `offered` requests may miss their SLO under a target."""
     return math.ceil((1.0 - target) * offered - NEVER)
 
 

@@ -33,14 +33,14 @@ HELD = "held"  # as a rate: the highest at which the study's first system holds 
 UNSHARED = "unshared"  # leaves out what sharing costs
 CONTROLS = ("dedicated", UNSHARED, "static:oracle")  # references of every figure, which contend for nothing
 PRECISION = 0.1  # relative half-width of a ratio's interval
-AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from tuning
-AA = " (A/A)"  # the ending of its name
+AA_SEED = 504  # first seed of the A/A copy, apart from those of evaluations and tuning
+AA = " (A/A)"  # ending of the name of an A/A copy
 START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset(
     {"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on", "token_times", "homes"}
 )
-AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
+AND, OR = " and ", " or "  # between the systems of a claim: AND joins several, OR the readings of one
 BEST = "best "  # before a system's file: the best of the study's systems of that file
 OTHER = ("system", "over", "definition")  # fields that further evidence may change, beside facts
 Paper = float | str | tuple[float, float] | None
@@ -314,9 +314,9 @@ class Study:
     # -------------------------------------------------------------- a condition of it
 
     def steps(self) -> tuple[Condition, ...]:
-        """Return the conditions to measure; of a cumulative study the start, all steps so far, each step alone.
+        """Return the conditions to measure; of a cumulative study the start, then steps added up, then steps alone.
 
-        A condition with a band has the other end of the band before it.
+        Before a step with a band comes the same step at the other end of the band.
         """
         if not self.cumulative:
             return self.condition
@@ -401,7 +401,7 @@ def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
 
 
 def systems_of(text: str) -> list[list[str]]:
-    """Split a claim's `system` or `over` into its systems: all of these, of each any of its readings."""
+    """Split a claim's `system` or `over` at " and " into systems, and each of these at " or " into readings."""
     return [part.split(OR) for part in text.split(AND)]
 
 
@@ -425,7 +425,7 @@ def _ends(step: Condition) -> Iterator[Condition]:
 
 
 OCTAVE = 2.0
-QUARTER = 2.0**0.25 * (1 + 1e-9)  # a ratio: rates this near to a crossing give its place
+QUARTER = 2.0**0.25 * (1 + 1e-9)  # a crossing counts as located if a sampled rate lies within this ratio of it
 HALF_OCTAVE = 2.0**0.5
 
 

@@ -19,7 +19,7 @@ from harness.rows.estimate import Estimate, Style
 from harness.rows.statistics import Crossing
 
 LEVELS = (0.99, 0.97, 0.90)  # levels of attainment whose rates stand beside each other
-CONTEST = 2  # systems on equally many GPUs, beside which others contend for nothing
+CONTEST = 2  # where at least this many have the same number of GPUs, systems on other numbers do not contend
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -32,14 +32,14 @@ class Column(NamedTuple):
     unit: str
     factor: float
     more: bool | None
-    definition: str  # a definition of the tidy table; empty: the crossing has it
+    definition: str  # a definition of the tidy table; empty: a value of the crossing
     over: str = "pooled"
     headline: bool = False  # it keeps its interval where there is little room
     brief: bool = False  # it is among the few that answer at a glance
 
     @property
     def style(self) -> Style:
-        """Shares and counts by decimals, others by significant digits; units stand in the head."""
+        """The style of its numbers: shares and counts by decimals, others by significant digits; no units."""
         return Style(decimals={"%": 1, "": 0}.get(self.unit))
 
 
@@ -107,7 +107,7 @@ class SystemSummary:
 
     @property
     def judged(self) -> bool:
-        """Tell whether sentences and best values may be made of it: it contends, and its runs all ran and are valid."""
+        """Tell whether sentences and best values may use it: it contends, and its runs all ran and are valid."""
         return not (self.control or self.infeasible or self.invalid)
 
     @property
@@ -130,11 +130,11 @@ class Summary:
     offered_rps: float
     columns: tuple[Column, ...]
     systems: tuple[SystemSummary, ...]
-    gpus: int  # most contending systems have it
+    gpus: int  # number of GPUs of most contending systems
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
     level: float
     subject: str  # the label that the answer is about: of a system given as a file, else the first
-    halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
+    halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay each half of a real trace, which is no random draw
 
     def name(self, system: SystemSummary) -> str:
         """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
@@ -191,10 +191,10 @@ def summarize(
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing, `checks` has the marks of files by label. What
-    ran on another number of GPUs than two or more contestants (`contiguous` has one a model) contends for nothing
-    either.
-    `halves` are the seeds that replay either half of a real trace: two case studies, of which there is no interval.
+    `order` lists the labels, `controls` those that do not contend; `checks` has the marks of files by label. Where two
+    or more contestants have the same number of GPUs, systems on another one do not contend either (`contiguous` has one
+    a model).
+    `halves` are the seeds that replay each half of a real trace: two case studies, so there are no intervals.
     `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the
     label that the answer is about, the first where it is not named.
     """
@@ -277,7 +277,7 @@ def _always(column: Column) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Every point of a sweep."""
+    """The estimates at every point of a sweep."""
 
     estimates: Mapping[tuple[str, float, str, str], Estimate]  # keyed by label, rate scale, definition, over
     gpus: Mapping[str, int]

@@ -99,7 +99,7 @@ def score_all(
     teller: Teller | None = None,
     measures: Sequence[str] = (),
 ) -> None:
-    """Put the scores of all places into `scored`, those that it lacks; `measures` are further columns of each."""
+    """Add to `scored` the scores of those places that it lacks; `measures` are further columns of each run."""
     names = [*definitions, *measures, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
     shown = pa.array(names, pa.string())
     form = pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}])
@@ -115,7 +115,7 @@ def score_all(
 
     teller = teller or Silent()
     once = {place.key: place for place in places}
-    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
+    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # work on files and arrays releases the interpreter lock
         lacks = [key for key in once if key not in scored]
         nearest = [lacks[k] for k in sweep.in_part_order([once[key].folder for key in lacks])]
         todo = {key: pool.submit(rows, once[key]) for key in nearest}

@@ -27,10 +27,10 @@ class View(NamedTuple):
 
 
 def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
-    """Return the stretches that are replayed: all of the trace; its busiest hour, where it is longer than two.
+    """Return the stretches to replay: all or half of the trace, and the busiest hour of a log file over two hours.
 
-    A log under two hours is replayed half by half, each half planned from the other; of a longer one the second half
-    is. A generator draws windows.
+    A log under two hours is replayed half by half, each half planned from the other; of a longer one only the second
+    half is replayed. A generator draws `windows` windows.
     """
     trace = load_trace(name)
     if trace.maker is not None:

@@ -2,15 +2,15 @@
 
     world   a trace, and how its streams are given to models
     cell    a world, rate and seed; all draws of all systems share the cells
-    held    share of the cells in which 99 % of both SLOs are met, by which figures compare systems
+    held    share of the cells in which 99 % of requests meet both SLOs, by which figures compare systems
     score   mean over cells of pooled attainment of TTFT and TPOT
     unit    a world and seed, over the rates: intervals count it once, since its rates share arrivals and assignment
-    regret  what the defaults hold less than the draw that holds most
+    regret  share of cells by which the defaults hold fewer than the draw that holds most
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
-range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
-holds most cells, of equals the one with the highest score, of equals the first. Where no draw holds any, the objective
-is out of reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
+range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. The draw that holds
+most cells is chosen; ties go to the highest score, then to the first. Where no draw holds any, the objective is out of
+reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from harness.study.bases import TUNING_SEEDS, slo_target
 from harness.study.search import LEVEL
 
 Assign = Literal["released", "shuffled", "square"]
-# Streams by chance, by a Latin square and as the release gives them; popularity that stays and that drifts.
+# Streams go to models by chance, by a Latin square or as the release gives them; popularity stays or drifts.
 WORLDS: tuple[tuple[str, Assign], ...] = (
     ("arena-like", "shuffled"),
     ("hyperbolic-like", "shuffled"),
@@ -63,8 +63,8 @@ BASE = Spec(
     admission="prompt",
 )
 DRAWS = 16
-DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
-PLACES = 4  # a hundredth of a point of score
+DECADE, DIGITS = 10.0, 3  # a range whose ends have a larger ratio is drawn in logarithm; digits of a drawn number
+PLACES = 4  # decimals kept: a hundredth of a percentage point of score
 
 LISTED = re.compile(r"\[\n((?: {4}.*,\n)+)\]")  # a list with a line a value, as tomli_w writes all
 
@@ -108,7 +108,7 @@ def open_fields(name: str) -> dict[str, Domain]:
 
 
 def drawn(name: str, draws: int) -> list[dict[str, Option]]:
-    """Draw the values to try, the defaults first; the same for the same number of draws."""
+    """Draw the values to try, the defaults first; equal arguments give equal draws."""
     import numpy as np
 
     rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
@@ -123,7 +123,7 @@ def drawn(name: str, draws: int) -> list[dict[str, Option]]:
 
 
 def _value(domain: Domain, u: float) -> Option:
-    """Return the value of a domain at u of [0, 1)."""
+    """Return the value of a domain at the quantile `u`, in [0, 1)."""
     if domain.choices:
         open_ = [choice for choice in domain.choices if choice not in domain.undrawn]
         return open_[int(u * len(open_))]
@@ -143,10 +143,10 @@ def tune(
     teller: Teller | None = None,
     shard: Shard | None = None,
 ) -> list[Tuned]:
-    """Run every draw of each system in every cell, and choose a draw each; of a shard for its systems alone.
+    """Run every draw of each system in every cell, and choose a draw for each; a shard takes its systems alone.
 
-    Runs are kept in `out`, those of a tuning that was cut off too. Raises UserError for fewer than 2 draws, and for a
-    system that does not fit on the number of GPUs.
+    Runs are kept in `out`, so that a tuning that was cut off resumes. Raises UserError for fewer than 2 draws, and for
+    a system that does not fit on the number of GPUs.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
@@ -200,7 +200,7 @@ def rounded(gains: Sequence[float]) -> Estimate:
 
 
 def choose(draws: Sequence[Draw]) -> int:
-    """Return the draw that holds most, of equals the one with the highest score, of equals the first."""
+    """Return the index of the draw that holds most; ties go to the highest score, then to the first."""
     return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
 
 

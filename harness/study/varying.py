@@ -68,10 +68,11 @@ def sensitivity(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Leads:
-    """Change constants (of `only` these, None: all) under the first two of a comparison; keep the leads beside it.
+    """Vary constants (`only` these; None: all) under a comparison's first two systems; keep the leads beside it.
 
-    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet its level.
-    There is no run of a change under which a model no longer fits a GPU. Raises UserError.
+    The two are compared at the rate at which they differ most; with `knee` by the rates at which they meet its level.
+    A change under which a model no longer fits a GPU is not run. Raises UserError where fewer than two systems contend,
+    and for `knee` at a single rate.
     """
     if knee and len(base.xs) < 2:
         raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
@@ -127,7 +128,7 @@ def varying(
 
 
 def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:
-    """Return why a change leaves no room for a model alone; empty where it does."""
+    """Return why a change leaves too little room for a model alone; empty where all models fit."""
     try:
         for spec in specs:
             resolve(base.target.spec(replace(change.of(spec), rate_scale=max(rates))))

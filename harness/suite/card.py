@@ -63,7 +63,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def summed(of: Card) -> str:
-    """Say the total."""
+    """Return the total in words, with its interval and the number of scenarios that count 0."""
     if of.total is None:
         return "no total: this version has no best known rates yet"
     zero = sum(not row["share"] for row in of.rows)
@@ -127,7 +127,7 @@ CURVES = """
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; }
 .curves figure { margin: 0; } .curves svg { width: 100%; height: auto; color: var(--mark); }
 """
-WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # % at which the axis of a curve begins
+WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # a curve's size in SVG units; attainment at which its axis begins
 
 
 def figure(row: Row, label: str) -> str:

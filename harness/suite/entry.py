@@ -1,6 +1,7 @@
 """A process of its own for one entry: it checks the policy, then runs scenarios, and tells a JSON line of each.
 
-`score.py` starts it with an empty environment and limits; what the policy prints goes to a file that nobody reads.
+`score.py` starts it with next to no environment, and it limits itself (`guard.py`). What the policy prints goes to a
+file, of which only the last line is shown, where the process fails.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from harness.study.traffic import View
 from harness.suite import guard
 from harness.suite.suite import Scenario, Suite, study
 
-ALLOWANCE = 4.0  # times its budget, which a decision may take on a busy machine
-OFTEN = 0.1  # decisions a request, below which their time is none to speak of
+ALLOWANCE = 4.0  # multiple of its budget that a decision may take on a busy machine
+OFTEN = 0.1  # decisions per request, below which their time is not charged
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Job:
     folder: str  # holds its runs
     cache: str  # holds compiled code
     targets: Mapping[str, Mapping[str, Any]]  # an SLO by scenario
-    checked: bool  # it has passed before
+    checked: bool  # the policy has passed its check already
     window: bool = False  # its forecasts know the window
     names: tuple[str, ...] = ()  # scenarios, in order
     cpu_s: int = 0  # s that this process may compute
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def refusals(file: str) -> Iterator[str]:
-    """Yield why a policy's file may not enter: what `bench check` says. One that reaches for the machine is not run."""
+    """Yield why a policy's file may not enter, as `bench check` finds; an impure file is not run."""
     name = file if "/" in file else Path(file).stem
     if reached := impure(Path(file).read_text("utf-8")):
         yield from (f"pure: line {line}: {what}" for line, what in reached)
@@ -96,7 +97,7 @@ def refusals(file: str) -> Iterator[str]:
 
 
 def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
-    """Return the row of a scenario. A policy whose decisions take longer than they say is charged, and runs again."""
+    """Return the row of a scenario; a policy that decides more slowly than declared is charged, and runs again."""
     target = SloTarget(**job.targets[scenario.name])
     work = Path(job.folder) / scenario.name
     try:
@@ -116,7 +117,10 @@ def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
 
 
 def charge(mean_s: float, budget_s: float) -> float:
-    """Return the seconds that each decision is charged: 0 within ALLOWANCE budgets, else up to the next power of 2."""
+    """Return the seconds charged per decision: 0 within ALLOWANCE budgets, else the mean rounded up.
+
+    The mean is rounded up to the budget times a power of 2.
+    """
     return 0.0 if mean_s <= ALLOWANCE * budget_s else budget_s * 2.0 ** math.ceil(math.log2(mean_s / budget_s))
 
 
@@ -128,10 +132,10 @@ def _measured(job: Job, scenario: Scenario, target: SloTarget, out: Path, decisi
 
 
 def decisions(measured: Measured) -> tuple[float, float]:
-    """Return the mean processor seconds of a decision but for each run's slowest, and how many a request takes.
+    """Return the mean processor seconds of a decision, without each run's slowest, and the decisions per request.
 
-    The slowest is the first, which searches for a placement before the window. Measured is time on the wall; the share
-    of it that this process had is that of the whole run.
+    The slowest is the first, which searches for a placement before the window. Decisions are measured in wall time,
+    of which the process is taken to have had the processor for the same share as over the whole run.
     """
     sides = [record.side(measured.folder.parent / run) for run in measured.about.runs]
     sides = [side for side in sides if side.get("policy_calls")]
@@ -141,7 +145,7 @@ def decisions(measured: Measured) -> tuple[float, float]:
 
 
 def _row(measured: Measured, scenario: Scenario, target: SloTarget) -> dict[str, Any]:
-    """Return the numbers of a measured scenario."""
+    """Return the numbers of a measured scenario, or why it failed."""
     (panel,), rows = measured.about.panels, measured.table
     (system,) = measured.study.systems
     rule, level = scenario.definition, measured.study.level

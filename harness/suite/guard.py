@@ -1,8 +1,8 @@
 """Limits of a process that runs a stranger's policy: processor time, memory, files, network, other processes.
 
-The kernel holds the limits of resources and, where it lets a user make a namespace, keeps the network away. All else is
-held by an audit hook of Python, which cannot be taken off again: it refuses files outside of the process's own folders,
-connections and new processes. Machine code could pass it by; `bench check` refuses a policy that reaches for any.
+The kernel enforces the limits of resources and, where it lets a user make a namespace, keeps the network away. An audit
+hook of Python, which cannot be removed again, refuses all else: writes outside of the process's own folders,
+connections and new processes. Machine code could bypass it; `bench check` refuses a policy that reaches for any.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _unshared() -> bool:
 
 
 def watch(*folders: Path) -> Callable[[], None]:
-    """Refuse from here on files outside of some folders, and any connection; return what refuses processes too.
+    """Refuse from now on writes outside of `folders` and any connection; return what refuses processes too.
 
-    Raises PermissionError where something is refused, for this process's whole life.
+    For the rest of this process's life, what is refused raises PermissionError.
     """
     roots = tuple(os.path.realpath(folder) for folder in folders)
     closed = False

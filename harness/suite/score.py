@@ -37,9 +37,9 @@ from harness.suite.suite import Scenario, Suite, study
 CPU_S = 900  # s that one process of an entry may compute
 ANSWER_S = 120.0  # s on the wall that one answer of a policy may take
 WALL_S = 1800  # s until a process that tells nothing is ended
-PASSED = ("NUMBA_CPU_NAME",)  # variables of this environment that an entry's has too: which code is compiled
+PASSED = ("NUMBA_CPU_NAME",)  # environment variables that an entry inherits: they decide which code is compiled
 ANY = "static"  # a shipped system, for facts of a scenario that are the same for all
-WINDOW = " (knows the window)"  # the ending of the name of a row whose forecasts do
+WINDOW = " (knows the window)"  # ending of the name of a row whose forecasts know the window
 Row = dict[str, Any]
 
 
@@ -129,7 +129,7 @@ def score(
 def identity(suite: Suite) -> str:
     """Return the digest of all sources that a run uses beside its policy, and of those that score it.
 
-    No entry is imported: this process has no limits.
+    No entry is imported, as this process has no resource limits.
     """
     (panel,) = grid.panels(study(suite, suite.scenario[0], ANY), full=False)
     return _digest(code(panel.first), scoring(crossings.__file__))
@@ -279,7 +279,7 @@ def standing(row: Row, scenario: Scenario) -> Row:
 def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
     """Return the mean share of the best known with its interval; scenarios are drawn independently.
 
-    A row without an end of its interval leaves that end of the mean's open; None without shares.
+    An end is None if the interval of some row lacks it; all three are None if the share of some row is unknown.
     """
     shares = [row["share"] for row in rows]
     if not shares or any(share is None for share in shares):
@@ -298,7 +298,7 @@ def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None
 def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
     """Return the rates above which no policy holds the level, by scenario; they are kept.
 
-    A scenario has none where the search ends before one is known: at more requests than a window may have.
+    A scenario is left out where the search ends without a bound, as at more requests than a window may have.
     """
     most: dict[str, float] = {}
     for scenario in suite.scenario:

@@ -40,7 +40,7 @@ class Scenario:
     window_s: Span = 120.0
     best_rps: Positive | None = None  # the highest rate of any shipped system when the version was frozen
     best: str = ""  # that system
-    bound_rps: Positive | None = None  # above which no policy that leaves GPUs whole holds the level
+    bound_rps: Positive | None = None  # rate above which no policy that leaves GPUs whole holds the level
     reference: str = ""  # SHA-256 of the rows of its reference run
 
 
@@ -72,12 +72,12 @@ class Suite:
         return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
 
     def quick(self) -> Suite:
-        """Return the suite at a tenth of its runs, without intervals. Windows stay: shorter ones are kinder."""
+        """Return the suite at a tenth of its runs, without intervals; windows stay, as shorter ones are easier."""
         return replace(self, seeds=1, points=3)
 
 
 def load(version: str = CURRENT) -> Suite:
-    """Load a version, every byte as it was frozen. UserError names the version, and an input that has changed."""
+    """Load a version. UserError for an unknown one, and where its file or an input is not as it was frozen."""
     if version not in FROZEN:
         raise UserError(f'no suite "{version}"{meant(version, FROZEN)} ({", ".join(FROZEN)})')
     path = HERE / f"{version}.toml"
@@ -97,9 +97,9 @@ def frozen(version: str, path: Path, digest: str) -> None:
 
 
 def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
-    """Return the first of a scenario's seeds: PUBLIC without a beacon, else of a SHA-256.
+    """Return the first of a scenario's seeds: PUBLIC without a beacon, else the first bytes of a SHA-256.
 
-    It is that of beacon, version and the scenario's name. The seeds are consecutive: each draws its trace anew.
+    The hash is of the beacon, the version and the scenario's name. Seeds are consecutive; each draws its own trace.
     """
     if not beacon:
         return PUBLIC
@@ -108,7 +108,7 @@ def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
 
 
 def located(path: str) -> str:
-    """Return the path of a file that a suite names, in the folder of suites; other words stay."""
+    """Return the path of a file that a suite names, in the folder of suites; any other word as it is."""
     return str(HERE / path) if (HERE / path).is_file() else path
 
 

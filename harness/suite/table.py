@@ -26,8 +26,8 @@ KNOWS = (
     "static",
     "alpaserve",
     "warmserve",
-)  # each has a row more that knows the window: what perfect forecasts are worth
-HERE, SELF = "here", "self-reported"  # the mark of a row that nobody here has made again
+)  # each has a further row that knows the window, to show what perfect forecasts are worth
+HERE, SELF = "here", "self-reported"  # marks of rows: made by this bench, or reported by others and not made again
 WIDE = """
 main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
 th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 
 
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
-    """List the entries of a table: shipped systems on the GPUs given, their presets, and a folder's files; or some."""
+    """List a table's entries: `texts`, or shipped systems on the GPUs given, their presets and a folder's files."""
     if texts is not None:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
     every = []
@@ -70,7 +70,10 @@ def make(
     workers: int,
     tell: Callable[[str], None],
 ) -> Iterator[Path]:
-    """Score entries and write the table and its page after each; yield their paths. An entry that fails is a row."""
+    """Score entries, and write the table and its page after each and with the bounds; yield their two paths.
+
+    An entry that is refused has rows with the reason; one that raises UserError is reported and has none.
+    """
     path, page_path = published / f"{suite.version}.parquet", published / f"{suite.version}.html"
     published.mkdir(parents=True, exist_ok=True)
     rows = [row for row in read(path) if row["version"] == suite.version and row["beacon"] == beacon]
