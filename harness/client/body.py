@@ -1,8 +1,8 @@
 """Request bodies: completions of token-id prompts of an exact length, and of a forced length, as bytes on the wire.
 
 All prompts are slices of one seeded sequence of token ids, each from an offset of its own, so that no prefix cache
-finds one in another; a salt makes them others than those of runs before. Ids are written in fields of one width, which
-JSON allows. So a prompt is a slice of bytes too, and all that a request costs when it leaves is a copy.
+finds one in another; a salt makes them differ from those of earlier runs. Ids are written in fields of one width, which
+JSON allows. So a prompt is a slice of bytes too, and a request costs only a copy when it leaves.
 """
 
 from __future__ import annotations
