@@ -93,7 +93,7 @@ class Client:
         self.precise = message[1]
 
     def begin(self, zero_ns: int, hears: bool) -> None:
-        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes too."""
+        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes."""
         self._ask(("begin", zero_ns, hears))
 
     def fileno(self) -> int:

@@ -103,7 +103,8 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
 def token(rows: Rows, slo: Limits) -> Floats:
     """Share of all tokens that are in time, k = 1..n of a request with t_k <= arrival + TTFT + (k - 1) x TPOT.
 
-    Of all that were asked for, pooled over requests; those of a request that is not done are late. So Aegaeon's text.
+    The share is of all tokens asked for, over all requests; those of a request that is not done are late. This is the
+    definition in Aegaeon's text.
     """
     return token_mean(rows, slo)
 

@@ -34,8 +34,8 @@ FALSE = 0.05  # the probability that some verdict of a table names a side where 
 class Standing(NamedTuple):
     """The order of two systems and its evidence.
 
-    The ratio is None if a system has no room, or if both or neither hold the level at all rates. Where a curve is flat
-    at the level, or the order changes beside it, differences of attainment at three rates decide in place of the ratio.
+    The ratio is None if a system has no room, or if both hold the level at all rates, or neither at any. Where a curve
+    is flat at the level, or the order changes beside it, differences of attainment at three rates decide in its place.
     """
 
     ratio: Estimate | None

@@ -50,7 +50,7 @@ def infeasible(table: pa.Table) -> dict[str, str]:
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
-    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one a model).
+    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one per model).
 
     `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. It is None along an axis of
     GPUs, where a label of which all runs took one number set its own.

@@ -202,7 +202,7 @@ class Cluster:
         return node.facts()
 
     def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Ended]:
-        """Store the runs; yield each task with its failures. Raises the first task's error after all are stored."""
+        """Store the runs; yield each task with its failures. Raises the first error after all are stored."""
         error: BaseException | None = None
         for task, answer in zip(tasks, answers, strict=True):
             if answer.error:

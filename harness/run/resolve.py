@@ -274,7 +274,7 @@ def _hold(setup: Setup) -> None:
 def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
     """Return the names that an engine lacks for a system, tried on the committed sample with room for every model.
 
-    If it lacks none but cannot run them, return the reason. Each is tried once per process.
+    If a run is impossible for another reason, return that reason. Each pair is tried once per process.
     """
     spec = Spec(name, preset=preset, engine=engine, **ROOMY)
     with blamed(spec):

@@ -272,7 +272,7 @@ class Setup:
 
     @property
     def cluster(self) -> Cluster:
-        """The machine as policies know it, with the smallest pages and a process a model."""
+        """The machine as policies know it without options: with the smallest pages and a process per model."""
         return self.bare_engine.cluster
 
     @cached_property
