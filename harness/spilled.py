@@ -1,7 +1,8 @@
 """Arrays that lie in a file without a name: of a week of traffic, memory holds the part that is looked at.
 
-They are NumPy arrays like any others. What lies behind the clock is given back by `release`, and read again where it is
-looked at all the same. The files lie in the folder for temporary files (TMPDIR) and go with the last array.
+They are ordinary NumPy arrays over a mapped file. `release` frees their memory, for requests that the clock has passed;
+a later access reads the file again. The files lie in the folder for temporary files (TMPDIR), and each is freed with
+the last array that uses it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from harness.policy.types import GIB, UserError
 
-MOST_HELD = 400_000  # elements of an array in memory; what has more requests is spilled
-PIECE = 65_536  # requests that are taken at a time: a multiple of a page, whatever an element's bytes
+MOST_HELD = 400_000  # elements; an array with more lies in a file
+PIECE = 65_536  # elements of a piece: whole memory pages, whatever an element's bytes
 
 
 def spilled(length: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array of zeros that lies in a file. UserError where the folder for temporary files has no room for it.
+    """Return an array of zeros that lies in a file.
 
-    The room is taken at once: a disk that is full later would end the process in the middle of a write.
+    Raises UserError if the folder for temporary files has no room. The room is allocated at once: a disk that fills up
+    later would kill the process in the middle of a write.
     """
     kind = np.dtype(dtype)
     if not length:
@@ -57,7 +59,7 @@ def release(*arrays: NDArray[Any] | None) -> None:
 
 
 def pieces(length: int, *arrays: NDArray[Any] | None) -> Iterator[slice]:
-    """Yield the pieces of so many elements in order; what was looked at in `arrays` is released behind each."""
+    """Yield slices of `PIECE` elements that cover `length` in order; the memory of `arrays` is freed after each."""
     for begin in range(0, length, PIECE):
         yield slice(begin, min(begin + PIECE, length))
         release(*arrays)

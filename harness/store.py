@@ -1,12 +1,12 @@
 """One way to keep things: what was made of some inputs stands for as long as these stay the same.
 
-A kept thing lies at a path, whole or absent. Its inputs stand among its facts, or as a digest in its name. What is
-absent, cut, damaged or made of other inputs is made anew. `harness/rows/stored.py` lists the kinds of files that the
-bench keeps beside its rows.
+A kept thing lies at a path, whole or absent. Its inputs are among its facts, or their digest is in its name. A thing
+that is absent, cut, damaged or made of other inputs is made again. `harness/rows/stored.py` lists the kinds of files
+that the bench keeps beside its rows.
 
 Parquet files are sealed: between the last page and the footer, where readers of Parquet never look, `seal` puts a mark,
-the SHA-256 of all bytes before it, and that of all behind it. So a flipped bit is detected anywhere: page checksums
-would leave the headers of pages and the footer, which holds the facts.
+the SHA-256 of all bytes before the mark, and the SHA-256 of the footer. So a flipped bit is detected anywhere; page
+checksums would not cover the headers of pages and the footer, which holds the facts.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Facts = Mapping[str, Any]
 
 
 def digest(*inputs: object) -> str:
-    """Return the SHA-256 of the text of some inputs, for the name of what is made of them."""
+    """Return the SHA-256 of the inputs' texts, to name the thing that is made of them."""
     return sha256(" ".join(map(str, inputs)).encode()).hexdigest()
 
 
 def named(path: Path) -> Facts:
-    """Return no facts: the inputs of the thing are in its name. Raises OSError where there is none."""
+    """Return no facts, for a thing whose inputs are in its name. Raises OSError if nothing is at `path`."""
     path.stat()
     return {}
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """Things of one form on disk.
+    """A kind of thing on disk: how it is read and written.
 
-    `write(path, thing, inputs)` puts a thing in place whole, and its inputs among its facts. `read` and `facts` raise
-    an error of `lost` for what is absent, cut or damaged.
+    `write(path, thing, inputs)` puts a thing in place whole, with its inputs among its facts. `read` and `facts` raise
+    one of the errors in `lost` if the thing is absent, cut or damaged.
     """
 
     read: Callable[[Path], T]
@@ -57,7 +57,7 @@ class Kind(Generic[T]):
     def current(self, path: Path, inputs: Facts, lost: Callable[[], object] = lambda: None) -> Facts | None:
         """Return the facts of the thing at `path` if it was made of these inputs, which JSON can hold; else None.
 
-        `lost` is called for what cannot be read.
+        `lost` is called if the thing cannot be read.
         """
         try:
             facts = self.facts(path)
@@ -92,9 +92,9 @@ def seal(file: IO[bytes]) -> None:
 
 
 def whole(path: Path, *, rows: bool) -> bool:
-    """Tell whether a Parquet file's footer, and on request its rows, are as they were sealed, or it has no seal.
+    """Tell whether a Parquet file is as it was sealed; True for a file without a seal.
 
-    Raises OSError where it cannot be read.
+    The footer is checked, and with `rows` all bytes before it too. Raises OSError if the file cannot be read.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

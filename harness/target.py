@@ -1,8 +1,8 @@
 """The processor that results are computed for: one target an architecture, whatever machine computes them.
 
-NumPy, the BLAS below it and numba each choose code by the processor that they find, and the choices differ in the last
-digit: `exp` of a processor with AVX-512 is not that of one without. Variables name one target for all three, before any
-of them is imported. A variable that the user has set stays. `harness.run.arithmetic` has what then comes out.
+NumPy, the BLAS below it and numba each choose code by the processor that they find, and results differ in the last
+digit: `exp` with AVX-512 is not `exp` without. Environment variables name one target to all three, before any of them
+is imported. A variable that the user has set stays. `harness.run.arithmetic` hashes the results of this arithmetic.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def name() -> str:
 
 
 def named(architecture: str, has: frozenset[str]) -> str:
-    """Return the target of an architecture whose processor has these features; those that cannot be read are there."""
+    """Return the target of an architecture whose processor has these features; with none read, assume all."""
     if architecture.lower() not in {"x86_64", "amd64"}:
         return {"aarch64": "arm64"}.get(architecture.lower(), architecture.lower())
     return "x86-64-v3" if not has or has >= V3 else "x86-64"
 
 
 def flags(path: Path = CPUINFO) -> frozenset[str]:
-    """Return the features of this machine's first processor, as Linux lists them; none where it does not."""
+    """Return the features of this machine's first processor as Linux lists them; empty if it lists none."""
     with suppress(OSError):
         for line in path.read_text("utf-8", "replace").splitlines():
             if line.startswith("flags"):

@@ -14,9 +14,9 @@
     toml.read(Path("mine.toml"), Figure)
     UserError: mine.toml: row 3: seeds is "x", not a whole number
 
-A field `class_` is the key `class`. Types hold strictly: `true` is no number and 1.0 no whole one, though a whole
-number will do for a float. Numbers are finite. A class may check more in its `__post_init__`: a ValueError raised there
-is told with the place of its table.
+A field `class_` is the key `class`. Types are strict: `true` is not a number and 1.0 not a whole number, but a float
+may be written as a whole number. Numbers are finite. A class may check more in its `__post_init__`: a ValueError raised
+there is reported with the place of its table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """A mark of (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
+    """The annotation of pairs, (key, value) or (key, value, value, ...), that a file holds as a table."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -69,7 +69,7 @@ class _Table:
 
 TABLE = _Table()
 Pairs = Annotated[tuple[tuple[str, T], ...], TABLE]
-MOST_INT = (1 << 63) - 1  # what a column, a kernel and other readers of a run's facts hold
+MOST_INT = (1 << 63) - 1  # the largest integer that a column, a kernel and other readers of a run's facts can hold
 Count = Annotated[int, Ge(1), Le(MOST_INT)]
 Natural = Annotated[int, Ge(0), Le(MOST_INT)]
 Positive = Annotated[float, Gt(0)]
@@ -81,11 +81,11 @@ Share = Annotated[float, Gt(0), Le(1)]
 
 
 def tables(path: Path) -> dict[str, Any]:
-    """Parse a file, whatever its form. UserError names the file and the line."""
+    """Parse a TOML file without a check of its keys. Raises UserError with the file and the line of a mistake."""
     if path.is_fifo() and path.absolute().parts[1] not in {
         "dev",
         "proc",
-    }:  # a named one may stand anywhere; `<(...)` is a user's
+    }:  # named pipes lie elsewhere; the pipe of a shell's `<(...)` lies in these
         raise UserError(f"{path}: a pipe, not a file")
     try:
         with path.open("rb") as file:
@@ -116,9 +116,9 @@ def convert(data: Any, kind: type[T], where: str = "") -> T:
 
 
 def checked(value: Any) -> dict[str, Any]:
-    """Hold the fields of a dataclass to their types, as those of a file are; for its `__post_init__`.
+    """Validate the fields of a dataclass as if they came from a file; return them, converted, by name.
 
-    Where objects are also made in code. UserError names the field.
+    A class whose objects are also made in code calls it in its `__post_init__`. Raises UserError that names the field.
     """
     kind: Any = type(value)
     converted = _validated(_unchecked(kind), _plain(value))
@@ -159,7 +159,7 @@ def _validated(kind: Any, data: Any) -> Any:
 
 @cache
 def _model(kind: Any) -> type[BaseModel]:
-    """Build a pydantic model around a type, with strict settings that dataclasses within it take on."""
+    """Build a pydantic model around a type, whose strict settings also hold for dataclasses within the type."""
     from pydantic import ConfigDict, create_model
 
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, alias_generator=_written)
@@ -221,19 +221,19 @@ def _mapping(pairs: Any) -> Any:
 
 
 def _members(kind: Any) -> list[Any]:
-    """Return the types of a union but None; [] for any other type."""
+    """Return the types of a union except None; [] for a type that is not a union."""
     return [arg for arg in get_args(kind) if arg is not NoneType] if get_origin(kind) in {Union, UnionType} else []
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:
-    """Return the annotations of a type, or of its only type but None."""
+    """Return the annotations of a type; for `T | None`, those of T."""
     if len(members := _members(kind)) == 1:
         return _metadata(members[0])
     return kind.__metadata__ if get_origin(kind) is Annotated else ()
 
 
 def _bare(kind: Any) -> Any:
-    """Return a type without its annotations and None; for pairs, the table that they are in a file."""
+    """Return a type without its annotations and None; for pairs, the type of their table in a file."""
     if len(members := _members(kind)) == 1:
         return _bare(members[0])
     if get_origin(kind) is not Annotated:
@@ -252,7 +252,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _items(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a list's items; a list of any length has `...` behind its only one."""
+    """Return the types of a list's items; for a list of any length, its one item type and `...`."""
     return get_args(_bare(kind)) or (Any, ...)
 
 
@@ -279,7 +279,7 @@ WORDS = {
 
 
 class _Place(NamedTuple):
-    """A value in a file: `table` is empty or ends with a colon, and `key` is dotted from there."""
+    """A value in a file and its place: `table`, empty or with a colon at its end, and the dotted `key` within it."""
 
     table: str
     key: str
@@ -299,12 +299,12 @@ class _Place(NamedTuple):
 
     @property
     def named(self) -> str:
-        """The place as a table's, with a colon."""
+        """The place as the beginning of a message, with a colon at its end; empty for the whole file."""
         return f"{self.table}{self.key}: " if self.key else self.table
 
 
 def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
-    """Describe the mistake that explains most: an unknown key before a missing one; of a union the deepest."""
+    """Describe the most telling error: an unknown key before any other, then the error deepest in the file."""
     error = min(errors, key=lambda e: (e["type"] not in UNKNOWN, -len(e["loc"]), e["type"] != "finite_number"))
     what, loc = error["type"], list(error["loc"][1:])
     if what in UNKNOWN:
@@ -326,7 +326,7 @@ def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
 
 
 def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
-    """Follow the steps of an error. At a union one step names a member, which tells nothing where none fits."""
+    """Follow the steps of an error's location; at a union a step names a member: stop there if none fits the value."""
     at, steps = _Place("", "", data, kind), iter(loc)
     for step in steps:
         if not (members := _members(_bare(at.kind))):
@@ -356,7 +356,7 @@ def _known(key: str, names: Sequence[str]) -> str:
 
 
 def _among(value: Any, choices: Any) -> str:
-    """List the choices of a Literal, after the one that was meant if some is close."""
+    """List the choices of a Literal, after a suggestion if a choice is close to the value."""
     names = [str(choice) for choice in get_args(choices)]
     return f"{meant(str(value), names)} ({', '.join(names)})"
 

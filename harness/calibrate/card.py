@@ -1,10 +1,10 @@
 """Source: rows of `make gpu`, of which a card's table is made: `bench calibrate results/h200`.
 
 Each quantity starts from the committed one of its GPU kind. A few of its numbers are scaled to the measured rows, and
-the rest of the error goes into its factors (`grid.rescaled`). Its errors are those on these rows, held-out ones apart:
-the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A probe that did not run leaves its quantity out,
-and then the committed one holds. Copy rates belong to a kind's specification, which a table does not replace: they are
-printed, not written.
+the rest of the error goes into its factors (`grid.rescaled`). Its errors are those on these rows, apart for held-out
+ones: the 3B's GEMMs and prompts, batches of 16, partitions of about 48 SMs. A probe that did not run leaves its
+quantity out, and then the committed one holds. Copy rates belong to a kind's specification, which a table does not
+replace: they are printed, not written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from probe import report
 
 Kernel = Callable[..., F8]
 
-LEAST = 8  # rows, fewer say nothing about four numbers
+LEAST = 8  # rows; fewer cannot determine four numbers
 HELD_SMS = (41, 56)  # partitions that are held out
-# The probe's models, for the kernels that only a whole layer tells (public configurations).
+# The probe's models, for the kernels that are measured as a whole layer (public configurations).
 SHAPES = {
     "1B": Shape("Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256, True, True, 8192),
     "8B": Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192),
@@ -144,9 +144,9 @@ def small_rows(rows: Sequence[Measurement]) -> Rows:
 def share_rows(
     rows: Sequence[Measurement], q: Quantity, spec: quantities.GpuSpec
 ) -> tuple[Rows, Callable[[Quantity], F8]]:
-    """Return the speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
+    """Return the speeds of kernels on partitions, as shares of those on all SMs, and a function that predicts them.
 
-    Held out: partitions of about 48 SMs.
+    The function takes the numbers of the quantity `share`. Partitions of about 48 SMs are held out.
     """
     probed: tuple[tuple[str, Kernel, str], ...] = (
         ("gemm", kernels.gemm_s, "gemm"),

@@ -38,10 +38,10 @@ OF_KIND = {("b200", "mxfp4"): Form("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
 
 
 class Instead(NamedTuple):
-    """A quantity whose rows are of no kernel that a server would run, and the one by which it is priced."""
+    """The quantity that prices another, whose rows are of kernels that no server would run."""
 
     of: str
-    slower: float  # factor of the arithmetic
+    slower: float  # factor by which arithmetic takes longer
     why: str
 
 
@@ -63,8 +63,8 @@ DEGREES = (2, 4, 8)  # degrees of expert parallelism: as many GPUs as an instanc
 LONG = 1024  # tokens of a step from which errors of expert parallelism are stated apart
 # Starts of the fit of experts (us, ns, shares of peaks, multiple): one bound by weights, and one by launches.
 STARTS = ([20, 100, 0.7, 0.4, 2.0], [40, 1000, 0.2, 0.15, 5.0])
-FEW = 1500  # rows that find the mechanism's parameters; the factors take all
-SOON = (1e-2,), 15  # steps of the derivative, and evaluations
+FEW = 1500  # rows on which the mechanism's parameters are fitted; factors are fitted on all
+SOON = (1e-2,), 15  # steps of the derivative, and the most evaluations
 AXES = (
     ("tokens", [1, 2, 8, 16, 32, 64, 128, 256, 1024, 4096, 16384]),
     ("experts", [8, 32, 128, 512]),

@@ -22,7 +22,7 @@ from harness.calibrate.tables import Quantity, error
 from harness.engines.costs.quantities import ERRORS, sig
 
 CAP = 0.95  # no fraction of a peak is more
-PRIOR = 0.02  # standard deviation of ln(scale): what the rows do not tell stays at 1
+PRIOR = 0.02  # standard deviation of ln(scale): a scale that the rows do not determine stays at 1
 STEPS = (1e-3, 1e-2, 3e-2, 1e-1, 1e-2)  # large steps of the derivative see past the plateaus of whole waves
 
 Axis = tuple[str, Sequence[float], F8]  # what it counts, its knots, and its value at each row
@@ -90,7 +90,7 @@ def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
 
 
 def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Quantity], F8]) -> Quantity:
-    """Round the mechanism's parameters, add the factors that it misses and the errors of the whole."""
+    """Round the mechanism's parameters; add factors for what they miss, and the errors of the whole."""
     q, fit, knots = rounded(q), ~rows.out, [list(k) for _, k, _ in axes]
     missed = np.log(rows.seconds / seconds(q))[fit]
     grid = factors(knots, [x[fit] for _, _, x in axes], missed)
@@ -101,9 +101,9 @@ def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Qua
 def rescaled(
     q: Quantity, names: Sequence[str], rows: Rows, seconds: Callable[[Quantity, Rows], F8], axes: Sequence[F8] = ()
 ) -> Quantity:
-    """Scale some numbers of a quantity to the rows that are not left out, then its factors; with errors.
+    """Return a quantity whose numbers `names`, then factors, are scaled to the fitted rows, with its errors.
 
-    `axes` are the values, at those rows, of what the quantity's own axes count.
+    `axes` are the values, at the fitted rows, of what the quantity's own axes count.
     """
     few = rows.fitted
     x = minimise(

@@ -21,10 +21,10 @@ def fit(
     most: int,
     robust: float | None = None,
 ) -> HostProfile:
-    """Return a profile whose named constants have the least squared `log_error`, from `start` on.
+    """Return a profile whose constants, those named in `start`, have the least squared `log_error`.
 
-    `step` of the derivative is relative, and wide, for whole steps end whole requests; `most` are its evaluations; from
-    an error of `robust` on rows count less.
+    The search begins at `start`. `step` of the derivative is relative, and wide, because requests end at whole steps;
+    `most` limits the evaluations; rows with an error above `robust` count less.
     """
     names, scale = list(start), np.array(list(start.values()))
 

@@ -149,7 +149,7 @@ WIRES = {
 def fit_exchanges(kind: str) -> dict[str, Quantity]:
     """Fit the collectives of data-parallel attention, measured by NCCL; sizes count the elements of all ranks.
 
-    B200's are not measured: H200's, of which what exceeds the shortest call shrinks as NVLink grows.
+    B200's are not measured: they are H200's, whose time beyond the shortest call shrinks in the ratio of NVLink rates.
     """
     like = "h200" if kind == "b200" else kind
     d, source = profiles.exchanges(like)
@@ -187,7 +187,7 @@ def small(kind: str) -> Quantity:
 
 # ---------------------------------------------------------------------------------------------------- whole steps
 
-PRIOR_ROWS = 30  # rows that the prior "scale = 1" weighs; 134 are measured
+PRIOR_ROWS = 30  # the prior "scale = 1" weighs as many rows; 134 are measured
 
 
 def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
@@ -240,9 +240,9 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
-    """Return the speed at a share: kernels stretch, the rest of a step does not.
+    """Return the speed of steps at shares of the SMs: kernels stretch, the rest of a step does not.
 
-    That engine's kernels were slower than ours: `scale` times in a decode step, all of its time in a prefill.
+    MuxServe's kernels were slower than ours: `scale` times in a decode step; a prefill is taken as kernels alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):

@@ -40,7 +40,7 @@ VERSION = {
     "rtx-pro-6000": "0.24.0",
 }
 VERSION_FORMATS = VERSION | {"h100": "0.25.0", "h200": "0.25.0"}
-ATTENTION = {"b200": "flashinfer"}  # attention's kernels have it in their names; others: flash_attn
+ATTENTION = {"b200": "flashinfer"}  # a word in the names of attention's kernels; for other kinds: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))
 CACHE_BYTES = {"l40s": 96e6}
 LONGEST = 1 << 16  # tokens of a step: four times the simulator's largest
@@ -71,7 +71,7 @@ def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> t
 
 
 class Form(NamedTuple):
-    """A number format as the profiles name it, with its bytes, and its arithmetic in bf16's."""
+    """A number format as the profiles name it, with its bytes, and its peak arithmetic as a multiple of bf16's."""
 
     name: str
     weight_bytes: float = 2

@@ -19,13 +19,13 @@ from harness.engines.costs import quantities
 from probe import law, report
 from probe.report import Duel
 
-PAIRS = 3  # each kind needs so many; fewer tell less than there are constants
+PAIRS = 3  # the fewest pairs of a kind; fewer do not determine the constants
 PROMPTS = 512  # tokens of a step that is one of prompts beyond doubt
 LEAST, MOST = (1.0, 0.3, 0.3), (10.0, 1.0, 1.0)  # bounds of passes, decode_fill, prompt_fill
 GRID = np.round(np.arange(1.0, 2.5, 0.01), 2)  # values tried for apart and crowd
 
 
-WORKS = {act.work: name for name, act in report.ACTS.items()}  # the probe `interfere` names them so
+WORKS = {act.work: name for name, act in report.ACTS.items()}  # the probe `interfere` has these names
 
 
 def duels(folder: Path) -> list[Duel]:
@@ -34,7 +34,7 @@ def duels(folder: Path) -> list[Duel]:
 
 
 class Fitted(NamedTuple):
-    """Constants, and the relative error of each pair's lanes by a fit without it."""
+    """Constants, and the relative error of each pair's lanes by a fit without that pair."""
 
     rounds: law.Rounds
     whole: F8
@@ -42,7 +42,7 @@ class Fitted(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The root of the mean square of all."""
+        """The root of the mean square of all errors."""
         return float(np.sqrt(np.mean(np.square(np.concatenate([self.whole, self.apart])))))
 
 
@@ -67,7 +67,7 @@ def table(
 ) -> tuple[dict[str, Any], str] | None:
     """Return the table `co_run` of a card and a note on it; None without enough pairs.
 
-    What duels do not tell is as in the committed one.
+    Numbers that duels do not determine are those of `committed`.
     """
     if (fitted := fit(book, hbm)) is None:
         return None

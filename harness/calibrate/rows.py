@@ -25,7 +25,7 @@ CORE = ("quantity", "at", "seconds", "n", "source")
 
 
 class Measurement(NamedTuple):
-    """A measurement."""
+    """A measurement of a quantity, in seconds, under the conditions `at`."""
 
     quantity: str
     at: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """True of a row that fits leave out, to be judged by it."""
+        """True for a row that fits leave out, so that it can judge them."""
         return bool(self.at.get("held"))
 
     @property
@@ -135,13 +135,13 @@ class Rows(NamedTuple):
         return Rows(at, self.seconds[rows], held)
 
     def few(self, most: int) -> Rows:
-        """Return at most so many of the rows that are not left out, an even selection, the same each time."""
+        """Return at most `most` of the rows that are not left out, drawn at random, the same each time."""
         fitted = np.flatnonzero(~self.out)
         return self.pick(np.sort(np.random.default_rng(0).permutation(fitted)[:most]))
 
 
 def columns(rows: Sequence[Measurement], *names: str) -> dict[str, F8]:
-    """Return values of rows, by name, and nothing else of them."""
+    """Return the conditions `names` of rows as columns."""
     return {name: np.array([row.at[name] for row in rows], np.float64) for name in names}
 
 

@@ -27,7 +27,7 @@ COPIES = "not measured: on a processor no copy is timed apart, a start holds the
 class Gap(NamedTuple):
     """A measurement that is left out."""
 
-    wanted: Measurement  # its seconds are none
+    wanted: Measurement  # its seconds are 0
     why: str
 
 
@@ -70,9 +70,9 @@ def _servers(engine: str, make: Callable[..., Any], config: machine.Config) -> A
 
 
 def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Measurement], list[Gap]]:
-    """Make what a rig's plan has and the folder's journal has not; return the journal's rows, and what was left out.
+    """Make the measurements of a rig's plan that the folder's journal lacks; return its rows, and what was left out.
 
-    UserError if a server fails.
+    Raises UserError if a server fails.
     """
     book = Journal(folder / RAW)
     _same_machine(folder / HOST, rig.about)
@@ -96,7 +96,7 @@ def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tu
 
 
 def _same_machine(path: Path, about: Mapping[str, str]) -> None:
-    """Write down the machine, or refuse another one than that of the folder."""
+    """Write down the machine. Raises UserError if the folder's rows are of another machine."""
     if path.exists():
         known = json.loads(path.read_text("utf-8"))
         if known != dict(about):
@@ -142,7 +142,7 @@ NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step
 
 
 def _needed(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> None:
-    """Raise UserError if no cell of a shape has a measurement of a kind that every table needs."""
+    """Raise UserError if a shape has no measurement of a kind that every table needs, and one was left out."""
     there = {(row.quantity, row.at["shape"]) for row in rows}
     for wanted, why in gaps:
         if (wanted.quantity, wanted.at["shape"]) not in there and wanted.quantity in NEEDS:

@@ -5,10 +5,10 @@
     beside   either of them while `servers` in all do the same, at servers, seqs (`alone_s`)
     start    seconds until a server answers; wake: until one that slept has its memory again, at shape, way
 
-A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each token more by
-segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. A TTFT
-is `api_in_s` and a step, a decode measurement a step alone. The fit minimizes squared relative errors. Held-out rows
-are in no fit, and have errors of their own.
+A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each further token
+by segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. A TTFT
+is `api_in_s` plus a step, a decode measurement is a step alone. The fit minimizes squared relative errors. Held-out
+rows are in no fit, and have errors of their own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from harness.policy.types import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-# The seconds of a token more may change here: a product with a vector, small matrices, large ones.
+# The seconds of a further token may change here: a product with a vector, small matrices, large ones.
 KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
 NOTHING = "not measured: nothing here reads it"
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 PHASES = ("prefill", "decode")
 LINE = ("seq_s", "ctx_s", "area_s")
-LEAST_S = 1e-9  # a step takes at least so long
+LEAST_S = 1e-9  # the least time of a step
 DIGITS = 5  # significant ones of a number in the table
 SHARES = np.linspace(1.0, 0.01, 100)  # ties: the largest share wins
 FACTORS = np.geomspace(1.01, 100.0, 400)
@@ -45,7 +45,7 @@ FACTORS = np.geomspace(1.01, 100.0, 400)
 class Work(NamedTuple):
     """The work of a measured step."""
 
-    seqs: int  # so many decode
+    seqs: int  # sequences that decode
     ctx_tokens: float  # summed over all that decode, on average
     prompt: int  # tokens of a prompt of which it is the whole prefill; its seconds are then those of a first token
 
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 def work(row: Measurement) -> Work:
-    """Return what is in a step."""
+    """Return the work of a measured step."""
     return Work(row.at.get("seqs", 0), row.facts.get("ctx_tokens", 0.0), row.at.get("tokens", 0))
 
 
@@ -122,9 +122,9 @@ def fit(rows: Sequence[Measurement], source: str) -> Fitted:
 
 
 def ramps(m: int, grid: Sequence[int]) -> F8:
-    """Return the features of a step of m tokens: one for its first token, then its tokens in each segment.
+    """Return the features of a step of m tokens: 1 for its first token, then its further tokens in each segment.
 
-    The last segment is open.
+    The last segment has no end.
     """
     ends = [*grid[1:-1], math.inf]
     return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
@@ -172,7 +172,7 @@ def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
 
 
 def slowdown(servers: F8, share: float, factor: float) -> F8:
-    """Return the factor by which steps take longer with so many servers side by side."""
+    """Return the factor by which steps take longer with `servers` side by side."""
     return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
 
 

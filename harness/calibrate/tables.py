@@ -15,13 +15,13 @@ from harness.engines.costs import quantities
 F8 = NDArray[np.float64]
 Quantity = dict[str, Any]
 ACROSS = 14  # numbers in a row of a long list
-LONG = 24  # numbers that stand in one row
+LONG = 24  # the most numbers that stand in one row
 
 
 class Table(NamedTuple):
     """A table, and notes on it, some of which read it as it was written to a path."""
 
-    name: str  # its file is named so: h200-measured
+    name: str  # is the name of its file: h200-measured
     file: Mapping[str, Any]
     notes: Callable[[Path], Iterable[str]]
 
@@ -33,7 +33,7 @@ def error(predicted: F8, measured: F8) -> dict[str, float | int]:
 
 
 def check(path: Path, file: Mapping[str, Any]) -> None:
-    """Read a table that was written as any user's. UserError names the key of a mistake."""
+    """Read a table that was written, as a user's table is read. Raises UserError that names the key of a mistake."""
     quantities.forget()
     if "steps" in file:
         quantities.machine(str(path))

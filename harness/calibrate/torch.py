@@ -35,17 +35,20 @@ from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 
 ABOUT = "calibrate.json"  # says what a stage's rows are
-GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, at so many tokens of context
+GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, and the step's tokens of context
 MOST_OTHERS = 0.1  # cores that others may take during a measurement
 Shapes = Mapping[str, Shape]  # keyed by name
 KIND, POLICIES = "torch-cpu", costs.TABLE
 NEVER = 1e15  # a rate that adds nothing
 WORST = 10  # steps that are listed
-RATIO_OFF = 0.10  # between the ratio of a load to a decode step and the GPU's
+RATIO_OFF = 0.10  # share by which the ratio of load to decode step may differ from the GPU's
 
 
 def fields(make: Callable[..., Any], models: Shapes) -> Fields:
-    """Return the fields of an engine that is to be timed. UserError where it lacks something, or no table could be."""
+    """Return the fields of an engine that is to be timed.
+
+    Raises UserError if it lacks something, or if the form of a table has no place for a model.
+    """
     made = make(Config(()), {}, None)
     if made.lacks:
         raise UserError(f"torch needs {made.lacks}")
@@ -66,9 +69,9 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 
 
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
-    """Return link rates, fields of `Config`, at which a load over a decode step of the largest model is a GPU's.
+    """Return link rates, fields of `Config`, at which the largest model has a GPU's ratio of load to decode step.
 
-    The other links have the parts of that rate which they have on the GPU.
+    The other links are to that of the load as on the GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -83,14 +86,14 @@ def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[st
 
 
 def gpu_ratio(shape: Shape) -> float:
-    """Return a load from the host over a decode step of a shape on a GPU, by its cost table."""
+    """Return the ratio of a load from the host to a decode step, of a shape on a GPU, by its cost table."""
     config = machine.Config((Served(shape.name, shape),), gpu=GPU)
     profile = machine.profile(config, machine.machine(config))
     inst = Inst(shape.name, (0,))
     return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
 
 
-CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # the stage calibrate says these of its devices
+CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # facts that the stage calibrate writes about its devices
 
 
 class Card(NamedTuple):
@@ -98,8 +101,8 @@ class Card(NamedTuple):
 
     gpu: str
     on: str  # the device in words
-    mem_bytes: int  # it gave so much to weights and KV
-    sms: int  # it, or the part of it that was a device, has so many
+    mem_bytes: int  # bytes that it gave to weights and KV
+    sms: int  # SMs of the card, or of the part of it that was a device
     gbps: Mapping[str, float]  # its links' rates
 
     @property
@@ -115,7 +118,7 @@ def fitted(
 ) -> tuple[dict[str, Any], steps.Fitted]:
     """Fit the table of these shapes, and return it with the fit behind it.
 
-    The devices are cores of this host, or those of a journal from elsewhere: a `card`, `conditions` in words.
+    The devices are cores of this host; for a journal from elsewhere, `card` and `conditions`, in words, describe them.
     """
     served = networks(models, wide) if card is None else models
     conditions = conditions or ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
@@ -153,7 +156,7 @@ def table(rows: Sequence[Measurement], models: Shapes, wide: int = 1) -> tuple[T
 def staged(folder: Path) -> Table:
     """Fit the table of what the stages of `make gpu` measured in a folder.
 
-    What is not measured yet is a note where the table can do without it. UserError where it cannot.
+    Measurements that are missing become a note if the table can do without them. Raises UserError if it cannot.
     """
     if not (folder / ABOUT).is_file() or not (folder / RAW).is_file():
         raise UserError(f"{folder}: nothing of the stage calibrate is there; the same command of the stages resumes it")
@@ -172,7 +175,7 @@ def staged(folder: Path) -> Table:
 
 
 def missing(rows: Sequence[Measurement], names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return what of which shape is still to be measured."""
+    """Return the quantities that are still to be measured, each with its shape."""
     kinds = "decode", "beside", "load", "move", "turn"
     return [(what, name) for name in names for what in kinds if not any(of(rows, what, shape=name))]
 
@@ -237,7 +240,7 @@ def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: st
 
 
 class Ratio(NamedTuple):
-    """A load over a decode step of one sequence, of a shape: as measured, by the cost table of it, and on a GPU."""
+    """The ratio of a load to a decode step of one sequence, of a shape: measured, by its cost table, and on a GPU."""
 
     shape: str
     measured: float
@@ -292,7 +295,7 @@ def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
 
 
 def relative(models: Shapes, path: Path) -> Iterator[str]:
-    """Say what each shape takes of what the first one does, by the table, beside the originals on a GPU."""
+    """Say the ratio of each shape's SIZES to those of the first, by the table, and of the originals on a GPU."""
     here, there, (first, *others) = sizes(models, path), sizes(models, None), models
     for name in others:
         each = zip(SIZES, here[name], here[first], there[name], there[first], strict=True)

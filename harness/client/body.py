@@ -1,8 +1,8 @@
 """Request bodies: completions of token-id prompts of an exact length, and of a forced length, as bytes on the wire.
 
 All prompts are slices of one seeded sequence of token ids, each from an offset of its own, so that no prefix cache
-finds one in another; a salt makes them others than those of runs before. Ids are written in fields of one width, which
-JSON allows. So a prompt is a slice of bytes too, and all that a request costs when it leaves is a copy.
+finds one in another; a salt makes them differ from those of earlier runs. Ids are written in fields of one width, which
+JSON allows. So a prompt is a slice of bytes too, and a request costs only a copy when it leaves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Style(NamedTuple):
     counts: bool = False  # chunks carry the number of tokens so far, with `stream_options.continuous_usage_stats`
     extra: tuple[tuple[str, bool | float | str], ...] = ()  # further members
     ids: tuple[int, int] = (300, 1000)  # prompts are of token ids from the first to before the second
-    keep_alive: bool = True  # False: a connection a request
+    keep_alive: bool = True  # False: a connection for each request
     spare: int = 48  # connections that are kept open for a burst
     salt: int = 0  # drawn for a run on servers that others warm: prompts differ from those of any run before
     key_env: str = ""  # the environment variable that holds a bearer key; it is read where it is sent, and kept nowhere

@@ -20,16 +20,17 @@ from harness.client.log import Log, assemble
 from harness.client.sender import Setup
 from harness.policy.types import Jobs, UserError
 
-START_S = 60.0  # the process may take so long to start
-END_S = 2.0  # it may take so long to end by itself
+START_S = 60.0  # the longest that the process may take to start
+END_S = 2.0  # the longest that it may take to end by itself
 
 Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropped"]
 
 
 class Told(NamedTuple):
-    """An event of a request; "routed" is of none (-1): a route is in force for the requests that leave after it.
+    """An event of a request; "routed" has no request (-1): the route holds for requests that leave after it.
 
-    `tokens`: of the first chunk, or of all chunks at its end; of one that arrived, 1 if it left by its model's route.
+    `tokens` counts those of the first chunk, or at the end those of all chunks; of a request that arrived it is 1 if
+    the request left by its model's route.
     """
 
     kind: Kind
@@ -41,8 +42,9 @@ class Told(NamedTuple):
 class Client:
     """A sender of a workload's requests, at their times, to the servers of their models; see `sender.py` for the rules.
 
-    A request of a model with a route leaves at its time. One without is held until `send`. `close` ends the process, as
-    the end of this one does; it starts from the thread that outlives the run, for the kernel ends it with that thread.
+    A request of a model with a route leaves at its time; that of a model without is held until `send`. `close` ends the
+    sending process, and so does the end of this one. Call `start` from a thread that outlives the run: the kernel ends
+    the process with that thread.
     """
 
     def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
@@ -91,7 +93,7 @@ class Client:
         self.precise = message[1]
 
     def begin(self, zero_ns: int, hears: bool) -> None:
-        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals and routes too."""
+        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes."""
         self._ask(("begin", zero_ns, hears))
 
     def fileno(self) -> int:
@@ -104,9 +106,9 @@ class Client:
         self._ask(("route", model, to))
 
     def send(self, rid: int, to: Server) -> None:
-        """Send a request now: a held one, one that failed or was dropped, or one that is open elsewhere, anew.
+        """Send a held request now, or send again a request that failed, was dropped or is open elsewhere.
 
-        Its chunks from an earlier try are forgotten. Nothing happens where it is done.
+        Its chunks from an earlier try are forgotten. Nothing happens if it is done.
         """
         self._ask(("send", self._known(rid), to, time.monotonic_ns()))
 
@@ -165,7 +167,7 @@ class Client:
             self._died()
 
     def _wait(self, kind: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """Return the next message of a kind; None if none comes in time. What is told on the way is kept."""
+        """Return the next message of a kind; None if none comes in time. Events that come before it are kept."""
         until_s = time.monotonic() + timeout_s
         while self._line is not None:
             left_s = max(0.0, until_s - time.monotonic())

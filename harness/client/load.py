@@ -10,9 +10,10 @@ import psutil
 
 
 class OtherLoad:
-    """Cores that other processes than these, and those that they start, keep busy from now on.
+    """The cores that are kept busy from now on by processes other than `pids` and those that they start.
 
-    What the machine spent, less what these spent. A process that ends is counted where its parent waits for it.
+    They are the machine's processor time less that of these processes, per second. The time of a process that has ended
+    counts once its parent has waited for it.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:

@@ -17,9 +17,9 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 
 
 class Log(NamedTuple):
-    """A run of the client: one element a request, in the order of the jobs, unless said; -1: it never happened.
+    """A run of the client: an element per request, in the order of the jobs, unless a comment differs; -1: never.
 
-    Of a request that was sent several times it is the last try.
+    For a request that was sent several times, it is that of the last try.
     """
 
     intended_ns: NDArray[np.int64]  # intended arrival; a closed loop's is `think_s` after the end before it
@@ -36,9 +36,9 @@ class Log(NamedTuple):
     prompt_ns: NDArray[np.int64]  # how long its prompt took by the server's own account
     cached_tokens: NDArray[np.int64]  # prompt tokens that the server says to have had in a cache
     offsets: NDArray[np.int64]  # n + 1: the chunks of request i are offsets[i] to before offsets[i + 1]
-    chunk_ns: NDArray[np.int64]  # a chunk: when the read that completed it came
-    chunk_tokens: NDArray[np.int32]  # a chunk
-    chunk_shared: NDArray[np.bool_]  # a chunk: it came in the same read as the chunk before it
+    chunk_ns: NDArray[np.int64]  # per chunk: when the read that completed it came
+    chunk_tokens: NDArray[np.int32]  # per chunk
+    chunk_shared: NDArray[np.bool_]  # per chunk: it came in the same read as the chunk before it
     precise: bool  # the timer was the kernel's
     cpu_s: float  # what the client's process took since `begin`
     wall_s: float  # since `begin`
@@ -53,13 +53,13 @@ class Log(NamedTuple):
 
     @property
     def by_event(self) -> NDArray[np.bool_]:
-        """Requests whose tokens are known by event: done, and the usage counts others than their chunks do."""
+        """The mask of finished requests whose tokens are known by event only: usage and chunks count differently."""
         some = np.diff(self.offsets) > 0
         return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
 
     @property
     def first_ns(self) -> NDArray[np.int64]:
-        """The first chunk of each request."""
+        """The time of each request's first chunk; -1 for none."""
         some = np.diff(self.offsets) > 0
         first = np.full(len(self.intended_ns), -1, np.int64)
         first[some] = self.chunk_ns[self.offsets[:-1][some]]
@@ -143,7 +143,7 @@ class Book:
 
 
 def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
-    """Build the log: chunks grouped by request, without those of tries that came to nothing."""
+    """Build the log: chunks grouped by request, without those of tries before the last."""
     requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())

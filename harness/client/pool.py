@@ -21,7 +21,7 @@ class Owner(Protocol):
     """The owner of a connection's requests, told of their bytes and losses."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
-        """Take note of bytes of the response to `connection.rid`, with chunks of so many tokens."""
+        """Take note of bytes of the response to `connection.rid`; `tokens` has the tokens of each chunk completed."""
 
     def lost(self, connection: Connection, why: str) -> None:
         """Take note that the connection closed before the request `connection.rid` had its end."""
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.rid = -1  # the request that is open here; -1: none
-        self.to = Server("", "")  # that was sent there
+        self.to = Server("", "")  # the server to which that request was sent
         self.served = False  # it has carried a request before this one
         self.response = Response(pool.style.counts)
         self.last_ns = time.monotonic_ns()  # when the last bytes went either way
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
             self._fd = transport.get_extra_info("socket").fileno()
 
     def ask(self, rid: int, to: Server, request: bytes, most: int) -> int:
-        """Send a request for at most so many tokens; return the time at which the kernel had it."""
+        """Send a request for at most `most` tokens; return the time in ns at which the kernel had it."""
         self.rid, self.to = rid, to
         self.response.begin(most)
         sent = 0
@@ -101,7 +101,7 @@ class Pool:
         self._host, self._port = url.hostname or "", url.port or (443 if self.tls else 80)
         self._tls = ssl.create_default_context() if self.tls else None
         self.all: set[Connection] = set()
-        self._idle: list[Connection] = []  # the last used last
+        self._idle: list[Connection] = []  # ordered by last use
         self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -127,7 +127,7 @@ class Pool:
             self._idle.remove(connection)
 
     async def connect(self) -> Connection:
-        """Open a new connection, which does not wait among the others."""
+        """Open a new connection, which is not among the idle ones."""
         _, new = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
         return new
 
@@ -144,7 +144,7 @@ class Pool:
             task.add_done_callback(self._tasks.discard)
 
     async def _spare(self) -> None:
-        with suppress(OSError):  # a server that is not there is found out by a request
+        with suppress(OSError):  # a request will report that the server is not there
             connection = await self.connect()
             if not connection.transport.is_closing():
                 self._idle.append(connection)

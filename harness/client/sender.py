@@ -33,7 +33,7 @@ from harness.client.slice import hurry
 from harness.client.timer import Timer
 from harness.policy.types import Jobs, UserError
 
-SWEEP_S = 1.0  # between two looks for silent servers, and for connections to open or close
+SWEEP_S = 1.0  # s between two looks for silent servers, and for connections to open or close
 ENDS = {DONE, FAILED, DROPPED}
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
@@ -63,7 +63,7 @@ class Sender:
         by_time = np.argsort(jobs.arrival_s, kind="stable")
         self._order = array("i", by_time[np.isfinite(jobs.arrival_s[by_time])].astype("i").tobytes())
         self._at = 0  # how many of `_order` have come
-        self._later: list[tuple[int, int]] = []  # a heap of those who come after another's end: stamp, request
+        self._later: list[tuple[int, int]] = []  # a heap of requests that come after another's end: stamp, request
         self._routes: dict[str, Server] = {}
         self._pools: dict[str, Pool] = {}
         self._open: dict[int, Connection] = {}  # keyed by request that is sent or streaming
@@ -113,7 +113,7 @@ class Sender:
             self._end(rid, DROPPED, time.monotonic_ns())
 
     def log(self) -> None:
-        """Send what happened; nothing happens after it."""
+        """Send the log to the parent; nothing happens after it."""
         self._timer.close()
         self._flush()
         self._spill()
@@ -124,7 +124,7 @@ class Sender:
     # ------------------------------------------------------------ the schedule
 
     def _due(self) -> None:
-        """Let all leave whose time has come."""
+        """Let all requests arrive whose time has come, and set the timer for the next."""
         order, intended, later = self._order, self._book.intended_ns, self._later
         n = len(order)
         while True:
@@ -162,7 +162,7 @@ class Sender:
         return self._pools[to.url]
 
     def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
-        """Send a request on a connection that waits, unless a fresh one is asked for, or on a new one."""
+        """Send a request on an idle connection, or on a new one if `fresh` or none is idle."""
         if not fresh:
             self._book.tries[rid] += 1
         pool = self._pool(to)
@@ -289,7 +289,7 @@ class Sender:
 
 
 class Line(asyncio.Protocol):
-    """The parent's end: what it asks for, and its death."""
+    """The line to the parent, which brings what it asks for, and its end when the parent is gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, ended: asyncio.Future[None]) -> None:
         self._loop, self._setup, self._ended = loop, setup, ended

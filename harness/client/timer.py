@@ -28,7 +28,7 @@ class Timer:
             loop.add_reader(self._set.fd, self._read)
 
     def at(self, ns: int) -> None:
-        """Fire at a time, at once if it has passed; what was asked for before is forgotten."""
+        """Fire at a time in ns, at once if it has passed; this replaces the time that was set before."""
         if self._set is not None:
             self._set.at(max(1, ns))  # 0 disarms
             return
@@ -65,7 +65,7 @@ class Timerfd:
         self.fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 
     def at(self, ns: int) -> None:
-        """Arm it."""
+        """Arm the timer for an absolute time in ns."""
         if sys.version_info >= (3, 13):
             os.timerfd_settime_ns(self.fd, flags=os.TFD_TIMER_ABSTIME, initial=ns)
 
@@ -81,7 +81,7 @@ class Libc(Timerfd):
         self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval, then value, each seconds and nanoseconds
 
     def at(self, ns: int) -> None:
-        """Arm it."""
+        """Arm the timer for an absolute time in ns."""
         self._spec[2], self._spec[3] = divmod(ns, 1_000_000_000)
         if self._libc.timerfd_settime(self.fd, ABSTIME, self._spec, None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")

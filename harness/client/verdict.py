@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 def verdict(log: Log, other_cores: float, behind: str = "") -> Verdict:
     """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured).
 
-    `behind` is why its parent ended it early; "" where it did not.
+    `behind` is the reason why the parent ended the run early; "" if it did not.
     """
     due, left = log.due_ns >= 0, log.write_ns >= 0
     lags_s = 1e-9 * (log.write_ns - log.due_ns)[due & left]

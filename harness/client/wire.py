@@ -3,9 +3,9 @@
 A chunk may carry the number of tokens so far, if the server was asked for it (`usage.completion_tokens`, or llama.cpp's
 `timings.predicted_n`): the chunk's tokens are then the increase, with or without text. Else a chunk with text is one
 token, and a chunk without text (empty, a role, or usage alone) is none. The last usage is kept beside (`usage_tokens`).
-It can differ from the sum of the chunks: a server that was not asked to count holds a token's bytes back until they are
-a character, or any sends several tokens in an event. The chunks then stay as they came, and the usage has the number.
-llama.cpp also reports the seconds of the prompt, from its beginning (`timings.prompt_ms`).
+It can differ from the sum of the chunks: a server that was not asked to count may hold a token's bytes back until they
+make a character, and any server may send several tokens in an event. The chunks then stay as they came, and the number
+of tokens is that of the usage. llama.cpp also reports the time of the prompt, from its beginning (`timings.prompt_ms`).
 
 A count that is no whole number, falls, or exceeds what was asked for fails the request with that reason.
 """
@@ -19,11 +19,11 @@ import httptools
 
 EXCERPT = 200  # characters of what a server said that enter an error
 DECODE = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
-KEPT = 4096  # bytes of a body that is no stream
+KEPT = 4096  # bytes that are kept of a body that is no stream
 LINE = 1 << 20  # bytes of an event
-FLUSHED = 8  # events beyond the tokens, of servers that send a last text without one
+FLUSHED = 8  # chunks allowed beyond the tokens asked for: some servers send a last text without a token
 ANY = 1 << 30  # tokens of a request whose limit is not known
-LONGEST_NS = 1 << 60  # 36 years: more is no time
+LONGEST_NS = 1 << 60  # 36 years: larger times are cut to it
 
 
 class Response:
@@ -35,7 +35,7 @@ class Response:
         self.begin()
 
     def begin(self, most: int = ANY) -> None:
-        """Expect the response to a new request, of at most so many tokens."""
+        """Expect the response to a new request, of at most `most` tokens."""
         self._most = most
         self.status = 0  # HTTP's; 0: none yet
         self.error = ""  # why the request failed
@@ -99,7 +99,7 @@ class Response:
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        if 100 <= self.status < 200:  # a word before the response
+        if 100 <= self.status < 200:  # an interim response
             return
         self.complete, self._keeps = True, self._parser.should_keep_alive()
         if self.status != 200:
@@ -148,7 +148,7 @@ class Response:
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
 
     def _wrong(self, total: Any) -> str:
-        """Say what is wrong with a server's number of tokens so far; "" where it can be."""
+        """Say what is wrong with a server's number of tokens so far; "" if it can be right."""
         if type(total) is not int or total < 0:
             return f"the server counts {shown(json.dumps(total))} tokens, which is no whole number"
         if total > self._most:
@@ -164,6 +164,6 @@ def _excerpt(data: bytes) -> str:
 
 
 def shown(text: str, most: int = EXCERPT) -> str:
-    """Return words of a server as they are printed: on one line, cut, and with every other character escaped."""
+    """Return words of a server as they are printed: on one line, cut, with unprintable characters escaped."""
     short = " ".join(text[: 8 * most].split())[:most]
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)

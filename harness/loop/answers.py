@@ -1,6 +1,6 @@
 """Checks of a policy's answer: each action is of a known class, each field of the type that actions.py declares.
 
-They run for every action of every run, so these are plain lines, not derived from the declarations.
+They run for every action of every run, so they are written out for speed, not derived from the declarations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, get_args
 from harness.policy.actions import Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
 from harness.policy.types import Batch, Host, Inst, Phase
 
-WHOLE = (int, Integral)  # numpy's are as good
+WHOLE = (int, Integral)  # numpy's integers count too
 PHASES = get_args(Phase)
 REAL = (float, int, Real)
 LONGEST = 160  # characters of an answer that is quoted

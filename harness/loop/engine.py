@@ -58,7 +58,7 @@ class Engine(Protocol):
         ...
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload, of which nothing is told before it is due: from here on the engine alone has it."""
+        """Keep the workload: from here on the engine alone has it, and reports no request before it is due."""
         ...
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
@@ -70,14 +70,14 @@ class Engine(Protocol):
         ...
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s` and the end of the run; None if none is, and the clock stands there.
+        """Return the next event due by `until_s` and the run's end; None if none is due: then the clock stands there.
 
-        After a refusal "not now", `Freed` as soon as something came free that could have been lacking: once, ahead of
-        the other events of that instant, whatever the policy hears.
+        After a refusal "not now", return `Freed` as soon as anything came free that the action may have lacked: once,
+        before the other events of that instant, and whether or not the policy hears it.
 
-        A wall clock may have passed `until_s` by the step that was under way. Without an `until_s` (infinity) no
-        action comes any more unless an event does: where nothing can happen, the first load or move that waits for
-        memory fails, at the time of the last event.
+        A wall clock may have passed `until_s` by the rest of the step under way. If `until_s` is infinite, no action
+        comes before the next event: so where nothing else can happen, the first load or move that waits for memory
+        fails, at the time of the last event.
         """
         ...
 
@@ -133,7 +133,7 @@ class Observed(Protocol):
         ...
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Return further files of the run by name; their bytes are asked for after `rows`, this itself maybe before."""
+        """Return further files of the run by name; it may be called before `rows`, but bytes are read after `rows`."""
         ...
 
 
@@ -247,12 +247,12 @@ def _takes(declared: type | None) -> dict[str, fields.Domain]:
 
 
 def _chosen(given: fields.Asked, declared: type | None) -> dict[str, Option]:
-    """Return the fields that are set of an engine, by its dataclass `Fields`."""
+    """Return the values of the fields that are set for an engine, checked by its dataclass `Fields`."""
     return fields.values(given, _takes(declared), getattr(declared, "presets", {}))
 
 
 def canonical(text: str) -> str:
-    """Return one form of what is asked of an engine: an absolute path, and no field that changes nothing."""
+    """Return the canonical text that asks for an engine: a path is absolute, and fields at defaults are left out."""
     given = fields.asked(text)
     name = str(path(text)) if given.name.endswith(".py") else given.name
     if not given.fields:

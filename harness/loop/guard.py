@@ -24,15 +24,15 @@ from harness.policy.types import Infeasible, Unsupported
 
 HERE = Path(__file__).resolve().parents[1]
 IMPORTS = Path(importlib.__file__).parent
-# Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
-# workers and in checks, and no result depends on it.
+# Wall-clock seconds that one call into a policy may take. It is a context variable because policies are called where
+# specs are resolved, in workers and in checks, and no result depends on it.
 LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
-TICKS = 8  # the timer fires so often within the limit
+TICKS = 8  # times that the timer fires within the limit
 LONGEST = 120  # characters of an exception's text
 
 
 class Fault(Exception):
-    """A policy raised, answered what is no action, or came to no end. `__cause__` is what it raised, if it did."""
+    """A policy raised, answered something that is no action, or did not end. `__cause__` is what it raised, if any."""
 
 
 class Endless(BaseException):
@@ -80,7 +80,7 @@ class Watch:
         elif self.call:
             self._ticks += 1
             if self._ticks >= TICKS and not _collecting(frame):
-                self._ticks = 0  # who catches it has as long again before the next one
+                self._ticks = 0  # a policy that catches it has the whole limit again
                 raise Endless(f"no answer within {self.limit_s:g} s")
 
 
@@ -133,5 +133,5 @@ def error_text(error: BaseException) -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Tell whether a frame's file is none of the bench's, nor made up by the interpreter, nor what imports files."""
+    """Tell whether a frame's file is neither the bench's, nor made up by the interpreter, nor of the import system."""
     return not filename.startswith("<") and not {HERE, IMPORTS} & set(Path(filename).parents)

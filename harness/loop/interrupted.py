@@ -12,15 +12,15 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT came, also while a policy was asked: a KeyboardInterrupt that it raises by itself is its fault."""
+    """SIGINT came. It has a class of its own as a KeyboardInterrupt that a policy raises is the policy's fault."""
 
 
 class Terminated(Interrupted):
-    """SIGTERM came. What a Ctrl-C passes through, this does."""
+    """SIGTERM came. It passes wherever a Ctrl-C passes."""
 
 
-DEAF_S = 10  # for which a library may keep Python from hearing a signal
-AGAIN_S = 0.01  # after which a signal whose exception was swallowed comes again
+DEAF_S = 10  # s for which a library may keep Python from handling a signal
+AGAIN_S = 0.01  # s after which a signal whose exception was swallowed is sent again
 _CAME: set[int] = set()  # signals whose exceptions were raised within `terminable`
 
 
@@ -33,9 +33,9 @@ def came(*numbers: int) -> bool:
 def terminable() -> Iterator[None]:
     """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes.
 
-    A batch system ends all processes of a job, and the parent its workers: a second SIGTERM disturbs no closing. An
-    exception that Python swallows, as it does in a `__del__`, is raised again a moment later. Where Python hears
-    nothing for `DEAF_S`, as a library waits, the process ends by the signal all the same.
+    A batch system ends all processes of a job, and the parent ends its workers too: a second SIGTERM does not disturb
+    closing. An exception that Python swallows, as it does in a `__del__`, is raised again a moment later. If Python
+    cannot handle the signal for `DEAF_S`, because a library waits, the process ends all the same.
     """
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
@@ -77,7 +77,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def _watched(numbers: set[signal.Signals]) -> Iterator[None]:
-    """End the process by a signal that its handler in Python does not hear, as the main thread is in a library."""
+    """End the process at a signal whose Python handler does not run because the main thread is in a library."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     over = threading.Event()
@@ -85,7 +85,7 @@ def _watched(numbers: set[signal.Signals]) -> Iterator[None]:
     def watch() -> None:
         while heard := os.read(reads, 1):
             number = heard[0]
-            for _ in range(DEAF_S if number in numbers else 0):  # each takes the interpreter from a library that has it
+            for _ in range(DEAF_S if number in numbers else 0):  # each wait takes the GIL from a library that has it
                 if over.wait(1.0) or number in _CAME:
                     break
             else:

@@ -1,8 +1,8 @@
 """The meaning of a source file as a digest: equal for files that differ in words alone.
 
 Words of Python are comments, docstrings, annotations (but those of a class, which make fields), lines that only a type
-checker reads, and names of locals that are no parameters. Words of TOML are comments and layout. Other files mean their
-bytes.
+checker reads, and names of locals that are no parameters. Words of TOML are comments and layout. The meaning of other
+files is their bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMED = (
     (ast.MatchStar, "name"),
     (ast.MatchMapping, "rest"),
 )
-# Rewrites that make the same rows: files as they are now, and those that stored runs know in their place.
+# Rewrites of code that make the same rows: files as they are now, and as they were when runs were stored.
 # Written by `python -m tests.tools.as_before`. A file that changes again counts as itself, and the entry goes.
 REWRITES = ROOT / "harness/run/as_before.toml"
 MOST_KEPT = 4000  # sources of which the meaning is kept on this machine
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file's meaning. UserError where it is not what its ending says."""
+    """Return the SHA-256 of a file's meaning. Raises UserError if a .py is not Python."""
     return source(path).digest if path.suffix == ".py" else _values(path, path.stat().st_mtime_ns)
 
 
@@ -53,7 +53,7 @@ def digest(path: Path) -> str:
 def _values(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
     content = path.read_bytes()
     if path.suffix == ".toml":
-        with suppress(ValueError, RecursionError):  # told where it is read
+        with suppress(ValueError, RecursionError):  # reported where the file is read
             content = json.dumps(tomllib.loads(content.decode()), default=str).encode()
     return sha256(content).hexdigest()
 
@@ -87,7 +87,7 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Return names and digests of files as stored runs know them: where all of a rewrite is there, as before it."""
+    """Replace the files of each rewrite, if `files` has all of them, by those before it, which stored runs know."""
     for now, before in rewrites():
         if now <= files:
             files = files - now | before
@@ -158,7 +158,7 @@ def told(node: object) -> str:
 
 
 class Wordless(ast.NodeTransformer):
-    """Takes the words out of a tree in place. A local gets the number of its place among those of the file."""
+    """A transformer that takes the words out of a tree in place. A local is named by its number in the file."""
 
     def __init__(self) -> None:
         self.scopes = list[tuple[dict[str, str], bool]]()  # names with what they become, and whether they are a class's
@@ -269,7 +269,7 @@ def _listed(node: Any) -> list[Any]:
 
 
 def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield nodes and all below them that are of the same scope: of functions, classes and comprehensions the head."""
+    """Yield nodes and all below them in the same scope; of inner functions, classes and comprehensions, their head."""
     for node in nodes:
         yield node
         inner: Iterable[ast.AST] = ast.iter_child_nodes(node)

@@ -18,7 +18,7 @@ Fate = Literal["refused", "issued", "withdrawn"]
 class Note:
     """An event of a standing order (harness/loop/standing.py).
 
-    It was refused, with the engine's reason; it was issued again and taken; or the policy spoke of the same thing.
+    It was refused, with the engine's reason; issued again, and accepted; or withdrawn for a newer action of the policy.
     """
 
     now_s: float

@@ -22,7 +22,7 @@ from harness.policy.events import Arrived, Done, Event, Freed, TurnEnded, Woke
 from harness.policy.types import Infeasible, Jobs, Unsupported
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
-MOST_ACTIONS = 1_000_000  # one answer may have so many: several for each request of a large backlog
+MOST_ACTIONS = 1_000_000  # the most of one answer: several for each request of a large backlog
 
 PLACING = frozenset({Load, Evict, Limit, Move})
 
@@ -85,14 +85,15 @@ class Agenda:
         self.due_s = math.inf
 
 
-FORESEES = {("kv", "pow2"), ("kv", "oracle")}  # options by which an engine goes by true output lengths
+FORESEES = {("kv", "pow2"), ("kv", "oracle")}  # options with which an engine uses true output lengths
 TRUE_LENGTHS = "view.oracle_tokens"
 
 
 def missing(system: System, engine: Engine) -> list[str]:
     """List what a system asks for that an engine cannot do, tell or offer.
 
-    What it reads of its input (`Request.`, `Cluster.`) is no engine's. Options that foresee need the capability too.
+    Names of what it reads of its input (`Request.`, `Cluster.`) do not concern engines. Options in FORESEES need
+    TRUE_LENGTHS too.
     """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
@@ -130,7 +131,7 @@ def replay(
         raise ValueError("no seconds can be added to a wall clock")
     engine.ready()
     engine.take(jobs)
-    del jobs  # no frame that calls the policy has what is to come
+    del jobs  # no frame that calls the policy holds future requests
     loop = Replay(system, engine, decision_s, control_s, log)
     with loop.watch, quiet():
         loop.start(end_s)
@@ -147,7 +148,7 @@ class Replay:
         self.outcome, self.agenda, self.watch = Outcome(), Agenda(), Watch()
         self.standing = Standing([], log)
         self.view = engine.view()
-        self.seen = log.watch(self.view) if log else self.view  # the policy spent so much
+        self.seen = log.watch(self.view) if log else self.view  # the view that the policy reads
         self.heard: deque[Event] = deque()
         self.thinking: tuple[Action, ...] = ()  # the answer that lands at `free_s`
         self.free_s = -math.inf  # no next decision before it
@@ -176,9 +177,9 @@ class Replay:
                 return
 
     def wait(self) -> bool:
-        """Let time pass to what comes next; False: nothing comes any more.
+        """Let time pass until something happens; return False if nothing comes any more.
 
-        The end of a decision comes only where an answer lands then, or another event waits for it.
+        The end of a decision is waited for only if its answer takes effect then, or another event waits for it.
         """
         due_s, free_s = self.agenda.due_s, self.free_s
         lands = free_s <= due_s and (self.thinking or self.heard or (due_s == math.inf and self.view.now_s < free_s))
@@ -202,7 +203,7 @@ class Replay:
         return True
 
     def hear(self, event: Event) -> None:
-        """Queue an event for the policy; what came free is for the orders that stand."""
+        """Queue an event for the policy; after `Freed`, issue the standing orders again instead."""
         if type(event) is Freed:
             self.standing.again(self.engine.do, self.view.now_s)
             return
@@ -244,7 +245,7 @@ class Replay:
         return actions
 
     def apply(self, actions: Sequence[Action], delay_s: float) -> None:
-        """Set timers, issue actions; those that place things, and the turns beside them, a delay later."""
+        """Set timers and issue actions; issue those that place things, and the turns beside them, `delay_s` later."""
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
         for action in actions:

@@ -1,7 +1,7 @@
 """Standing orders: actions that the engine refused "not now", issued again when something comes free.
 
-They are issued in order of first issue, never on a timer, until the engine takes them or the policy speaks of the same
-thing. The policy is told nothing of it; the log is.
+They are issued in order of first issue, never on a timer, until the engine accepts them or the policy gives an order on
+the same thing. The policy is not told of this; the log is.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LIMIT = "BENCH_CODE"  # files apart by os.pathsep; unset: any
+LIMIT = "BENCH_CODE"  # file names, separated by os.pathsep; unset: any file
 ANY = "*"
 END = ".py"
 

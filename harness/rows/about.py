@@ -30,20 +30,20 @@ class About:
     sample: Mapping[str, Any]
     panels: tuple[Panel, ...]
     claims: tuple[Mapping[str, Any], ...]  # fields of study.Claim
-    values: tuple[float | None, ...]  # one a claim: seconds where it needs no run
+    values: tuple[float | None, ...]  # one for each claim: seconds where the claim needs no run
     notes: tuple[str, ...]
     judges: tuple[Facts, ...]  # as slo.judgements has them
     runs: Mapping[str, str]  # a folder maps to the system's name
     texts: Mapping[str, str] = field(default_factory=dict)  # a name maps to the system as --systems takes it
-    fuller: str = ""  # what --full has more of
-    setting: str = ""  # describes all runs where claims are about measures
+    fuller: str = ""  # what --full adds
+    setting: str = ""  # describes all runs if claims are about measures
     headline: str = ""  # the first line of its answer, with {} where the numbers stand
     shown: tuple[str, ...] = ()  # measures that the answer has a table of
     bound: Mapping[str, Any] | None = None  # study.bound gives it for a comparison along rates
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> About:
-        """Take the facts of a footer. Raises Damaged where one is missing that has no default."""
+        """Take the facts of a footer. Raises Damaged if a fact without a default is missing."""
         needed = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
         given: dict[str, Any] = {f.name: facts[f.name] for f in fields(cls) if f.name in {*needed, *facts}}
         return cls(**given | {key: tuple(x) for key, x in given.items() if isinstance(x, list)})

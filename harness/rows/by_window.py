@@ -18,16 +18,17 @@ from harness.rows.statistics import Curve
 def curves(
     table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
 ) -> dict[int, Curve]:
-    """Return attainment by rate of each seed: pooled values of `definition` (or `over` others) along `axis`.
+    """Return a label's values of `definition` along `axis`, for each seed; `over` is pooled, mean or worst.
 
-    `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
+    `axis` is offered_rps or a column of numbers. An infeasible run, which offered nothing, is placed at the rate that
+    other labels' runs offered at its seed and rate scale.
     """
     by = column(table, "rate_scale" if axis == "offered_rps" else axis)
     seeds, values, rows = column(table, "seed"), column(table, "value"), places(table)
     rate = dict[tuple[int, float], float]()
     if axis == "offered_rps":
         offered = [i for key, at in rows.items() if key[1:] == ("offered_rps", "pooled") for i in at]
-        for i in (*sorted(offered), *rows.get((label, "offered_rps", "pooled"), ())):  # its own come last, and stand
+        for i in (*sorted(offered), *rows.get((label, "offered_rps", "pooled"), ())):  # its own, last, replace others
             if values[i] is not None:
                 rate[seeds[i], by[i]] = values[i]
     by_seed: dict[int, dict[float, float]] = {}
@@ -54,9 +55,10 @@ Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
-    """Return the counts of each run of a label, by model ("" where pooled), seed and column x, or else the rate scale.
+    """Return the counts of each run of a label, by model ("" if pooled), seed, and x or else the rate scale.
 
-    `over` is pooled or model. Runs that did not run have none. In a table without counts they follow from the value.
+    `over` is pooled or model. Infeasible and skipped runs are left out. Where a table has no counts, they are computed
+    from the number of requests and the value.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
@@ -74,7 +76,7 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
 
 @once
 def _counted(table: pa.Table) -> dict[int, Counted]:
-    """Return the counts of each row that has some."""
+    """Return the counts of each row that has counts, summed over the blocks of its window."""
     if "offered" not in table.column_names:
         return {}
     missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
@@ -100,8 +102,8 @@ def together(of: Windows, seeds: Collection[int]) -> Counts | None:
 class Unfit(NamedTuple):
     """Seeds with which a system has no value at any x."""
 
-    word: str  # does not fit: its models; skipped: it cannot be asked for this
-    why: str  # the first one's reason is shown
+    word: str  # "does not fit" (its models have no room) or "skipped" (it cannot run in this setting)
+    why: str  # is the reason of the first such seed
     seeds: int
     of: int
 

@@ -1,17 +1,17 @@
-"""Causes of misses: in the part of its time whose limit a request missed, the cause with most time beyond alone.
+"""Causes of misses: for what a request waited most, beyond its time alone, in the part whose limit it missed.
 
 A request's time has two parts, until its first token and after it; the second holds its longest gap between two tokens.
 Each part has its causes (record.WAITS), which sum to it. Where gaps are not known (runs without token times, real
 servers, older files), all time after the first token stands for the longest gap.
 
-Alone, on an idle GPU under the same batching limits, a request takes its own steps and the host's time. So the excess
-of `compute` is the time its steps took longer, batched with others or computed again; that of other causes is all their
-time. `host` has no excess where an engine tells the time alone, which includes it. The excess of a gap is taken beyond
-the mean of the request's own decode steps alone. Where no engine tells (real servers), running counts for nothing.
-A request that failed, as a server refused it or stopped early, missed for that: its cause is `failed`, whatever it
-waited for.
+Alone, on an idle GPU under the same batching limits, a request takes the time of its own steps and of the host. The
+excess of `compute` is the time that its steps took longer than alone, because they were batched with others or computed
+again; the excess of any other cause is all of its time. A finished request has no excess of `host` where the engine
+reports the time alone, which includes the host's. The excess of the longest gap is over the request's mean decode step
+alone. Where no engine reports the time alone (real servers), `compute` has no excess. A request that failed, because a
+server refused it or stopped early, has the cause `failed`, whatever it waited for.
 
-The longest gap is beyond any limit that the request misses between two tokens, so it explains a miss by any SLO.
+A request that exceeds a limit between any two tokens also exceeds it in its longest gap, which so explains the miss.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 
 def excess_s(rows: Rows) -> Floats:
-    """Compute the seconds beyond those each request takes alone: (requests, parts, causes), the longest gap third.
+    """Compute the seconds of each request beyond those it takes alone: (requests, parts, causes).
 
-    Where the parts are not known (files of schema 1) the whole life stands for either.
+    Parts are until the first token, after it, and the longest gap. Where the first two are not known (files of schema
+    1), each is the request's whole life.
     """
     known = ~np.isnan(rows.ttft_waits_s)
     first = np.where(known, rows.ttft_waits_s, rows.waits_s)
@@ -53,9 +54,9 @@ def excess_s(rows: Rows) -> Floats:
 
 
 def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
-    """Mark the parts that explain each request's miss: to the first token, after it, longest gap: (requests, 3).
+    """Mark the parts that explain each request's miss, in the order of `excess_s`: (requests, 3).
 
-    A request that never finished is explained by the part in which it stood.
+    The miss of a request that did not finish is explained by the part that it had reached.
     """
     none, no = rows.first_tokens == 0, np.zeros(len(rows), bool)
     match DEFINITIONS[definition].part:
@@ -79,9 +80,9 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """Return the cause, an index of CAUSES, of most of each request's excess in the parts missed, or `failed`.
+    """Return each request's cause, an index of CAUSES: the one with most excess in the parts missed, or `failed`.
 
-    Ties go to the earlier cause. A request without excess is slow alone: `compute`.
+    Ties go to the earlier cause. A request without excess is too slow even alone: its cause is `compute`.
     """
     excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
     waited = np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)

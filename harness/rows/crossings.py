@@ -21,7 +21,7 @@ from harness.rows.estimate import Estimate
 from harness.rows.pooled import Counts
 from harness.rows.statistics import Crossing
 
-SOME = 3  # requests of a model, of which one is met where it is served at all
+SOME = 3  # requests; a model that is offered fewer is never called unserved
 MARK = "†"  # behind the name of a system that meets no SLO of some model, in tables and figures
 RATED = {"rate_scale", "rate_rps"}
 EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
@@ -43,7 +43,7 @@ def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
 
 
 def by_condition(panels: Sequence[Panel]) -> list[list[Panel]]:
-    """Group the panels by condition, in order; several of one are its cases."""
+    """Group the panels by condition, in order; several panels of one condition are its cases."""
     groups: dict[tuple[Any, ...], list[Panel]] = {}
     for panel in panels:
         groups.setdefault((panel["name"], panel["kind"], panel.get("other_end")), []).append(panel)
@@ -54,7 +54,7 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
     match key:
         case "condition":
             return bool(panel["name"] == value)
-        case "trace":  # the name's beginning counts, as a generator's has parameters
+        case "trace":  # is compared by its beginning, as the name of a generator goes on with parameters
             return str(panel["trace"]).startswith(value)
         case "column":
             return bool(panel["column"] + 1 == value)
@@ -66,7 +66,7 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
 
 
 def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
-    """Count a system's misses on a panel by x and window, over all seeds; None where they share no x.
+    """Count a system's misses on a panel by x and window, over all seeds; None if the seeds share no x.
 
     `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Along an axis of EASES
     x is inverted, so that load always rises with it.
@@ -88,7 +88,8 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
     """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
 
-    A model without a request in some run counts there with no misses of none. One without any at some x is left out.
+    A model without a request in some run counts there as 0 missed of 0 offered. A model without a request in any run
+    at some x is left out.
     """
     if over == "pooled":
         return by_window.together(sides[0], seeds) if sides else None
@@ -99,7 +100,7 @@ def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | No
 
 
 def _filled(sides: Sequence[Windows]) -> list[Windows]:
-    """Return the windows of models, with none missed of none offered where a model had no request in a run."""
+    """Return the windows of models, with 0 missed of 0 offered where a model had no request in a run."""
     places = dict.fromkeys((seed, x) for side in sides for seed, curve in side.items() for x in curve)
     filled: list[Windows] = []
     for side in sides:
@@ -118,7 +119,7 @@ def _shared(side: Windows) -> set[float]:
 def paired_counts(
     rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, over: str = "pooled"
 ) -> tuple[Counts, Counts] | None:
-    """Return the counts of two systems over the seeds that both ran; None where there is none."""
+    """Return the counts of two systems over the seeds that both ran; None if they share no seed or no x."""
     sides = [_windows(rows, axis, name, definition, over) for name in systems]
     seeds = set.intersection(*({seed for side in of for seed in side} for of in sides))
     ours, theirs = (_counts(of, over, seeds) for of in sides) if seeds else (None, None)
@@ -126,7 +127,7 @@ def paired_counts(
 
 
 def reciprocal(x: float) -> float:
-    """Map x to 1 / x, so that load rises with it along an axis of EASES; twice gives x again (12 digits)."""
+    """Map x to 1 / x, so that load rises with it along an axis of EASES; applied twice it gives x again (12 digits)."""
     return float(f"{1.0 / x:.12g}")
 
 
@@ -144,7 +145,8 @@ def crossing(
 ) -> Crossing | None:
     """Estimate where a system crosses the level on a panel, rates in requests per second; None where it was not run.
 
-    A number of models that does not fit is no point of the curve: the answer is the most models that fit and hold.
+    Along an axis of models, a number of models that does not fit is not a point of the curve: the crossing is at the
+    most models that fit and hold the level.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -193,7 +195,7 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
-    """Subtract the second system's attainment at x from the first's, by window; None where they share no seed."""
+    """Subtract the second system's attainment at x from the first's, by window; None unless both ran there."""
     pair = paired_counts(rows, axis, systems, definition)
     at = reciprocal(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
@@ -203,7 +205,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
-    """Return the rows of the seeds that ran at the most rates: those that came later ran near one level alone."""
+    """Return the rows of the seeds that ran at the most rates: seeds added later ran only near one level."""
     every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()
@@ -211,9 +213,9 @@ def broad(rows: pa.Table) -> pa.Table:
 
 
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
-    """Count in words the models of which a system meets no SLO: "4 of 16 models at 0 %"; empty where there is none.
+    """Count in words the models for which a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
 
-    Where load is least, no request met it in any run, of at least `SOME` in all.
+    At the least load, over all runs, such a model was offered at least `SOME` requests, and all of them missed.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
@@ -237,13 +239,13 @@ def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the power of x with which a system's misses grow at its crossing of the level; None without one."""
+    """Estimate the power of x with which a system's misses grow at its crossing; None without a crossing."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return the misses and windows on which a crossing rests: at the x of the curve that is nearest to it."""
+    """Return the numbers of misses and windows behind a crossing: the misses at the nearest x that was run."""
     sides = _windows(rows, panel["axis"], system, definition, "pooled")
     c = _counts(sides, "pooled", {seed for side in sides for seed in side})
     if c is None:
@@ -269,7 +271,7 @@ def ratio(
 
 
 def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs on which a system holds the level; with `over` that number over another system's."""
+    """Estimate the fewest GPUs on which a system holds the level, divided by that of the system `over` if given."""
     c = crossing(rows, {"axis": "gpus"}, system, definition, level)
     if not over or c is None:
         return None if c is None else c.at
@@ -285,7 +287,7 @@ def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
 
 
 def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Count the seeds that reach the level anywhere on the axis, by the fit of each, and all seeds."""
+    """Return the number of seeds whose fitted curve reaches the level anywhere on the axis, and of all seeds."""
     curves = by_window.curves(rows, system, definition, "x").values()
     harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
     held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
@@ -293,7 +295,7 @@ def reached(rows: pa.Table, axis: str, system: str, definition: str, level: floa
 
 
 class Loss(NamedTuple):
-    """The loss by switching a part off at one x of a panel, in shares of 1."""
+    """The attainment that a system loses at one x of a panel when a part is switched off, in shares of 1."""
 
     panel: Panel
     x: float

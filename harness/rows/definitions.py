@@ -29,11 +29,11 @@ class Definition(NamedTuple):
 
     name: str
     rule: Rule
-    judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
+    judges: tuple[str, ...]  # the parts of the SLO that it reads; empty: it compares requests with a limit of its own
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
     part: Part  # explains a miss by this part of a request's time
-    pooled: bool  # a request counts as many times as it asked for tokens
+    pooled: bool  # weighs each request by the tokens that it asked for
 
     @property
     def formula(self) -> str:
@@ -41,7 +41,7 @@ class Definition(NamedTuple):
         return cleandoc(self.rule.__doc__ or "")
 
     def score(self, rows: Rows, slo: Slo) -> Floats | None:
-        """Score each request; None without token times where it needs them: it is never approximated."""
+        """Score each request; None if the definition needs token times and the run has none."""
         from harness.rows.requests import limits
 
         if self.by_token and rows.tokens is None:
@@ -103,7 +103,8 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
 def token(rows: Rows, slo: Limits) -> Floats:
     """Share of all tokens that are in time, k = 1..n of a request with t_k <= arrival + TTFT + (k - 1) x TPOT.
 
-    Of all that were asked for, pooled over requests; those of a request that is not done are late. So Aegaeon's text.
+    The share is of all tokens asked for, over all requests; those of a request that is not done are late. This is the
+    definition in Aegaeon's text.
     """
     return token_mean(rows, slo)
 

@@ -1,6 +1,6 @@
 """An estimate as text, the same wherever one is printed: `m [low, high]`.
 
-A bound stands before the mean, and an interval with an open end shows where the quantity ends:
+The sign of a bound stands before the mean, and an open end of an interval is the limit of the quantity:
 
     RATE    22.5 [18.1, 26.9]      >20.0 [15.2, inf]
     RATIO   1.39x [0.84, 2.29]     <4.75x [0, 4.75]
@@ -22,7 +22,7 @@ class Style(NamedTuple):
 
     decimals: int | None = None  # None: three significant digits
     unit: str = ""  # behind the mean: "x", "%"
-    signed: bool = False  # a difference: "+" before a mean above 0, and no end at 0
+    signed: bool = False  # a difference: "+" before a mean above 0, and -inf as the open lower end
     reached: bool = False  # the level was already met at the least value tried: "<" reads "≤"
 
 
@@ -55,9 +55,9 @@ class Estimate:
         return replace(self, mean=self.mean * factor, low=low, high=high)
 
     def text(self, style: Style = RATE, *, spread: bool = True) -> str:
-        """Print the estimate; without `spread` its mean alone.
+        """Return the estimate as text; without `spread` its mean alone.
 
-        A latency that never came is infinite.
+        An infinite mean is that of a latency that never came: "never".
         """
         if math.isnan(self.mean):
             return NONE
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str:
-    """Print an estimate that may lack (Estimate.text)."""
+    """Return an estimate as text (`Estimate.text`); "-" for None."""
     return NONE if e is None else e.text(style, spread=spread)
 
 
@@ -96,7 +96,7 @@ def span(least: Estimate, most: Estimate, style: Style = RATE) -> str:
 
 
 def number(x: float, decimals: int | None = None, *, signed: bool = False) -> str:
-    """Print a number with so many decimals, or three significant digits; from a million on as a power of ten."""
+    """Return a number as text, with `decimals` or three significant digits; from 1e6 on as a power of ten."""
     if math.isinf(x) or abs(x) >= 1e6:  # a bound from two seeds that differ much
         return f"{x:{'+' * signed}.0e}" if math.isfinite(x) else f"{x}"
     digits = _digits(x) if decimals is None else decimals
@@ -105,5 +105,5 @@ def number(x: float, decimals: int | None = None, *, signed: bool = False) -> st
 
 
 def _digits(x: float) -> int:
-    """Return the decimals that show three significant digits, of the number as it is then rounded."""
+    """Return the number of decimals that show three significant digits of a number rounded to three digits."""
     return max(0, 2 - math.floor(math.log10(abs(float(f"{x:.2e}"))))) if math.isfinite(x) and x else 0

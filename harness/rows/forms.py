@@ -98,7 +98,7 @@ SIZE_COLUMNS = pa.schema(
         *((name, pa.float64()) for name in ("usd_day", "pooled", "low", "high", "worst")),
         ("worst_model", pa.string()),
         ("unfit", pa.string()),  # why it could not run; "": it did
-        ("answer", pa.bool_()),  # the fewest on which every model holds the target
+        ("answer", pa.bool_()),  # True for the fewest GPUs on which every model holds the target
         ("runs", pa.list_(pa.string())),  # folders beside this one
     ]
 )

@@ -1,4 +1,4 @@
-"""Attainment beside the GPUs that weights hold, of settings that a study compares at one x: what both are of each."""
+"""Attainment and the GPU time that weights hold, of each setting that a study compares at one x."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Held(NamedTuple):
 
     name: str  # is the study's name of the system
     met: Estimate
-    worst: Estimate  # the same of the model that has least
+    worst: Estimate  # attainment of the model that has least
     gpu_h: Estimate  # GPU-hours a day for which weights were on a GPU or on their way, over the window
-    loads: float  # mean of whole runs
-    gpus: int  # the panel has so many
+    loads: float  # loads of weights in a whole run, in the mean over runs
+    gpus: int  # GPUs of the panel
 
 
 def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:
-    """Yield the settings of a panel in order, at its only x, without those that did not run or held unknown GPUs."""
+    """Yield the settings of a panel in order, at its only x, except those that did not run or lack `tidy.HELD`."""
     rows = crossings.of_panel(table, panel)
     for name in names:
         met = next(iter(crossings.attained(rows, panel["axis"], name, definition).values()), None)

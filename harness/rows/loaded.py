@@ -1,7 +1,7 @@
 """Runs as frames (`from harness import load`): a row a run at once, requests when they are asked for.
 
-A comparison has millions of requests. So these are read run by run, or scanned where they lie; all of them become one
-frame only where they fit.
+A comparison has millions of requests. So requests are read run by run, or scanned in their files; they become one frame
+only if it fits into a limit of memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyarrow import dataset
 
-CELL_BYTES = 8  # a cell of a frame takes so many; categories take less, copies while it is made take more
+CELL_BYTES = 8  # bytes of a frame's cell; categories take less, copies while the frame is made take more
 GB = 1e9
 MOST_GB = 2.0
-SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # beside a run, by the tables of comparisons
+SCORED = ("label", "x", "seed", "attainment", "worst_model", "sweep")  # columns of `runs` from tables of comparisons
 
 
 class Frames(NamedTuple):
@@ -87,8 +87,8 @@ class Requests:
     def scan(self) -> dataset.Dataset:
         """Return all requests where they lie, as a dataset of PyArrow with a column `run`; nothing is read.
 
-        `polars.scan_pyarrow_dataset` and DuckDB take it. Columns are those of the files (docs/schema.md): whole
-        nanoseconds, of all columns. UserError for files of another schema.
+        `polars.scan_pyarrow_dataset` and DuckDB take it. It has all columns of the files (docs/schema.md), with times
+        in whole nanoseconds. Raises UserError for files of another schema.
         """
         from pyarrow import dataset, fs
 
@@ -138,7 +138,7 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
 
 
 def _sweeps(path: Path, beside: set[Path]) -> list[Path]:
-    """Find the tables of comparisons: the folder's own, else all under it or beside its runs; of one run none."""
+    """Find the tables of comparisons: the folder's own, else all under it or beside its runs; none for a run."""
     if (path / SWEEP).is_file():
         return [path / SWEEP]
     if record.exists(path):

@@ -30,7 +30,7 @@ DATASET, STAGED = "runs", "_staged"
 MANY = 10_000  # runs of a study, above which they lie in parts
 PER_PART = 256  # runs of a part, at most on average
 MOST_DIGITS = 4
-FEW_PARTS = 8  # a sample is taken from so many
+FEW_PARTS = 8  # the most parts that a sample is taken from
 FORM: Mapping[str, Any] = {"schema": int, "runs": {str: forms.RUN}, "groups": {str: [int, int]}}
 NAME = pa.field("run", pa.dictionary(pa.int32(), pa.string()), nullable=False)
 
@@ -40,11 +40,11 @@ class Partition(NamedTuple):
 
     study: str
     shard: str  # I-N
-    runs: int  # all shards together plan so many
+    runs: int  # planned runs of all shards together
 
     @property
     def digits(self) -> int:
-        """The digits of a run's hash that name its part."""
+        """The number of leading hex digits of a run's hash that name its part."""
         each = self.runs / int(self.shard.partition("-")[2])
         return next((k for k in range(1, MOST_DIGITS) if each / 16**k <= PER_PART), MOST_DIGITS)
 
@@ -96,7 +96,7 @@ def under(path: Path) -> list[Path]:
 
 
 def sample(results: Path, most: int) -> list[Path]:
-    """List the paths of at most so many runs in parts, from a few of these, evenly spread."""
+    """List the paths of about `most` runs in parts, from a few parts that are evenly spread."""
     every = sorted(path for folder in _folders(results / DATASET) for path in folder.glob("*.parquet"))
     few = every[:: max(1, -(-len(every) // FEW_PARTS))]
     each = [sorted(names(part))[: max(1, most // len(few))] for part in few]
@@ -206,7 +206,7 @@ def _intact(part: Path, *_stamp: int) -> None:
 
 
 def forget() -> None:
-    """Forget which parts there are, after one was written: stamps of folders are too coarse to tell at once."""
+    """Clear the cached lists of parts after a part was written: times of folders are too coarse to show it at once."""
     for known in (_studies, _shards, _listed):
         known.cache_clear()
 

@@ -5,11 +5,11 @@ a rate together. The sampling unit is the window: which model meets which stream
 is planned for it decides all of it, so that stretches of one window are no independent draws. Windows are the same for
 every rate and system: comparisons are paired.
 
-Intervals are 95 %. That of a share of misses treats the number of independent episodes as a Poisson count and uses
-its exact limits (Garwood 1936); the number is the inverse of the squared relative standard error, clustered by unit,
-and at no rate more than at the next. That of a crossing is by inversion: the rates at which the upper and the lower
-limit of the share, each made monotone, cross the level. That of a ratio joins two of those (MOVER, Zou and Donner
-2008) with the correlation of their units.
+Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
+uses its exact limits (Garwood 1936); the number of episodes is the inverse of the squared relative standard error,
+clustered by unit, and at no rate more than at the next higher rate. The interval of a crossing is by inversion: the
+rates at which the upper and the lower limit of the share, each made monotone, cross the level. The interval of a ratio
+joins those of two crossings (MOVER, Zou and Donner 2008) with the correlation of their units.
 `tests/harness/rows/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`misses.parquet`
 beside it).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.rows.statistics import Floats
 
 Z = 1.959963984540054  # gives 95 %
-ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and of a 95 % interval
+ONE_SIDED = 1.6448536269514722 / Z  # half width of a one-sided 95 % limit over that of a 95 % interval
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
 HALF_OCTAVE = math.log(2.0) / 2
@@ -40,9 +40,9 @@ FEWEST = 8  # units; fewer give no interval, and no side is named
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Requests of a system that missed, of those that were offered, by rate and unit: a window, or a block of one log.
+    """Missed and offered requests of a system by rate and unit; a unit is a window, or a block of one log.
 
-    `rates_rps` rises; `missed` and `offered` are (rates, units). Where a definition counts tokens, they are tokens.
+    `rates_rps` rises; `missed` and `offered` are (rates, units). They count tokens if the definition counts tokens.
     """
 
     rates_rps: Floats
@@ -111,7 +111,7 @@ def shares(c: Counts) -> Shares:
         return Shares(share, np.zeros_like(share), np.ones_like(share))
     some = missed > 0
     few = (_t(c.units) / Z) ** 2  # a variance from few units is itself uncertain
-    variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has a miss at least
+    variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has at least one miss
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
     # A window that is rare and bad may not show until the next rate.
     events[:-1] = np.minimum(events[:-1], np.where(some[1:], events[1:], np.inf))
@@ -122,7 +122,7 @@ def shares(c: Counts) -> Shares:
     low = np.where(some, gammaincinv(np.where(some, events, 1.0), 0.025), 0.0)
     high = gammaincinv(events + 1.0, 0.975)
     high = np.minimum(high * size / offered, 1.0)
-    for i in np.flatnonzero(~some[:-1])[::-1]:  # no lower rate misses more
+    for i in np.flatnonzero(~some[:-1])[::-1]:  # a lower rate misses no more than a higher
         high[i] = min(high[i], high[i + 1])
     return Shares(share, low * size / offered, high)
 
@@ -130,8 +130,8 @@ def shares(c: Counts) -> Shares:
 def crossing(c: Counts, level: float) -> Estimate:
     """Find the rate at which the pooled share of requests that met their SLO falls below the level.
 
-    Linear in logarithms between the rates that were run. "<" (">"): it is below (above) the level at all of them. An
-    end of the interval is None where the rates that were run do not reach it.
+    It is interpolated linearly in logarithms between the rates that were run. Sign "<" (">"): the share is below
+    (above) the level at all of them. An end of the interval is None if it lies beyond the rates that were run.
     """
     at, early, late = _crossings(c, 1.0 - level)
     low, high = (None if math.isinf(x) else math.exp(x) for x in (early, late))
@@ -142,8 +142,8 @@ def crossing(c: Counts, level: float) -> Estimate:
 def slope(c: Counts, level: float) -> Estimate | None:
     """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None where there is none.
 
-    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends. ">":
-    nothing was missed at the lower one.
+    It is taken between the nearest rates at least half an octave below and above the crossing, or else the lowest and
+    highest rate. Sign ">": nothing was missed at the lower of the two.
     """
     bracket = _bracket(c, 1.0 - level)
     if bracket is None:
@@ -185,7 +185,7 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
     """Correlate the units' misses of two systems, each at the rate nearest to its crossing."""
     mine, other = (_residuals(c)[nearest(c, 1.0 - level)] for c in (ours, theirs))
     norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
-    most = max(float(c.missed.sum(axis=1).max()) for c in (ours, theirs))  # rounding correlates with itself
+    most = max(float(c.missed.sum(axis=1).max()) for c in (ours, theirs))  # far below it, sums are rounding errors
     return float((mine * other).sum()) / norm if norm > 1e-12 * most**2 else 0.0
 
 
@@ -218,7 +218,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(e: Estimate) -> Verdict:
-    """Judge a ratio: both ends of its interval on one side of 1, or both one-sided limits within 25 % of it."""
+    """Judge a ratio: it has a side if its interval excludes 1, and is equal if its one-sided limits are within 25 %."""
     low, high = e.low or 0.0, math.inf if e.high is None else e.high
     side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
     least, most = (e.mean * (end / e.mean) ** ONE_SIDED for end in (low, high))
@@ -247,8 +247,8 @@ def chance(e: Estimate) -> float:
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
     """Tell whether crossings cannot rank two systems: a curve is flat at the level, or the order changes beside it.
 
-    A curve is flat where the whole interval of its slope lies below 2. The order is that of the crossings at a half,
-    once and twice the share of misses that the level leaves, where both cross; alike within 1 % fits either.
+    A curve is flat where the whole interval of its slope lies below 2. The order is that of the crossings at half, once
+    and twice the share of misses that the level leaves, where both cross; crossings within 1 % fit either order.
     """
     slopes = [slope(c, level) for c in (ours, theirs)]
     if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
@@ -289,11 +289,12 @@ def _residuals(c: Counts) -> Floats:
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
     """Return the logarithms of the rate at which misses rise above a share, and of its interval's ends.
 
-    -inf and inf lie beyond the rates that were run; an end that is known to lie there stands at the last one.
+    -inf and inf stand for values beyond the rates that were run. The interval's lower end is at most the highest of
+    these rates, and its upper end at least the lowest.
     """
     missed = shares(c)
     x, goal = np.log(c.rates_rps), math.log(share)
-    half = np.minimum(0.5 / c.offered.sum(axis=1), 0.5 * share)  # for a logarithm where nothing was missed
+    half = np.minimum(0.5 / c.offered.sum(axis=1), 0.5 * share)  # stands for a share of 0, which has no logarithm
     at, late, early = (
         _rising(x, np.log(np.maximum(y, least)), goal)
         for y, least in ((missed.share, half), (missed.low, half * 1e-3), (missed.high, half))
@@ -302,7 +303,7 @@ def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
 
 
 def _rising(x: Floats, y: Floats, goal: float) -> float:
-    """Return the x at which the non-decreasing fit of y crosses the goal; infinite where it does at none."""
+    """Return the x at which the non-decreasing fit of y crosses the goal; -inf if all lies above, inf if below."""
     fit = falling(y[::-1].tolist())[::-1]
     j = sum(value < goal for value in fit)
     if j == 0:
@@ -351,7 +352,7 @@ def _t(n: int) -> float:
 def _mover(gap: float, below: float, above: float, r: float) -> float:
     """Return the lower end of a difference of two correlated estimates (MOVER).
 
-    The first estimate reaches `below` down, the second `above` up.
+    The interval of the first estimate reaches `below` under it, that of the second `above` over it.
     """
     if math.isinf(below) or math.isinf(above):
         return -math.inf

@@ -34,13 +34,13 @@ FALSE = 0.05  # the probability that some verdict of a table names a side where 
 class Standing(NamedTuple):
     """The order of two systems and its evidence.
 
-    The ratio is None where a system has no room, or no rate tells the two apart. Where a curve is flat at the level, or
-    the order changes beside it, differences of attainment at three rates decide in place of the ratio.
+    The ratio is None if a system has no room, or if both hold the level at all rates, or neither at any. Where a curve
+    is flat at the level, or the order changes beside it, differences of attainment at three rates decide in its place.
     """
 
     ratio: Estimate | None
     says: str  # is a key of STANDINGS
-    note: str  # room or rates that are missing
+    note: str  # names room or rates that are missing
     p: float = 1.0  # the p-value
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
 
     @property
     def decisive(self) -> Estimate | None:
-        """The ratio where it decides; None where it is missing or a curve is flat, and differences stand for it."""
+        """The ratio if it decides; None if it is missing or a curve is flat, so that differences decide."""
         return None if self.flat else self.ratio
 
 
@@ -120,8 +120,8 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
     """Judge two systems by their differences at three rates: the joint standing and its probability by chance.
 
-    Two of the rates decide. Ahead at one rate and equal at another is ahead. Where a single rate has a sign, its
-    probability is multiplied by the number of rates (Bonferroni).
+    At least two of the rates must be decided. Ahead at one rate and equal at another is ahead. Where a single rate has
+    a side, its probability is multiplied by the number of rates (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (
@@ -166,10 +166,10 @@ class Cases(NamedTuple):
 
     least: Estimate
     most: Estimate
-    above: int  # 1
-    near: int  # within 25 % of 1, either way
-    below: int  # 1
-    of: int  # so many have a ratio
+    above: int  # ratios above 1
+    near: int  # ratios within 25 % of 1, either way
+    below: int  # ratios below 1
+    of: int  # cases that have a ratio
 
     def agree(self, says: str) -> int:
         """Count the ratios on the side that a verdict names; 0 for a verdict without a side."""
@@ -178,7 +178,7 @@ class Cases(NamedTuple):
 
 
 def cases(standings: Sequence[Standing]) -> Cases | None:
-    """Join the ratios of several cases; None where none has one. A bound counts where it lies beyond 1."""
+    """Join the ratios of several cases; None if no case has a ratio. A bound counts on a side if it excludes 1."""
     ratios = sorted((standing.ratio for standing in standings if standing.ratio is not None), key=lambda e: e.mean)
     if not ratios:
         return None

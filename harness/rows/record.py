@@ -53,7 +53,7 @@ FORMS = {
     SIZE: forms.SIZED,
 }  # a file's facts have this form
 
-VERSION = 2  # `schema` of the files that are written and read; nullable columns come without another
+VERSION = 2  # `schema` of the files that are written and read; a new nullable column does not raise it
 META = (
     "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
     "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served", "arithmetic",
@@ -145,8 +145,8 @@ def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
 def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write runs into a part (`parts.py`): all of it or nothing, beside the runs that it holds.
 
-    `runs` are folders, whose runs replace those of their names. `changes` are other facts, by name. Raises UserError
-    where a run is missing or damaged, or the disk refuses; a damaged part is replaced.
+    `runs` are folders of runs, which replace the runs of the same names. `changes` has facts to change, by the name of
+    the run. Raises UserError if a run is missing or damaged, or the disk refuses; a damaged part is replaced.
     """
     new = {run.name: run for run in runs}
     every = sorted(parts.names(part) | new.keys())
@@ -293,7 +293,7 @@ def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def chosen(columns: Sequence[str] | None) -> list[str] | None:
-    """List the columns that are asked for, of a name alone it. UserError for one that rows do not have."""
+    """List the columns that are asked for, also from a single name. Raises UserError for an unknown column."""
     if columns is None:
         return None
     columns = [columns] if isinstance(columns, str) else list(columns)
@@ -312,7 +312,7 @@ def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -
 
 
 class Pieces:
-    """The rows of a long run, which are read a row group after another, each time that they are gone through."""
+    """The rows of a long run; each iteration reads them from the file, a row group at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -321,7 +321,7 @@ class Pieces:
         return self.columns(SCHEMA.names)
 
     def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield some columns. Raises Damaged."""
+        """Yield the named columns, a table for each row group. Raises Damaged."""
         form, about = pa.schema([SCHEMA.field(name) for name in names]), footer(self._path)
         with sealed.reading(self._path), pq.ParquetFile(self._path) as file:
             for group in range(file.num_row_groups):
@@ -332,7 +332,10 @@ class Pieces:
 
 
 def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
-    """Read the rows of a run as `read` does; those of a long one are read later, in pieces."""
+    """Read the rows of a run as `read` does, or return `Pieces`, which read them later, for a long run.
+
+    A long run with token times, or in a part, is read whole.
+    """
     about, path = meta(folder), Path(folder) / ROWS
     if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD:
         return read(folder)
@@ -359,7 +362,7 @@ def footer(path: str | os.PathLike[str]) -> Facts:
 
 @lru_cache(maxsize=4096)
 def _facts(path: Path, *_stamp: int) -> Facts:
-    """Read the facts in a file's footer, once a process unless the file changes."""
+    """Read the facts in a file's footer, once per process unless the file changes."""
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 
@@ -464,7 +467,10 @@ def _opened(folder: Path, use: Any, of_part: Any) -> Any:
 
 
 def runs(path: str | os.PathLike[str]) -> list[Path]:
-    """Paths of runs: `path` itself, all under it, or those that its sweep's table names beside it; sorted."""
+    """Return the sorted paths of runs: `path` itself, all under it, or those beside it that its sweep's table names.
+
+    Raises UserError if there is none.
+    """
     path = Path(path)
     if exists(path):
         return [path]

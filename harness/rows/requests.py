@@ -68,11 +68,11 @@ class Rows:
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]  # asked for
     made_tokens: NDArray[np.int32]
-    first_tokens: NDArray[np.int32]  # the first chunk has so many
+    first_tokens: NDArray[np.int32]  # tokens of the first chunk
     state: NDArray[np.int32]  # indexes record.STATES
     waits_s: Floats  # (requests, causes), in the order of record.WAITS
     ttft_waits_s: Floats  # counts up to the first token; NaN: not known
-    gap_waits_s: Floats  # and of those, in the longest gap between two tokens; NaN: not known, or it has none
+    gap_waits_s: Floats  # counts within the longest gap between two tokens; NaN: not known, or no gap
     alone_s: Floats  # (requests, 2): its prefill's and decode's steps alone; NaN: not known
     tokens: Tokens | None
 
@@ -117,7 +117,10 @@ def rows(table: pa.Table) -> Rows:
 
 
 def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
-    """Return the sorted models of a run in pieces, its last arrival in seconds, and its requests; by two columns."""
+    """Return the sorted models of a run in pieces, its last arrival in seconds, and its number of requests.
+
+    Pieces need the columns model and arrival_ns alone.
+    """
     models, last_ns, n = set[str](), 0, 0
     for table in pieces:
         models.update(_codes(table, "model")[0])
@@ -196,7 +199,7 @@ def norm_s(rows: Rows) -> Floats:
 
 
 def quantile(values: Floats, q: float) -> float:
-    """Return the linear-interpolation quantile in which a missing value (NaN) is infinite; NaN of nothing."""
+    """Return the linear-interpolation quantile; a missing value (NaN) counts as infinite. NaN for no values."""
     ranked = np.sort(np.where(np.isnan(values), np.inf, values))
     if not len(ranked):
         return math.nan
@@ -204,7 +207,7 @@ def quantile(values: Floats, q: float) -> float:
 
 
 def interpolated(place: float, ranked: Mapping[int, float] | Floats) -> float:
-    """Return the value at a place, from 0, among ranked values, between those of the ranks below and above."""
+    """Return the value at a fractional rank, from 0, by linear interpolation between the ranks below and above."""
     low, share = int(place), place - int(place)
     if share == 0.0 or ranked[low] == ranked[low + 1]:
         return float(ranked[low])

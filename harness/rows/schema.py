@@ -19,7 +19,7 @@ SCHEMA = pa.schema(
         pa.field("admit_ns", pa.int64()),
         pa.field("first_ns", pa.int64()),
         pa.field("done_ns", pa.int64()),  # is when the final state was reached: the last token where `done`
-        pa.field("first_tokens", pa.int32(), nullable=False),  # the first chunk has so many; 0: none came
+        pa.field("first_tokens", pa.int32(), nullable=False),  # tokens of the first chunk; 0: none came
         pa.field("state", CODES, nullable=False),
         *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
         *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # counts up to the first token

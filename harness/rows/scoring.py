@@ -29,7 +29,7 @@ class Run:
 
 
 def scores(runs: Iterable[Run]) -> pa.Table:
-    """Score all runs into the tidy table (run x model x definition, `TABLE_SCHEMA`), sorted by spec; one at a time."""
+    """Score all runs, one at a time, into the tidy table (run x model x definition, `TABLE_SCHEMA`); sort it."""
     table = pa.concat_tables([TABLE_SCHEMA.empty_table(), *map(score, runs)])
     plain = record.plain(TABLE_SCHEMA)
     # strings while sorting, so that the dictionaries come out in the order of the sorted rows: equal runs, equal bytes
@@ -41,7 +41,8 @@ def score(
 ) -> pa.Table:
     """Score one run into rows of the tidy table: these definitions and every measure, pooled and by model.
 
-    Without `by_model` only attainment is there per model. `more` are further rows of a run that could run.
+    Without `by_model` models have rows of attainment alone. `more` has further rows; a run that was skipped or is
+    infeasible does not get them.
     """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
@@ -127,9 +128,9 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
 def tallied(
     run: Run, spec: Mapping[str, Any], definitions: Collection[str], *, measured: bool = True, by_model: bool = True
 ) -> Tally:
-    """Sum over the offered requests of a run, a piece after another.
+    """Sum attainment over the offered requests of a run, a piece after another.
 
-    If asked for, the measures too, also by model, and what misses waited for.
+    `measured` also sums the measures beside attainment, by model too if `by_model`, and the causes of misses.
     """
     pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
     needed = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, record.Pieces) else pieces
@@ -159,7 +160,7 @@ def measures(offered: Rows, slo: Slo, window_s: float) -> dict[str, float]:
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
-    """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics; others as they are.
+    """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics; copy its counts.
 
     All shares are over one span, the window: neither warm-up nor drain.
     """

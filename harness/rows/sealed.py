@@ -119,7 +119,7 @@ def fault(value: Any, form: Any, name: str) -> str:
 
 
 def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the parts of a value that is like a form, those that have one: each with its form and its name."""
+    """Yield the parts of a value for which the form has a form of their own: each with that form and its name."""
     match form:
         case [_, _, *_]:
             yield from ((x, part, name) for x, part in zip(value, form, strict=True))
@@ -161,7 +161,10 @@ def _words(form: Any) -> str:
 
 
 def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
-    """Check a table's columns against a schema, words spelt out or not; `absent` may be missing. Raises Damaged."""
+    """Check a table's columns against a schema, with or without dictionaries; those in `absent` may be missing.
+
+    Raises Damaged.
+    """
     there = Counter(table.column_names)
     for field in form:
         times = there[field.name]

@@ -26,7 +26,7 @@ def fidelities(kinds: Iterable[str]) -> str:
 def plans(origins: Iterable[str]) -> str:
     """Name the requests that planners saw.
 
-    Where some do not know the window, leave out a bound that knows it.
+    If some plans do not know the window, those of a bound, which knows it, are left out.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()

@@ -23,7 +23,8 @@ _RESAMPLES = 9_999
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
     """Estimate the mean over runs: t interval below 8 runs, BCa bootstrap (9,999 resamples, fixed seed) from 8.
 
-    Clipped to `within`, the possible range. NaN values make all of it NaN. Raises ValueError on no values.
+    The interval is clipped to `within`, the possible range. There is none for a single value, or if a value is not
+    finite. Raises ValueError on no values.
     """
     x = np.asarray(values, np.float64)
     if not len(x):
@@ -53,7 +54,7 @@ def _bca(x: Floats) -> tuple[float, float]:
     picks = np.random.default_rng(0).integers(0, len(x), (_RESAMPLES, len(x)))
     means = x[picks].mean(axis=1)
     bias = ndtri((np.sum(means < mean) + 0.5 * np.sum(means == mean)) / _RESAMPLES)
-    spread = (x - mean) / most  # spreads the leave-one-out means, up to a factor that cancels
+    spread = (x - mean) / most  # is that of the leave-one-out means, up to a factor that cancels
     bend = (spread**3).sum() / (6.0 * (spread**2).sum() ** 1.5)
     z = bias + ndtri(np.array([0.025, 0.975]))
     low, high = np.quantile(means, ndtr(bias + z / (1.0 - bend * z)))
@@ -126,15 +127,16 @@ class Crossing:
     dip: float  # largest fitted - attained, in shares of 1
 
     def times(self, factor: float) -> Crossing:
-        """Return the crossing in another unit of x, `factor` times as many."""
+        """Return the crossing in another unit of x, `factor` times its numbers."""
         return replace(self, at=self.at.times(factor), fails=None if self.fails is None else self.fails * factor)
 
 
 def fewest(curve: Curve, level: float, n: int = 1) -> Crossing:
     """Return the smallest sampled x at which the non-decreasing fit is >= level, for an x that counts GPUs.
 
-    GPUs come in whole numbers: nothing is interpolated, and there is no interval. That number was sampled and holds by
-    itself (see `held`). The largest x with sign ">" if even that is below. `n` is the estimate's n (runs or blocks).
+    GPUs come in whole numbers: nothing is interpolated, and there is no interval. The x returned was sampled, and holds
+    the level by itself (see `held`). It has sign "<" if it is the smallest sampled; the largest has sign ">" if even it
+    is below the level. `n` is the estimate's n (runs or blocks).
     """
     points = fitted({-x: y for x, y in curve.items()})
     x = held({-x: y for x, y in curve.items()}, level)

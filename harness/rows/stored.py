@@ -34,7 +34,7 @@ def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
 
 
 def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
-    """Return the kind of tables of a form. What `rows` tells of their rows is an input that the footer leaves out."""
+    """Return the kind of tables of a form. `rows` computes an input from stored rows, which the footer leaves out."""
 
     def write(path: Path, table: pa.Table, inputs: Facts) -> None:
         record.write_table(path, table, {key: value for key, value in inputs.items() if key != "rows"})
@@ -43,7 +43,7 @@ def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) ->
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """Read a note. Raises ValueError where it is none, or a file that it vouches for has changed."""
+    """Read a note. Raises ValueError if it is not one, or if a file whose stamp it has was changed."""
     note = json.loads(path.read_bytes())
     if not isinstance(note, dict) or not unchanged(dict(note.get("files", ()))):
         raise ValueError(path)

@@ -50,9 +50,10 @@ def infeasible(table: pa.Table) -> dict[str, str]:
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
-    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one a model).
+    """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one per model).
 
-    `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
+    `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. It is None along an axis of
+    GPUs, where a label of which all runs took one number set its own.
     """
     several = len(set().union(*took.values())) > 1
     return {

@@ -1,7 +1,7 @@
 """Sums over the offered requests of a run, which are added a piece at a time: so a long run is scored in little memory.
 
-A run in one piece has the numbers of a sum over all. Latencies are kept until quantiles are taken, those of a long run
-in files.
+A run in one piece gives the numbers of one sum over all its requests. Latencies are kept until quantiles are taken,
+those of a long run in files.
 
 Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
 `done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
@@ -32,11 +32,11 @@ QUANTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
 UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
-BITS = 16  # bits that rank many numbers at a time
+BITS = 16  # bits by which one pass ranks many numbers
 
 
 def share(scores: Floats, weights: Floats | None = None) -> float:
-    """Average the scores of the offered requests, each by its weight (1); NaN if none was offered."""
+    """Average the scores of the offered requests, each by its weight (default 1); NaN if none was offered."""
     if weights is None:
         return float(scores.mean()) if len(scores) else math.nan
     whole = float(weights.sum())
@@ -52,8 +52,8 @@ def jain(values: Iterable[float]) -> float:
 def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
     """Return the seconds with at least one request in the system, the union of [arrival, end], and the latest end.
 
-    `reach_s` is that of requests which came before. A request without an end counts its stored waits, which reach to
-    the run's end.
+    `reach_s` is the latest end of requests which came before. A request without an end lasts for its stored waits,
+    which reach to the run's end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
@@ -80,9 +80,9 @@ def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tu
 class Attained:
     """The sums of a definition of attainment."""
 
-    missed: Floats  # has a row a model and a column a block of the window, as the next
+    missed: Floats  # has a row for each model and a column for each block of the window, as has `asked`
     asked: Floats
-    met: Floats  # has a weighted sum a model, as the next
+    met: Floats  # has a weighted sum for each model, as has `whole`
     whole: Floats
     scores: float = 0.0  # is weighted
     weights: float = 0.0
@@ -90,7 +90,7 @@ class Attained:
 
     @property
     def share(self) -> float:
-        """The mean score, each by its weight; NaN if none was offered."""
+        """The weighted mean of the scores; NaN if nothing was offered."""
         return self.scores / self.weights if self.weights else math.nan
 
     def per_model(self, models: Sequence[str]) -> dict[str, float]:
@@ -109,7 +109,7 @@ class Measured:
     made_tokens: float = 0.0
     busy_s: float = 0.0
     reach_s: float = -math.inf  # the latest end so far
-    tpot: tuple[float, int] = (0.0, 0)  # the sum, of so many
+    tpot: tuple[float, int] = (0.0, 0)  # the sum, and the number of its terms
     norm: tuple[float, int] = (0.0, 0)
 
     def add(self, rows: Rows, slo: Limits) -> None:
@@ -158,7 +158,7 @@ class Tally:
             for name in definitions
         }
         self.lacks: set[str] = set()  # definitions that need token times, of a run without
-        self.offered = np.zeros(n, np.int64)  # has a number a model
+        self.offered = np.zeros(n, np.int64)  # counts the requests of each model
         self.pooled, self.each = Measured(), [Measured() for _ in models]
         self._model = spilled.like(most, np.int32)
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}
@@ -174,7 +174,7 @@ class Tally:
         tpot = tpot_s(rows)
         seconds = {
             "ttft": rows.ttft_s,
-            "tpot": np.where(rows.done & np.isnan(tpot), UNDEFINED, tpot),  # unfinished ones stay, as infinite
+            "tpot": np.where(rows.done & np.isnan(tpot), UNDEFINED, tpot),  # unfinished ones keep NaN: infinite
             "e2e": np.where(rows.done, rows.e2e_s, np.nan),
         }
         here = slice(self.pooled.offered, self.pooled.offered + len(rows))
@@ -263,7 +263,7 @@ def _defined(seconds: Floats) -> Floats:
 
 
 def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
-    """Yield models in groups whose requests fit into memory together; one that does not fit is alone."""
+    """Yield models in groups whose requests fit into memory together; a model that does not fit is alone."""
     group, held = list[int](), 0
     for code in np.flatnonzero(counts).tolist():
         if group and held + counts[code] > spilled.MOST_HELD:
@@ -276,10 +276,10 @@ def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
 
 
 def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int], bits: int = 0) -> dict[int, float]:
-    """Return the values of these ranks, from 0, of many values, of which a missing one (NaN) is infinite.
+    """Return the values at `ranks`, from 0, among many values; a missing value (NaN) counts as infinite.
 
-    One pass counts them by their bits behind the first `bits`, another sorts those that are as the wanted ones there.
-    Where these are too many, they are ranked by further bits.
+    One pass counts the values by the `BITS` that follow their first `bits`; another collects and sorts those that have
+    the same bits there as a wanted value. If these are too many to hold, they are ranked by the bits that follow.
     """
     counts = np.zeros(1 << BITS, np.int64)
     for part in values():
@@ -290,7 +290,7 @@ def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int], bits
     for place in {*places.values()} - few.keys():
         mine = [rank for rank in ranks if places[rank] == place]
         inside = partial(_with_digit, values, place, bits)
-        if bits + BITS == 64:  # they are equal
+        if bits + BITS == 64:  # no bits are left: these values are equal
             ranked |= dict.fromkeys(mine, next(float(part[0]) for part in inside() if len(part)))
         else:
             of = _ranked(inside, [rank - int(below[place]) for rank in mine], bits + BITS)
@@ -314,7 +314,7 @@ def _known(seconds: Floats) -> Floats:
 
 
 def _digit(seconds: Floats, bits: int) -> NDArray[np.int64]:
-    """Return the `BITS` behind the first `bits` of numbers, as unsigned ones in their order."""
+    """Return the `BITS` that follow the first `bits` of each number, in a code whose order is that of the numbers."""
     number = _known(seconds).view(np.int64)
     number = np.where(number < 0, ~number, number | np.int64(-(1 << 63)))
     behind = number.view(np.uint64) >> np.uint64(64 - BITS - bits)

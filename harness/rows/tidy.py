@@ -61,8 +61,8 @@ TABLE_SCHEMA = pa.schema(
         ("over", WORD),  # pooled | model | mean (over models) | worst (model) | jain
         ("model", WORD),  # null unless over = model
         ("n", pa.int64()),  # offered requests under the value
-        ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
-        # has a number a stretch of the window, for pooled and models' attainment; tokens where a definition counts them
+        ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: a latency that never came
+        # has a number for each block of the window, of pooled and models' attainment; tokens if a definition pools them
         ("missed", pa.list_(pa.float64())),
         ("offered", pa.list_(pa.float64())),
     ]
@@ -88,7 +88,7 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 def stored(path: Path) -> pa.Table:
     """Read the scored table of a sweep.
 
-    Raises Damaged, also for rates, models or counts that are none, and FileNotFoundError.
+    Raises Damaged, also for a rate that is not above 0 and for a missing model or count, and FileNotFoundError.
     """
     record.present(path, record.footer(path))
     table = record.table(path, STORED, absent=LATER)

@@ -30,7 +30,10 @@ HEAD = """\
 
 
 def content(name: str) -> str:
-    """Return the hash of a system's file, by name or path: a law reads its words too. UserError if there is none."""
+    """Return the hash of a system's whole file, by name or path, as a law reads its texts too.
+
+    Raises UserError if there is none.
+    """
     return sha256(path(name).read_bytes()).hexdigest()
 
 
@@ -44,7 +47,7 @@ def vetted(name: str) -> bool:
 
 
 def unreached(name: str) -> str:
-    """Return in words what of a file given by path no case of its check reached; "" where all was."""
+    """Return in words the code of a system given by path that no case of its check reached; "" if all was reached."""
     try:
         note = _note(content(name))
         return TEXTS.read(note) if name.endswith(".py") and TEXTS.current(note, {}) is not None else ""
@@ -70,7 +73,7 @@ def shipped() -> dict[str, str]:
 
 
 def at_length(under: str) -> dict[str, str]:
-    """Read the stored hash of each system that passed at full length under laws, cases and an engine of a digest."""
+    """Read the stored hash of each system that passed at full length; `under` is the digest of what it passed under."""
     full: dict[str, str] = _read().get("full", {})
     return {name: passed for name, passed in full.items() if name != "under"} if full.get("under") == under else {}
 
@@ -111,5 +114,5 @@ def _note(passed: str) -> Path:
 
 @cache
 def _laws() -> str:
-    """Return the hash of the laws that a check tests: other laws test a system anew."""
+    """Return the hash of the laws that a check tests: once they change, systems must pass again."""
     return sha256(b"\0".join(file.read_bytes() for file in sorted(LAWS.glob("*.py")))).hexdigest()

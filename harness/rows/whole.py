@@ -31,7 +31,7 @@ from harness.policy.types import UserError
 
 T = TypeVar("T")
 
-AGE, DAY_S = "BENCH_PART_AGE_S", 86_400.0  # the variable that sets it, and what it is without
+AGE, DAY_S = "BENCH_PART_AGE_S", 86_400.0  # the variable that sets the age, and its default in seconds
 LATE = "BENCH_LATE_S"  # how long another machine's file may take to be seen here (NFS: acdirmax)
 LATE_S = 60.0
 STEP_S, STEPS = 0.02, 10  # a reader's pauses while another writer replaces what it reads
@@ -65,7 +65,7 @@ def _namespace() -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` that replaces it in one rename if the block succeeds, and else is removed.
 
-    Raises UserError where another machine took it for a dead writer's, and OSError where the disk refuses.
+    Raises UserError if another machine took it for a dead writer's and removed it, and OSError if the disk refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     nest = _nest(path)  # a folder: holds the new and, for a moment, the old
@@ -133,7 +133,7 @@ def clean(folder: Path, name: str = "*") -> None:
 
 
 def _swept(folder: Path, name: str, now_s: float) -> None:
-    """Remove the temporaries of dead writers; `now_s` is the file system's present, of a folder that was just made."""
+    """Remove the temporaries of dead writers; `now_s` is the file system's time, of a folder just made."""
     age_s = seconds(AGE, DAY_S)
     for left in folder.glob(f".{name}.*.part"):
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def _changed_s(folder: Path) -> float:
 
 
 def seconds(variable: str, usual: float) -> float:
-    """Read a number of seconds from an environment variable. UserError where it is none."""
+    """Read a number of seconds from an environment variable, by default `usual`. UserError if it is not a number."""
     text = os.environ.get(variable)
     try:
         value = usual if text is None else float(text)

@@ -29,7 +29,7 @@ def digest() -> str:
 
 
 def results() -> list[np.ndarray]:
-    """Return what this machine computes for fixed arguments, an array a function."""
+    """Return what this machine computes for fixed arguments: an array for each function or draw."""
     x, u = np.linspace(1e-3, 30.0, SIZE), np.linspace(1e-6, 1 - 1e-6, SIZE)
     vectors = [np.exp(x), np.log(x), np.log2(x), np.log1p(-u), np.expm1(u), np.sin(x), x**0.37, x**-2.0]
     scalars = [[f(v) for v in x.tolist()] for f in (math.exp, math.log, math.log2, math.gamma)]

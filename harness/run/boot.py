@@ -1,15 +1,15 @@
 """The start of a Ray worker: it lays the sources that travelled where the node keeps them, and runs from there.
 
-Ray unpacks them anew for each set of a user's files, and numba knows compiled code by the path of its source. So a node
-keeps one copy of each version of our sources, in a folder of this user, and compiles it once. This module travels by
-value, for nothing of ours can be imported before that: it imports the standard library alone.
+Ray unpacks sources again for each set of a user's files, and numba finds compiled code by the path of its source. So a
+node keeps one copy of each version of our sources, in a folder of this user, and compiles it once. This module is
+pickled by value, as no module of ours can be imported before: it imports the standard library alone.
 """
 
 from __future__ import annotations
 
 
 def work(payload: bytes, packages: tuple[str, ...], version: str) -> bytes:
-    """Execute a pickled `node.Batch` by the sources of a version; return its pickled answers."""
+    """Execute a pickled `messages.Batch` with the sources of a version; return its pickled answers."""
     import importlib
     import os
     import pickle

@@ -1,8 +1,8 @@
 """The bound: no policy on these GPUs meets the SLOs of a larger part of the requests.
 
-What a request needs is charged to intervals of time that hold all of its windows, and an interval has only so much. The
-largest part of requests that can be met is then a linear program, in which requests may be met in part and cut at will;
-so it is an upper bound. What it takes for granted, and why no policy escapes it:
+The needs of a request in a window of time are charged to the intervals that contain the window, and each interval has a
+limited capacity. The largest part of requests that can be met is then a linear program, in which requests may be met in
+part and cut at will; so it is an upper bound. What it takes for granted, and why no policy escapes it:
 
 1. *Windows.* The prompt of a request that meets its TTFT is computed between its arrival and that limit, and its last
    token comes by arrival + TTFT + (n - 1) TPOT. Where a definition drops a limit, the end of the run takes its place. A
@@ -13,27 +13,27 @@ so it is an upper bound. What it takes for granted, and why no policy escapes it
    side. Each GPU of a group has the whole step. Attention on other GPUs has a GPU to itself, at the same price. Each
    piece of work costs at least what `costs.least` says, at the degree and on the kind of GPU where it costs least.
    The simulator solves the law in three sweeps. With duties of u or more, the presences that a sweep assumes are at
-   least z of those that follow from it: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. GPUs have as much
-   more time. Processes that take turns by slices are given 1 / u^2. A run that scales what lanes add to each other by
-   less than 1 is given the inverse of that.
+   least z times those that follow from it: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. So the time of
+   GPUs is multiplied by 1 / z, for processes that take turns by slices by 1 / u^2. If a run scales what lanes add to
+   each other by a factor below 1, the time is also divided by that factor.
 3. *Weights.* A token comes from a step of at most `batch_cap` members, which are requests of one model whose windows
    hold one instant. So a step has no more members that are met than there are such windows, and reads weights once for
    them. Members that are not met only add work.
-4. *Partitions.* Lanes on disjoint SMs may overlap kernels that compute with kernels that read. Where a policy has any,
-   two resources stand in place of 2, and are never added: FLOP / (FLOP/s of the best GEMM) <= GPUs x time, and bytes of
-   KV and weights (by 3) / (bytes/s) <= GPUs x time, at 2's price where that is less. These are facts of the card. The
-   simulator's law of partitions enforces neither: a policy is trusted to cut a GPU into no more than it is.
+4. *Partitions.* Lanes on disjoint SMs may overlap kernels that compute with kernels that read. If a policy may cut GPUs
+   so, two resources replace item 2, and are never added: FLOP / (FLOP/s of the best GEMM) <= GPUs x time, and bytes of
+   KV and weights (by item 3) / (bytes/s) <= GPUs x time, at item 2's price where that is less. These are facts of the
+   card. The simulator's law of partitions enforces neither: a policy is trusted not to give out more than the GPU has.
 5. *Memory.* KV of a request lies on GPUs while a step computes it: tokens x bytes x seconds of the step, with one
    member, summed over its steps, <= the cards' whole memory x time. While it waits it may be on the host, and weights
    may leave.
 6. *Prefixes.* Leading blocks that another request of the model has too cost nothing, neither work nor memory: the other
    may have left them there, whichever came first.
-7. *Noise.* A step's seconds are times a factor of at least 1 - 2 sqrt(3) sigma, a sum of four uniforms (`cost.noise`).
-   A policy may prolong steps whose factor turned out low, so no mean counts, but the least.
-8. *Alone.* A request is not met whose prompt, or whose steps, take longer than a limit on idle GPUs at the best degree.
+7. *Noise.* A step's seconds are multiplied by a factor, a sum of four uniforms (`cost.noise`), of at least
+   1 - 2 sqrt(3) sigma. A policy may prolong steps whose factor turned out low, so the least factor counts, no mean.
+8. *Alone.* A request cannot be met if its prompt, or its steps, exceed a limit even on idle GPUs at the best degree.
 
 All else costs nothing: gaps of the host, blocks and pages, loads of weights, links. A run without interference
-(`sharing=none`) or with unlimited memory is on no GPUs, and may lie above.
+(`sharing=none`) or with unlimited memory may lie above the bound, as no GPUs could execute it.
 
 The program is solved for groups of like requests, and its dual prices then judge each request by itself: by weak
 duality any prices >= 0 give a valid bound, so neither the groups nor the solver's tolerance are trusted.
@@ -84,7 +84,7 @@ class Share(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """Least costs of a model, each over all degrees and kinds of GPU: GPU seconds, but where it says otherwise."""
+    """The least costs of a model, each over all degrees and kinds of GPU, in GPU seconds unless a comment differs."""
 
     token_s: float
     member_s: F8  # (cuts, cap + 1)
@@ -98,14 +98,14 @@ class _Model(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """The needs of requests: of each resource in either of their windows, and these windows."""
+    """The needs of requests for each resource, in the window of the prompt and that of all steps, and the windows."""
 
     prompt: F8  # (requests, resources)
     decode: F8  # (requests, resources)
     begin_s: F8
-    first_s: F8  # its prompt is computed by then
-    end_s: F8
-    possible: B1  # alone
+    first_s: F8  # the window of the prompt ends
+    end_s: F8  # the window of all steps ends
+    possible: B1  # False: the request misses even alone on idle GPUs
 
 
 class Prices(NamedTuple):
@@ -182,7 +182,7 @@ def _models(prices: Prices) -> list[_Model]:
 
 
 def _capacity(prices: Prices, sharing: Sharing) -> F8:
-    """Return what a second has of each resource: of GPU time as often as there are resources of it, and of memory."""
+    """Return the capacity of each resource per second: GPU time, once for each resource of it, and memory."""
     config, machine = prices.config, prices.machine
     every = [row for each in prices.rows.values() for row, _ in each]
     u = min(row.duty for row in every)
@@ -250,15 +250,15 @@ def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: floa
 
 
 def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, other_each: float) -> F8:
-    """Return at most the mean over contexts, from end to end, of the lesser of two lines: the chord of that curve."""
+    """Return a lower bound of the mean, over contexts between `ends`, of the lesser of two lines: its chord's mean."""
     first, last = (np.minimum(once + each * x, other_once + other_each * x) for x in ends)
     return 0.5 * (first + last)
 
 
 def _overlaps(begin: F8, end: F8) -> I8:
-    """Return the most windows that hold one instant of each window; `begin` ascends.
+    """Return, for each window, the largest number of windows open at any one of its instants; `begin` ascends.
 
-    That number rises at beginnings alone, so it is the largest at a beginning within the window.
+    That number rises only when a window begins, so it is largest at a beginning within the window.
     """
     here = np.searchsorted(begin, begin, "right") - np.searchsorted(np.sort(end), begin, "left")
     low, high = np.searchsorted(begin, begin, "left"), np.searchsorted(begin, end, "right")

@@ -1,7 +1,7 @@
 """Ray as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
 
-Results go to the folder of results where a node sees it, and else come back as bytes. What is lost with a worker or a
-node is retried on another; what a shared folder holds by then is not made again.
+A node writes results to the folder of results if it sees it, and else sends them back as bytes. Batches that are lost
+with a worker or a node are retried on another; runs that a shared folder holds by then are not made again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def named(text: str) -> Cluster:
 
 
 class Cluster:
-    """An executor (`executor.Executor`) on Ray; it connects when tasks come first."""
+    """An executor (`executor.Executor`) on Ray; it connects when the first tasks come."""
 
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
@@ -120,7 +120,7 @@ class Cluster:
     # -------------------------------------------------------------- the process that talks to it
 
     def _connect(self, tasks: Sequence[Task]) -> None:
-        """Start the driver, with all files that the tasks need; anew where those of before lack some."""
+        """Start the driver with all files that the tasks need; restart it if the files that it has lack some."""
         files = {path for task in tasks for path in _files(task.spec)}
         if self._process is not None:
             if all((self._staged / _travelling(path)).exists() for path in files):
@@ -202,7 +202,7 @@ class Cluster:
         return node.facts()
 
     def _stored(self, tasks: Sequence[Task], answers: Sequence[Answer]) -> Iterator[Ended]:
-        """Store what came back; yield each task with its failures. Raises one's error once all others are stored."""
+        """Store the runs; yield each task with its failures. Raises the first error after all are stored."""
         error: BaseException | None = None
         for task, answer in zip(tasks, answers, strict=True):
             if answer.error:
@@ -231,7 +231,7 @@ def _files(spec: Spec) -> list[Path]:
 
 
 def _travelling(path: Path) -> Path:
-    """Return where a user's file lies among the sources that travel: its name decides labels, its content the rest."""
+    """Return a user's file's path among the sources that travel: a hash of its content, then its name for labels."""
     return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
 
 

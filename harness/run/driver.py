@@ -1,6 +1,6 @@
 """The process that talks to a cluster: it takes batches from a pipe, and sends back what their workers answer.
 
-It is apart because Ray ends the process of a driver whose head node is gone. Its own output goes to a file.
+It is a process of its own because Ray ends the process of a driver whose head node is gone. Its output goes to a file.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ VERSIONS = re.compile(r"(Ray|Python): *([\w.+]+)")
 
 
 def sentence(error: BaseException) -> str:
-    """Return what a cluster raised as one line; a mismatch of versions with both."""
+    """Return the error of a cluster as one line; for a mismatch of versions, one with both."""
     text = str(error)
     if "ersion mismatch" in text and len(versions := VERSIONS.findall(text)) == 4:
         theirs, ours = (

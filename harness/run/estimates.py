@@ -20,13 +20,13 @@ from harness.run.sources import Task
 from harness.run.spec import Spec, stored
 from harness.run.teller import Left
 
-REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # requests/s assumed for an unknown run; its start and write are measured
+REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # requests/s assumed for an unknown run; measured s to start and write a run
 READ = 200  # stored runs from which the costs of a folder are learnt
-EVERY_S, PART = 0.25, 20.0  # between two sums of the remaining time: s, and times what a sum takes
+EVERY_S, PART = 0.25, 20.0  # least time between two sums of the remaining time: s, and times a sum's own time
 
 
 class CostKind(NamedTuple):
-    """Runs whose cost a request depends on their rate alone."""
+    """A kind of runs, whose cost per request depends on their rate alone."""
 
     label: str
     models: str
@@ -45,7 +45,7 @@ class Costs:
     def __init__(self) -> None:
         self._sums: dict[
             str, dict[CostKind, dict[float, list[float]]]
-        ] = {}  # seconds beside RUN_S, and nominal requests
+        ] = {}  # seconds beyond RUN_S, and nominal requests
         self._each: dict[CostKind, tuple[np.ndarray, np.ndarray]] = {}  # rates' logarithms, seconds a nominal request
         self._mean: dict[str, float] = {}
 
@@ -72,9 +72,9 @@ class Costs:
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
-        """Update the cost model from one stored run; `requests` count where its own facts do not say.
+        """Update the cost model from one stored run; `requests` replaces the number in its own facts.
 
-        Returns the seconds of a processor and of the clock that it took; zeros where it does not say.
+        Returns the CPU seconds and the wall-clock seconds that the run took; zeros if its facts lack them.
         """
         side = record.side(folder)
         with suppress(ValueError, KeyError, TypeError):
@@ -92,10 +92,10 @@ class Costs:
         return 0.0, 0.0
 
     def cpu_s(self, spec: Spec) -> float:
-        """Estimate the CPU seconds of a run: between rates of its own setting, else as its system's runs elsewhere.
+        """Estimate the CPU seconds of a run: between rates of its kind, else by the mean of its system's runs.
 
-        A run of a system without a stored run costs the same as the mean of others, or, if there is none, `1 /
-        REQUESTS_PER_S` a request.
+        A run of a system without a stored run costs as much per request as the slowest other system, or, if there is
+        none, `1 / REQUESTS_PER_S`.
         """
         return RUN_S + requests_in(spec) * self._request_s(spec)
 
@@ -123,7 +123,7 @@ class Costs:
 
 
 def requests_in(spec: Spec) -> float:
-    """Return the requests of a run, about: those of its trace by its rate and the length of its window."""
+    """Estimate the number of requests of a run from its trace, its rate and the length of its window."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
     return scale * _at_once(spec.trace, spec.window_s, spec.warmup_s or 0.0)
 
@@ -160,7 +160,7 @@ class Ahead:
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put first two tasks of each kind whose cost is not known, its longest and its shortest."""
+        """Move the longest and the shortest task of each kind whose cost is not known to the front."""
         of: dict[CostKind, list[tuple[float, int]]] = {}
         for place, task in enumerate(tasks):
             if not self._costs.knows(kind := CostKind.of(task.spec)):
@@ -203,11 +203,11 @@ class Ahead:
         seconds = cpu_s * (1.0 - at_once / 2.0 / runs) / (at_once * share) if runs else 0.0
         if not self._later:
             return Left(cpu_s, seconds, None, share)
-        each_s = self._costs.dearest_s(self._labels)  # 0 where runs took no longer than any does
+        each_s = self._costs.dearest_s(self._labels)  # 0 if no run took longer than RUN_S
         more_s = self._later * each_s / (self.slots * share) if math.isfinite(self._later) else math.inf
         return Left(cpu_s, seconds, seconds + more_s, share)
 
 
 def _group(task: Task) -> tuple[CostKind, float]:
-    """Return what the estimate of a run depends on, of all that its sweep varies."""
+    """Return the facts of a task that the estimate of its run depends on: its kind and its rate."""
     return CostKind.of(task.spec), task.spec.rate_scale

@@ -1,6 +1,6 @@
-"""Placements that ask for no load: floors under what a system's own placement gains.
+"""Placements that ignore load: floors under the gain of a system's own placement.
 
-first-fit  each model, in the set's order, on the first GPUs with room, of the least of its degrees that has any
+first-fit  each model, in the set's order, on the first GPUs with room, at its least degree that has any
 random     each model on GPUs that a hash of the seed draws, of those with room
 """
 
@@ -43,7 +43,10 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
-    """Give each model the first of its places in an order that has room for its weights and one longest request."""
+    """Give each model its first place, in the order of `ordered`, with room for its weights and one longest request.
+
+    Raises UserError for a model without such a place.
+    """
     free = [float(gpu.mem_bytes) for gpu in cluster.gpus]
     homes: dict[str, Gpus] = {}
     for k, (name, model) in enumerate(cluster.models.items()):

@@ -84,5 +84,5 @@ def _reads(spec: Spec) -> bool:
             for _ in policy.on(Woke("start"), setup.engine.view()):
                 pass
     except (Infeasible, Unsupported):
-        return True  # not known
+        return True  # whether it reads them is not known
     return plan.read

@@ -1,9 +1,9 @@
 """The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
 
 A cell has the names for which `replay` refuses the pair (`loop.replay.missing`): a system's `uses`, `hears` and
-`options`, less an engine's `can`, `tells` and `offers`. Where none is lacking and a run is impossible all the same, it
-has the reason: no cost table for a policy that asks one, too few GPUs. Names that no engine in real time has are
-simulated only, and stand in a column of their own.
+`options`, less an engine's `can`, `tells` and `offers`. If no name is lacking but a run is impossible all the same, the
+cell has the reason: no cost table for a policy that asks for one, too few GPUs. Names that no engine in real time has
+are simulated only, and are in a column of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Lack(NamedTuple):
-    """The reason why a pair does not run: names that the engine lacks, or where it lacks none another reason."""
+    """The reason why a pair does not run: names that the engine lacks, or, if it lacks none, another reason."""
 
     names: tuple[str, ...] = ()
     why: str = ""
@@ -61,7 +61,7 @@ class Coverage(NamedTuple):
 
 @cache
 def cell(name: str, preset: str | None, where: str) -> Lack:
-    """Return what an engine lacks for a system with a preset, tried once a process."""
+    """Return what an engine lacks for a system with a preset; each pair is tried once per process."""
     spec = Spec(name, preset=preset, **ROOMY)
     with blamed(spec):
         policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any
@@ -98,7 +98,7 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
 
 
 def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Coverage]:
-    """Yield systems (default: all) with every preset, on engines (default: all); none whose file is broken."""
+    """Yield systems (default: all) with every preset, on engines (default: all), except those with a broken file."""
     every = list(usable_engines()[0]) if engines is None else engines
 
     def look(name: str) -> list[Coverage]:

@@ -13,7 +13,7 @@ class Batch(NamedTuple):
 
     tasks: tuple[Task, ...]
     out: str
-    token: str  # a file in `out` whose sight tells that the folder is shared
+    token: str  # names a file in `out`: a node that sees it shares the folder
     asked: Mapping[str, str]  # `facts` of the caller
     limit_s: float  # s, the limit of a policy's calls
 

@@ -37,7 +37,7 @@ def facts() -> dict[str, str]:
 
 
 def work(batch: Batch) -> list[Answer] | Refused:
-    """Execute the tasks of a batch, but for those that stand in a shared folder already."""
+    """Execute the tasks of a batch, except those whose runs a shared folder already has; refuse if facts differ."""
     here = facts()
     if differs := [name for name in batch.asked if here.get(name) != batch.asked[name]]:
         name = differs[0]
@@ -54,7 +54,7 @@ def work(batch: Batch) -> list[Answer] | Refused:
 
 
 def _shared(out: Path, token: str) -> bool:
-    """Tell whether a folder is the caller's."""
+    """Tell whether a folder is the caller's own, which has a file named `token`."""
     try:
         return token in os.listdir(out)  # noqa: PTH208 - which asks the server of a network file system
     except OSError:

@@ -5,7 +5,7 @@ counters, `M` names of tracks. A GPU is a process: a track for each lane, its tu
 moves to it; its memory, and the SMs of its lanes where they have partitions. Requests are slices by model, with their
 parts inside. Time 0 is the start of the warm-up.
 
-A span of decode steps, which the simulator takes at once, is one slice with their number in `args`. Waits between
+A span of decode steps, which is simulated at once, is one slice with their number in `args`. Waits between
 like steps of a request are folded into one slice, with their seconds by cause. Memory that a span reserves for its
 later steps counts as used; a system without a memory limit (`memory=unlimited`) may exceed the GPU's.
 """
@@ -42,7 +42,7 @@ class Tracks:
         self._processes: dict[int, str] = {}
 
     def us(self, at_s: float) -> float:
-        """Return the microseconds from the run's start to a time in s, in whole nanoseconds."""
+        """Return the microseconds from the run's start to a time in s, rounded to nanoseconds."""
         return self.us_of(round(at_s * 1e9))
 
     def us_of(self, at_ns: int) -> float:
@@ -151,7 +151,7 @@ def _place(home: Any) -> str:
 
 
 def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    """Yield the events of loads and moves, each from its request on.
+    """Yield the events of loads and moves, each from the time when it was asked for.
 
     A transfer waits for memory, lies on links, and takes fixed seconds.
     """

@@ -54,7 +54,7 @@ def homes(setup: Setup) -> Homes:
 
 
 def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
-    """Raise UserError where some model is not on GPUs that exist."""
+    """Raise UserError unless each model of the set, and no other, is on different, existing GPUs of one kind."""
     spec, names = setup.spec, setup.models.names
     if unknown := next((m for m in places if m not in names), None):
         raise UserError(f'{where}no model "{unknown}" in {spec.models}{meant(unknown, names)}')
@@ -77,7 +77,7 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
                 places.setdefault(action.inst.model, action.inst.place)
     except (Infeasible, Unsupported) as why:
         raise UserError(f"placement {spec.label}: {why}") from None
-    except Failed as failed:  # no compared system owns it, so none can leave
+    except Failed as failed:  # it belongs to no compared system that could be left out
         raise UserError(f"placement {failed}") from failed
     return places
 

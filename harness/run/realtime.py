@@ -15,20 +15,20 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
 class Span(NamedTuple):
-    """Seconds of a run in real time, beside those in which its servers start."""
+    """The seconds of a run in real time, without the start of its servers."""
 
     warmup_s: float
     window_s: float  # inf: a closed loop, until its last request has ended
-    drain_s: float  # how long it goes on after the window at most; inf: until its last request has ended
+    drain_s: float  # the most seconds after the window; inf: until its last request has ended
 
     @property
     def least_s(self) -> float:
-        """The seconds where all requests have ended by the end of the window."""
+        """The seconds of the run if all requests have ended by the end of the window."""
         return self.warmup_s + (self.window_s if math.isfinite(self.window_s) else 0.0)
 
     @property
     def most_s(self) -> float:
-        """The seconds where some request never ends."""
+        """The seconds of the run if some request never ends."""
         return self.warmup_s + self.window_s + self.drain_s
 
     @property
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def span(spec: Spec, drain_s: float | None = None) -> Span | None:
-    """Return a resolved spec's span, with this `drain_s` where the spec's is open; None where time is simulated."""
+    """Return a resolved spec's span, with `drain_s` if the spec sets none; None where time is simulated."""
     if not spec.measured_on:
         return None
     drain_s = spec.drain_s if spec.drain_s is not None else drain_s
@@ -54,10 +54,10 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """Return the names that an engine lacks for a resolved spec; "" where it lacks none.
+    """Say why a resolved spec cannot run: what the engine lacks, or why it has no room; "" if it can run.
 
-    A spec for which the engine lacks something takes no time there. With `here` also return what this machine lacks to
-    start the engine. Raises Failed where the policy fails.
+    A spec that cannot run takes no time. With `here` a lack of this machine, to start the engine, counts too. Raises
+    Failed if the policy fails.
     """
     with blamed(spec):
         try:

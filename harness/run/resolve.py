@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from workloads.models import Served as Member
 
 
-# bytes a GPU has where an engine is tried, room for every model
+# fields of the specs with which engines are tried: these GPUs have room for every model
 ROOMY: Mapping[str, Any] = {"trace": "sample", "models": "llama-3.2-1b*8", "gpus": 8}
 MOST_COPIES = 64  # copies of a mix that are tried for a system with its own number of GPUs
 ORACLE = "Cluster.plan:window"  # a system whose forecast knows the window has this in its `uses`
@@ -78,7 +78,7 @@ def _traits(spec: Spec) -> Traits:
 
 
 def _sized(setup: Setup) -> Setup:
-    """Return the setup with as many GPUs as its system takes: it is another one where the system brings its own."""
+    """Return the setup with the number of GPUs that its system takes: a new setup if the system sets its own number."""
     if not hasattr(setup.make_policy, "gpus_needed"):
         return setup
     models = setup.cluster.models
@@ -88,9 +88,9 @@ def _sized(setup: Setup) -> Setup:
 
 
 def _holding(spec: Spec, needed: int) -> Setup:
-    """Return the setup of a system that brings its own number of GPUs: of a mix the fewest copies in which it starts.
+    """Return the setup of a system that sets its own number of GPUs: for a mix, the fewest copies on which it starts.
 
-    Where it starts in none, the setup is that of the most copies that are tried.
+    If it starts on none of the numbers tried, the setup has the largest of them.
     """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))
@@ -163,7 +163,7 @@ def resolve(spec: Spec) -> Spec:
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
-    if scaling == "none":  # what runs before the window would be of the same requests
+    if scaling == "none":  # a warm-up would consist of the same requests
         warmup_s = 0.0
     if closed(trace) is not None:
         window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
@@ -213,7 +213,7 @@ def _measured(spec: Spec) -> Spec:
     if quantities.machine(spec.table) is None:
         return spec if spec.gpu == kind else replace(spec, gpu=kind)
     given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
-    plain = servers.bench()._asdict()  # which give way too: the machine was measured under its own
+    plain = servers.bench()._asdict()  # the bench's settings give way too, to those that the machine was measured under
     open_ = {f.name for f in dataclasses.fields(Spec) if getattr(spec, f.name) in (f.default, plain.get(f.name), None)}
     for name in ("gpu", "host"):
         if name not in open_ and getattr(spec, name) != kind:
@@ -240,13 +240,13 @@ def _located(name: str, suffix: str) -> str:
 
 
 def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
-    """Return what `Setup.alone` does, of a mix on GPUs of the most memory."""
+    """Return what `Setup.alone` returns; for a mix, on its GPUs with the most memory."""
     most = max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes)
     return setup.alone(m, tp, most)
 
 
 def _hold(setup: Setup) -> None:
-    """Raise UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
+    """Raise UserError if a model alone exceeds its GPUs at its degree, or a memory of the spec exceeds the card's."""
     from harness.engines.costs import shapes
 
     spec = setup.spec
@@ -274,7 +274,7 @@ def _hold(setup: Setup) -> None:
 def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
     """Return the names that an engine lacks for a system, tried on the committed sample with room for every model.
 
-    Files are tried once a process.
+    If a run is impossible for another reason, return that reason. Each pair is tried once per process.
     """
     spec = Spec(name, preset=preset, engine=engine, **ROOMY)
     with blamed(spec):

@@ -86,7 +86,7 @@ def _otherwise(run: Path, how: str) -> str:
 def _equal(made: pa.Table, stored: pa.Table) -> bool:
     """Tell whether two tables have the same rows, however their words are coded.
 
-    A column without a value in the stored one does not count: it may be newer than the run.
+    A column that is null throughout in the stored table does not count: it may be newer than the run.
     """
     plain = record.plain(record.SCHEMA)
     names = [name for name in stored.column_names if stored[name].null_count < len(stored)]
@@ -97,10 +97,10 @@ def _equal(made: pa.Table, stored: pa.Table) -> bool:
 
 
 def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """Divide a request's time from arrival to end into adjacent parts without gaps; folded.
+    """Divide a request's time from arrival to end into adjacent parts without gaps, and fold these.
 
-    `row` is the request's row of requests.parquet and `stretches` are the request's, in order. `transfers` explain its
-    waits for loads and moves.
+    `row` is the request's row of requests.parquet; `stretches` are the request's, in order. `transfers` explain waits
+    for loads and moves.
     """
     loads, moves = list[Transfer](), list[Transfer]()
     for transfer in transfers:
@@ -113,7 +113,7 @@ def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Itera
     middle: list[Part] = []
     for stretch in stretches:
         a, b = (min(max(round(x * 1e9), start_ns), end_ns) for x in (stretch.start_s, stretch.end_s))
-        a = middle[-1].end_ns if middle else a  # stamps within an instant
+        a = middle[-1].end_ns if middle else a  # parts are adjacent; stamps may differ within an instant
         if b > a:
             facts = dict(stretch.facts)
             if stretch.doing in {"load", "transfer"}:
@@ -135,9 +135,9 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """Divide a wait for weights or KV: until a transfer was asked for, until its memory, on links, and the rest.
+    """Divide a wait for weights or KV into seconds without a transfer, for its memory, on links, and its last ones.
 
-    Weights are those of the batch's instance; without a batch, those of the model that came first.
+    The transfer of weights is to the batch's instance; without a batch, it is the first of the model's to end.
     """
     carriers = [
         transfer for transfer in transfers if transfer.asked_s < wait.end_s and not transfer.end_s <= wait.start_s

@@ -19,7 +19,7 @@ from harness.run.spec import Spec
 
 FRACTIONS = tuple(k / 100 for k in range(91, 98))  # share of a card for the engine; the driver needs part of the rest
 PROCESS_BYTES = (GIB, GIB // 2)  # bytes of a process beside weights: a CUDA context with little else
-MOST_TIMES = 4  # times the GPUs that are tried at most
+MOST_TIMES = 4  # the most GPUs that are tried, as a multiple of the spec's
 STEP_BYTES = GIB // 10
 
 
@@ -41,7 +41,7 @@ class Remedy(NamedTuple):
 def fits(spec: Spec, more_bytes: int = 0) -> bool:
     """Tell whether a system has room at the start of its run, with `more_bytes` on each GPU for weights and KV.
 
-    A spec that is refused, an engine that lacks something, and a policy that fails have no room.
+    Return False also if the spec is refused, the engine lacks something or the policy fails.
     """
     try:
         setup = Setup(resolve(spec))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def scorable(label: str, run: Path, under: SloTarget) -> scoring.Run:
-    """Return a run as metrics score it under an SLO target."""
+    """Return a stored run, with the limits of an SLO target, as `scoring` takes it."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
@@ -37,9 +37,9 @@ def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
 def by_model(
     run: Path, under: SloTarget, definitions: Collection[str]
 ) -> dict[str, tuple[tuple[str, ...], Floats, Floats]]:
-    """Count a run's misses and offered requests, by definition: models, and (models, blocks) of each.
+    """Return a run's models, and its misses and offered requests as (models, blocks), by definition.
 
-    None where it could not run.
+    The result is empty if the run could not run. Raises UserError if a definition needs token times and there are none.
     """
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
@@ -60,9 +60,9 @@ def ran(run: Path) -> bool:
 def table(
     path: Path, about: Mapping[str, Any], tasks: Iterable[Task], scorer: str, make: Callable[[], pa.Table]
 ) -> pa.Table:
-    """Return the table at `path`, which is kept as long as its facts, its runs and the sources of its scorer hold.
+    """Return the table at `path`; make it again if its facts, its runs or the sources of its scorer have changed.
 
-    `scorer` is the file of the module whose `make` this is.
+    `scorer` is the file of the module that defines `make`.
     """
     runs = sorted((task.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))

@@ -16,7 +16,7 @@ SHORT = 10_000  # tokens from which on thousands are counted
 def server_line(setup: Setup) -> str:
     """Return `server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 44k tokens`.
 
-    KV is that of a model alone on its GPUs, of several models that of the one with room for the fewest tokens.
+    KV memory is that of a model alone on its GPUs; of several models, that of the model with room for fewest tokens.
     """
     spec, its = setup.spec, setup.settings
     step = (

@@ -1,6 +1,6 @@
 """The setup of a run, looked up once: trace, models, machine, engine and policy by the names in its spec.
 
-UserError for an unknown name.
+An unknown name raises UserError.
 """
 
 from __future__ import annotations
@@ -101,14 +101,15 @@ class Setup:
 
     @cached_property
     def models(self) -> ModelSet:
-        """The models as their set has them, in the networks by which the machine of a cost table serves them."""
+        """The models of the set, in the shapes in which the machine of a cost table serves them."""
         return _models(self.spec.models, self.spec.table, self.spec.sampling)
 
     @cached_property
     def served(self) -> ModelSet:
-        """The models with the longest prompt + output that each serves: the least of its limit and the trace's need.
+        """The models with the longest prompt + output that each serves: at most its limit, and `spec.served`.
 
-        The trace needs its longest, up to a power of two, as an operator would set it.
+        Where the spec leaves that open, it is the trace's longest, rounded up to a power of two, as an operator would
+        set it.
         """
         most = self.spec.served
         if most is None:
@@ -142,8 +143,8 @@ class Setup:
     def settings(self) -> servers.Settings:
         """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
 
-        Of a mix they are the least of its kinds. Servers in real time, and those of a machine that was measured whole,
-        are told theirs by the bench. A share of the card that the spec states goes with the parts of a process.
+        For a mix they are the least over its kinds. Servers in real time, and those of a machine that was measured
+        whole, get the bench's. If the spec states `mem_fraction`, the bytes of a process are computed from its parts.
         """
         spec = self.spec
         if fields.asked(spec.engine).name != SIMULATOR or self.measured:
@@ -227,8 +228,8 @@ class Setup:
     def base_gpu(self, asked: str = "") -> str:
         """Return the kind of GPU on which a model alone is the base of an SLO: as asked for, else that of the run.
 
-        Of a mix it is the first kind on which each model fits with one longest request. UserError where there is none,
-        for an unknown kind, and for another kind than that of an engine or a cost table that has one.
+        For a mix it is the first kind on which each model fits with one longest request. Raises UserError if there is
+        none, for an unknown kind, and for a kind that differs from that of the engine or the cost table.
         """
         spec = self.spec
         if asked:
@@ -256,9 +257,9 @@ class Setup:
     # ------------------------------------------------------------ engine and policy
 
     def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
-        """Make an engine, and no more, with a system's options; UserError where there is none of that name.
+        """Make an engine with a system's options, without starting it. Raises UserError for an unknown name.
 
-        UserError also for a mix of kinds of GPU on another engine than the simulator, which has the GPUs that it finds.
+        Raises UserError also for a mix of kinds of GPU on any engine but the simulator: others have the GPUs they find.
         """
         if mix.mixed(self.spec.gpu) and fields.asked(self.spec.engine).name != SIMULATOR:
             raise UserError(f"engine {self.spec.engine}: {SIMULATOR} alone takes a mix of kinds, as {self.spec.gpu}")
@@ -271,7 +272,7 @@ class Setup:
 
     @property
     def cluster(self) -> Cluster:
-        """The machine as policies know it, with the smallest pages and a process a model."""
+        """The machine as policies know it without options: with the smallest pages and a process per model."""
         return self.bare_engine.cluster
 
     @cached_property
@@ -294,7 +295,8 @@ class Setup:
     def engine(self) -> engines.Engine:
         """The engine with the options of the policy, not ready yet.
 
-        Raises Unsupported where it has fewer GPUs, Infeasible where the policy says so at once, Fault where that fails.
+        Raises Unsupported if it has fewer GPUs than the spec, Infeasible if the policy has no room when it is built,
+        and Fault if the policy fails.
         """
         return self._assembled[1]
 
@@ -332,7 +334,7 @@ class Setup:
     # ------------------------------------------------------------ requests
 
     def jobs(self) -> Jobs:
-        """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so, or held."""
+        """Build the requests of a resolved spec. UserError if they cannot be served, scaled so, or held in memory."""
         from workloads import slo
         from workloads.base import base
         from workloads.build import build, hold
@@ -368,7 +370,7 @@ class Setup:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
         `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, and steps from the
-        cost table whatever policies see, so that SLOs stay as they are.
+        cost table whatever policies see, so that a run with other constants or such a profile has the same SLOs.
         """
         import numpy as np
 
@@ -399,7 +401,8 @@ class Setup:
 def _serving(cluster: Cluster, block_tokens: int) -> None:
     """Raise Infeasible where KV memory cannot hold a model's longest request, with the longest that fits.
 
-    A server does not start then: the model is taken alone on its GPUs, at the degree that leaves it most.
+    A server would not start then. Each model is taken alone on GPUs with the most memory, at the degree that leaves
+    room for the most tokens.
     """
     most = max(gpu.mem_bytes for gpu in cluster.gpus)
     for name, model in cluster.models.items():

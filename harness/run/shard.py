@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
 
 def read(text: str) -> Shard:
-    """Read I/N. UserError where it is no shard."""
+    """Read I/N. Raises UserError if the text is not a shard."""
     index, _, of = text.partition("/")
     if not (index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of) <= MOST):
         raise UserError(f'--shard "{text}" is not I/N, as in 1/7: a shard, of how many')

@@ -41,7 +41,7 @@ class SloTarget(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The rule, a file of classes by its content."""
+        """The rule, with a file of classes named by the hash of its content."""
         return str(by_content({"slo": self.rule})["slo"])
 
     @property

@@ -1,6 +1,6 @@
 """Hashes of the sources that decide a result, and the stored runs that are current by them.
 
-A hash is of files and of all of ours that they import, by their import statements. So editing one system makes only its
+A hash covers files and all files of ours that their import statements reach. So editing one system makes only its
 own runs stale, and editing a definition of attainment only the scores. Files count by what they mean
 (`harness/loop/meaning.py`): a comment or the name of a local changes nothing.
 """
@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
     spec: Spec
     code: str
-    folder: str  # its run's: `spec.folder`, which hashes the spec
+    folder: str  # is the name of its run's folder: `spec.folder`, which hashes the spec
 
     @classmethod
     def of(cls, spec: Spec, code_hash: str) -> Task:
@@ -64,7 +64,7 @@ def codes() -> Callable[[Spec], str]:
 
 
 def scoring(module: str) -> str:
-    """Return the SHA-256 over the file of a module that scores runs, and all of ours that it imports."""
+    """Return the SHA-256 over the file of a module that scores runs, and all files of ours that it imports."""
     return _hash(closure(Path(module)))
 
 
@@ -89,7 +89,7 @@ def _data() -> frozenset[Path]:
 
 
 def closure(*roots: Path) -> set[Path]:
-    """Return the files and all of ours that they import, directly or not."""
+    """Return these files and all files of ours that they import, directly or not."""
     files: set[Path] = set()
     todo = list(roots)
     while todo:
@@ -126,9 +126,9 @@ def _files(name: str) -> Iterator[Path]:
 
 
 def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None) -> Mapping[str, Any] | None:
-    """Return the facts of the whole run of a task that `out` has, made by these sources, or None.
+    """Return the facts of a task's run if `out` has it whole and these sources made it; else None.
 
-    `tell` hears of a damaged one.
+    `tell` is called with a line about a damaged run.
     """
     if not record.exists(folder := out / task.folder):
         return None

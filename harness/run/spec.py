@@ -1,10 +1,10 @@
 """Specs: a run as a value, of system, machine, workload and numbers. Its hash is the run's name.
 
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
-`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). A resolved spec has none left
-but the preset, the cost table, a closed loop's window, the longest request and a prefix cache where no ids are known.
-Memory of the card, of the process and of the host, and link rates stay None too: their own. Where none is
-named, tokens and sequences of a step and the share of the card are those of the host profile's release
+`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec these alone
+may be None: the preset, the cost table, a closed loop's window, the longest request, a prefix cache where no ids are
+known; and memory of the card, of the process and of the host, and link rates, where the machine's own values hold.
+Tokens and sequences of a step and the share of the card that a spec leaves open are those of the host profile's release
 (`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
 """
 
@@ -41,7 +41,7 @@ HASH_CHARS = 8
 MOST_GPUS = 4096
 MOST_BATCH = 1 << 16
 Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
-UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
+UNSAID: Mapping[str, Any] = {  # fields that a spec's JSON leaves out where they have these values
     "served": None,
     "prefix_cache": None,
     "sharing": "own",
@@ -208,7 +208,7 @@ def _content(path: str) -> str:
         return path
     try:
         return f"{meaning.digest(file)}{file.suffix}"
-    except UserError:  # no Python, which is told where it is loaded: stored runs are found by it as well
+    except UserError:  # not Python, which is reported where it is loaded; stored runs are found by this hash too
         return f"{content_hash(file, file.stat().st_mtime_ns)}{file.suffix}"
 
 
@@ -231,7 +231,7 @@ def as_dict(spec: Spec) -> dict[str, Any]:
         del plain["measured_on"]  # a simulated run is the same wherever it is made
     for name, default in UNSAID.items():
         if plain[name] == default:
-            del plain[name]  # as it was before there was a choice
+            del plain[name]  # as in specs from before the field existed
     plain["scaled"] = dict(spec.scaled)
     if not spec.scaled:
         del plain["scaled"]
@@ -250,7 +250,7 @@ def _identity(engine: str) -> str:
 
 
 def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
-    """Build a spec from TOML or JSON values. UserError, behind `where`, suggests a key in place of an unknown one."""
+    """Build a spec from TOML or JSON values. UserError begins with `where`, and suggests a key for an unknown one."""
     if moved := next((key for key in values if key in MOVED), None):
         form = f"{MOVED[moved]}=VALUE"
         raise UserError(f'{where}{moved} is a field of the engine: engine = "{form}", or --engine the same')
@@ -267,7 +267,7 @@ def stored(values: Mapping[str, Any]) -> Spec:
     rest = {key: value for key, value in values.items() if key not in MOVED}
     if given:
         rest["engine"] = str(fields.Asked(values["engine"], fields=given))
-    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # every key is the server's
+    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # stored without it: this, not the server's
 
 
 def read(path: Path) -> Spec:

@@ -24,9 +24,9 @@ DRAWN = {
 
 
 def check(setup: Setup) -> None:
-    """Raise UserError where a log, a file, has requests of streams that no model of the set serves, with their counts.
+    """Raise UserError, with the counts, if a log file has requests of streams that no model of the set serves.
 
-    Of named traces and generators, models have some of the streams.
+    Named traces and generators are not checked: models may have only some of their streams.
     """
     from traces.chosen import listed
     from workloads.picking import assigned
@@ -84,9 +84,9 @@ def share(kept: float) -> str:
 
 
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
-    """Say by which rule streams and models meet, and which ones where their names differ; nothing of a shipped trace.
+    """Say by which rule models get streams, and which get a stream of another name; [] for a shipped trace.
 
-    `every` lists all models, not the first `MOST`. UserError where the trace has too few streams.
+    `every` lists all models, not the first `MOST` of other names. Raises UserError if the trace has too few streams.
     """
     from workloads.picking import assigned, square_seeds
 

@@ -18,7 +18,7 @@ class Part(NamedTuple):
     start_ns: int
     end_ns: int
     ns: Mapping[str, int]  # keyed by cause (record.WAITS), and "closed": the part of "queue" with no lane open
-    gaps: int = 0  # prefill and decode have waits between their steps
+    gaps: int = 0  # counts the waits between steps of a prefill or decode
     inst: Inst | None = None
     facts: Mapping[str, float] = {}  # facts about its wait: bytes, prompts ahead, seconds of transfers
 

@@ -63,7 +63,10 @@ def stored_only() -> Iterator[None]:
 
 
 def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
-    """Return how far a search is, which `act` does up to the first run that is not stored; `made` counts its runs."""
+    """Return the progress of a search that `act` does, up to the first sweep with a run that is not stored.
+
+    `made` counts the runs of its sweeps before.
+    """
     with stored_only():
         try:
             act()
@@ -165,8 +168,8 @@ def _executed(
 ) -> Iterator[Ended]:
     """Yield each task that was run with its failures; tasks of systems in `failed`, which grows, are left out.
 
-    Where the simulator is not compiled, it is compiled here first, for all of them to find. Those of exclusive engines
-    are run here, one by one, when no worker is left.
+    If the simulator is not compiled, this process first compiles it, so that workers find it compiled. Tasks of
+    exclusive engines are run in this process, one by one, after all workers have ended.
     """
     if not todo:
         return
@@ -206,8 +209,8 @@ def _executed(
 def in_part_order(runs: Sequence[str | Path]) -> list[int]:
     """Return the positions of runs in the order in which to read many of them: those of a part one after the other.
 
-    The facts of a part are checked as a whole, and few parts are kept: any other order would check most parts anew for
-    each run.
+    The facts of a part are checked as a whole, and those of few parts are kept in memory: in any other order, most runs
+    would need a part to be checked again.
     """
     return sorted(range(len(runs)), key=lambda k: Path(runs[k]).name.rpartition("-")[2])
 
@@ -235,8 +238,8 @@ class Batches:
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
 
-        Whole runs that a killed call left beside the parts are not executed again. There are never more than
-        `parts.MANY` of them, and those of one part.
+        Whole runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, and those
+        of one part more, lie beside the parts at a time.
         """
         parts.clean(self._into, self._out)
         self._tidied({task.folder for task in todo})

@@ -85,9 +85,9 @@ def schema() -> pa.Schema:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean fixed seconds of its loads' ways, and of their copies of weights on idle links.
+    """Return for each model the mean fixed seconds of its loads, and those of their copies of weights on idle links.
 
-    These come from host memory, or by rungs that start at the disk from there.
+    Copies are from host memory, or from the disk if the way of the load starts there.
     """
     parts: dict[str, list[tuple[int, float, float]]] = {}
     for (inst, way), times in loads.items():
