@@ -13,8 +13,8 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
     step = gpu + host if serial else max(gpu, host)
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
-An engine's products take `pre_x` times as long in steps with prompts as by themselves. It depends on the phase alone:
-the number of prompt tokens from which on it holds was not measured (row 5 of probe/ORDER.md).
+An engine's products take `pre_x` times as long in steps with prompts as by themselves. The factor depends on the
+phase alone: the number of prompt tokens from which on it holds was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
 Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which

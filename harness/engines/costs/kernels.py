@@ -141,7 +141,7 @@ def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
 def in_group(shape: Shape, count: ArrayLike) -> F8:
     """Return how many of a step's tokens, prompts or sequences the fullest group of data-parallel attention has.
 
-    They are balanced: no group has more than one above any other's number.
+    Groups are balanced: their numbers differ by one at most.
     """
     counted = np.asarray(count, dtype=np.float64)
     return counted if shape.dp == 1 else np.ceil(counted / shape.dp)

@@ -30,14 +30,14 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 class Least(NamedTuple):
     """Least seconds of one row of a cost table, on all `tp` GPUs of its group together, without host gaps."""
 
-    token_s: float  # a token adds these to a step, whatever else is in it
+    token_s: float  # seconds that a token adds to a step, whatever else is in it
     member_s: F8  # (cuts, cap + 1) by N: of a member of a step that has at most N of them, its tokens of prompts aside
-    head_s: float  # a sampled token adds these
+    head_s: float  # seconds that a sampled token adds
     decode_s: tuple[float, float]  # a token's attention takes the first, and the second for each token of its context
     piece_s: tuple[float, float, float]  # of a prompt's attention: once, for each new token, for each token^2 of area
-    flop_s: tuple[float, float]  # a token, and a token^2 of area, take these of the GPU's FLOP/s
-    hbm_s: tuple[float, float]  # the weights once, and a token of context, take these of its bandwidth
-    wall_s: tuple[float, float]  # on the clock: that a step takes at least, and more for each new token of a prompt
+    flop_s: tuple[float, float]  # seconds of the GPU's FLOP/s that a token, and a token^2 of area, take
+    hbm_s: tuple[float, float]  # seconds of its bandwidth that the weights once, and a token of context, take
+    wall_s: tuple[float, float]  # a step takes the first on the clock, and the second for each new token of a prompt
     duty: float  # the least part of a step in which its kernels run
     slow: float  # the least factor of the time that others add to a step, at most 1
 

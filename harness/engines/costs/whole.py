@@ -6,7 +6,7 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [settings]           of a spec, under which it was measured; a run takes them where it does not say otherwise
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
-    piece_bytes          of a copy: no other overtakes a piece of so many; left out: as on a GPU
+    piece_bytes          a copy moves in pieces, which no other copy overtakes; left out: as on a GPU
     [networks."SHAPE"]   what is served under a shape's name where that is a smaller network: its dimensions
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
@@ -161,7 +161,7 @@ class Machine:
     settings: Mapping[Setting, Option] = field(default_factory=dict)
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
-    piece_bytes: Positive | None = None  # bytes of a copy that no other can overtake; none: as on a GPU
+    piece_bytes: Positive | None = None  # size of a copy's piece, which no other overtakes; none: as on a GPU
 
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""

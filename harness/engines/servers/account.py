@@ -120,7 +120,7 @@ def batches(
 
 
 def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
-    """Return why each request failed, "" if it did not; `errors`, by request, go before what the client knows."""
+    """Return why each request failed, "" if it did not; `errors`, by request, go before the client's own."""
     return [errors.get(i, error) for i, error in enumerate(log.error)]
 
 

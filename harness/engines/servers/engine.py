@@ -73,7 +73,7 @@ class Servers(Requests):
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
         self.log: Log | None = None  # the client's, once the run is over
-        self.wakes: list[wakes.Wake] = []  # servers woke by themselves; known once the run is over
+        self.wakes: list[wakes.Wake] = []  # wakes of servers by themselves; known once the run is over
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in

@@ -106,7 +106,7 @@ class Up:
     """A server from its first Load until its process has ended; between two Loads it may be asleep."""
 
     inst: Inst
-    way: str = "host"  # the Load by which it came names it
+    way: str = "host"  # way of the Load by which it came
     state: State = "planned"  # see states.py
     kv_bytes: int = 0
     asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be reported
@@ -157,7 +157,7 @@ class Fleet:
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
-        self.up: dict[Inst, Up] = {}  # sorted by Load
+        self.up: dict[Inst, Up] = {}  # their order is that of Load
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}

@@ -37,7 +37,7 @@ from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, Unsupported, UserError
 
-MEMORY = 512 * MIB  # a GPU that is part of a host has this, unless the spec sets it
+MEMORY = 512 * MIB  # bytes of a GPU that is part of a host, unless the spec sets it
 MODELS = "MODELS_DIR"
 
 
@@ -55,8 +55,8 @@ class Started:
     sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way
     slots = 4  # llama.cpp's own default of --parallel
-    block_tokens = 16  # a block of KV memory holds these
-    element_bytes = 2  # a weight or a number of KV takes these
+    block_tokens = 16  # tokens in a block of KV memory
+    element_bytes = 2  # bytes of a weight or a number of KV
 
     def __init__(
         self, config: Config, priced: Machine, card: Card | None = None, options: Mapping[str, Option] | None = None

@@ -50,7 +50,7 @@ class Core(WallClock):
     residents: Any  # residents.Residents, as `moves` is moves.Moves, and so on: those modules import this one
     moves: Any
     lanes: dict[Any, Any]
-    stepping: dict[int, Any]  # by request: the step whose result it waits for
+    stepping: dict[int, Any]  # keyed by request: the step whose result it waits for
     kv: dict[int, Kv]
 
     def preempt(self, request: Live) -> Preempted:

@@ -20,7 +20,7 @@ CARDS = Path("/proc/driver/nvidia/gpus")  # one folder per card
 DEVICES = Path("/dev")  # one file nvidiaN per card
 GRANULE, PART = 2 * MIB, 32 * MIB  # bytes mapped at once; bytes of the parts that a load is split into
 HOST = 16 * GIB  # locked for KV on a host of cards, an eighth of its memory at most; 1 to 4 GiB take a second
-MARGIN = 6 * GIB  # of a card's memory, which torch itself takes: activations, graphs, libraries
+MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs, libraries
 
 
 class Kind(NamedTuple):
@@ -28,12 +28,12 @@ class Kind(NamedTuple):
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity
-    float_bytes: int  # of a weight or a number of KV
+    float_bytes: int  # bytes of a weight or a number of KV
     granule: int  # bytes: the least that can be mapped
     buffer: int  # bytes per layer of an elastic page, for K and as many for V
     block_tokens: int  # the fewest in a block of KV
     as_it_is: float  # bytes of weights up to which a shape is served as it is; a larger one by its twin
-    mem_bytes: int  # of a device, unless `pool_bytes` sets it
+    mem_bytes: int  # a device's memory, unless `pool_bytes` sets it
     host_bytes: int  # for KV in the host's memory
     part: int  # bytes of the parts that a load's copy is split into
     sms: int

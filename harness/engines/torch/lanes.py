@@ -58,7 +58,7 @@ class TimedStep(NamedTuple):
     parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
     ordered_s: float
     ended_s: float
-    kernels_s: float | None = None  # of its kernels back to back, if the engine repeats them
+    kernels_s: float | None = None  # seconds of its kernels back to back, if the engine repeats them
 
 
 @dataclass(slots=True, eq=False)

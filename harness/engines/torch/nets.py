@@ -53,7 +53,7 @@ class Net(NamedTuple):
     theta: float = 10_000.0  # base of RoPE
     eps: float = 1e-5
     folder: str = ""  # its checkpoint lies there; "": weights are drawn
-    float_bytes: int = 4  # of a weight or a number of KV: 4 for float32, 2 for bfloat16
+    float_bytes: int = 4  # bytes of a weight or a number of KV: 4 for float32, 2 for bfloat16
     norm_topk_prob: bool = True  # the weights of a token's experts add up to 1
 
     @property

@@ -28,9 +28,9 @@ class Stepping(Core):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether the lane is for decodes alone
-        self.stepping: dict[int, Step] = {}  # by request: the step whose result it waits for
+        self.stepping: dict[int, Step] = {}  # keyed by request: the step whose result it waits for
         self.generated: dict[int, list[int]] = {}  # output tokens by request
-        self.logits: dict[int, list[Any]] | None = None  # of each request's tokens, if a test asks for them
+        self.logits: dict[int, list[Any]] | None = None  # logits of tokens by request, if a test asks for them
         self.timed_steps: list[TimedStep] | None = None  # every step, if a measurement asks for them
         self.repeat = 0  # times that a step's kernels are run again to be timed
         self._numbers = 0

@@ -53,7 +53,7 @@ class Order(NamedTuple):
     until: int
     share: float | None = None  # its part of the device's SMs; None: all
     op_s: float | None = None  # if set, attention for other devices is computed after each kernel, else after the step
-    phase: str = "mixed"  # of its lane; the partitions of prefills and of decodes are disjoint
+    phase: str = "mixed"  # its lane's; the partitions of prefills and of decodes are disjoint
     repeat: int = 0  # times that its kernels are run again when it is done, back to back, to be timed
 
 

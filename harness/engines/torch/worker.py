@@ -41,7 +41,7 @@ class Worker:
         self.peers: dict[int, Connection] = {}  # workers that this one asks for attention, by device
         self.askers: list[Connection] = []  # workers that ask this one
         self.last_parts: dict[int, list[Part]] = {}  # the parts that each peer attends in the step under way
-        self.remote_attention: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # by peer
+        self.remote_attention: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # keyed by peer
         self.tables: dict[Connection, Any] = {}  # slots and contexts of each asker's step
         self.orders: deque[Order] = deque()  # steps that are still to be done
         self.logits = False
