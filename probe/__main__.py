@@ -15,7 +15,7 @@ from probe.plan import DRY, PLAN
 
 
 def main(argv: list[str]) -> int:
-    """Return 0 once probed (failures are in the table), 2 for nothing to probe here or a mistake in the arguments."""
+    """Return 0 once probed (failures are in the table), 2 if nothing can be probed here, 130 if interrupted."""
     if argv[:1] == ["worker"]:
         worker.main(argv[1], int(argv[2]))
         return 0

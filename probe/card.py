@@ -16,9 +16,9 @@ from probe import driver, kernels, llama, rig
 from probe.duels import CTX, Ran, Work
 
 AHEAD = 3  # units that wait in a stream, so that the host is never late
-COPIES = 4  # a model's weights are copied so often at most: more lanes than that share some
+COPIES = 4  # most copies of a model's weights; more lanes than that share some
 MIXED_DECODES = 32
-KERNEL_S = 1e-3  # about, of a unit that only waits or copies
+KERNEL_S = 1e-3  # seconds, about, of a unit that only waits or copies
 SM_CLOCK, MEM_CLOCK = 1, 2  # nvmlClockType_t
 
 

@@ -29,7 +29,7 @@ ATTRIBUTES = (
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
     "CONCURRENT_KERNELS",
 )
-SHARES = (96, 64, 48, 32, 16)  # so many SMs are measured beside all
+SHARES = (96, 64, 48, 32, 16)  # SMs that are measured, beside all
 NEAR = 0.02  # relative error that bf16 results may have
 
 
@@ -124,7 +124,7 @@ def gemm(box: Box) -> Iterator[Sample]:
             try:
                 with sm_target(p.sms if target else 0):
                     taken = times_s(name, of, m, p, 0.03)
-            except (OSError, AttributeError) as error:  # another cuBLAS, or none that can be told
+            except (OSError, AttributeError) as error:  # another cuBLAS, or one without SM targets
                 yield refused("gemm", error, **params)
                 return
             facts = {"bytes": rig.BF16 * (m * k + n * k + m * n), "flops": 2 * m * n * k}
@@ -146,7 +146,7 @@ def gemm(box: Box) -> Iterator[Sample]:
 
 @contextmanager
 def sm_target(count: int) -> Iterator[None]:
-    """Tell cuBLAS, for the captures inside, that it has `count` SMs; 0: as it finds them."""
+    """Tell cuBLAS, for the captures inside, that it has `count` SMs; 0: all that it finds."""
 
     def tell(n: int) -> None:
         status = ctypes.CDLL("libcublas.so.13").cublasSetSmCountTarget(
@@ -319,7 +319,7 @@ Edges = tuple[torch.Tensor, torch.Tensor]
 
 
 def edges(queries: int, keys: int, device: torch.device) -> Edges:
-    """Return where one packed sequence of so many queries and keys begins and ends."""
+    """Return where one packed sequence of `queries` queries and `keys` keys begins and ends."""
     of = torch.tensor([[0, queries], [0, keys]], dtype=torch.int32).to(device)
     return of[0], of[1]
 
@@ -330,7 +330,7 @@ def packed() -> Callable[..., torch.Tensor]:
     from torch.nn.attention import varlen as module
 
     function: Callable[..., Any] = module.varlen_attn
-    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}  # newer ones ask
+    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}  # newer ones need it
     return functools.partial(function, window_size=(-1, 0), **more)
 
 
@@ -369,7 +369,7 @@ def step(box: Box) -> Iterator[Sample]:
 
 
 def launches(p: rig.Part, graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Return the host seconds of one replay's call, the device idle."""
+    """Return the host seconds of each of 30 calls of a replay, with the device idle."""
     out = []
     with torch.cuda.stream(p.stream):
         for _ in range(30):

@@ -24,7 +24,7 @@ from probe.worker import Key, key
 ROOT = Path(__file__).resolve().parents[1]
 RAW, HOST = "raw.jsonl", "host.json"
 GONE_S = 10.0  # a killed process leaves within this, or is stuck in the driver
-LEAST_S = 2.0  # a probe is not started with less
+LEAST_S = 2.0  # a probe is not started with less time left
 BAD = frozenset({"fault", "hang"})  # how a probe may end that a second call leaves alone
 
 Line = dict[str, Any]
@@ -40,7 +40,7 @@ class NoGpuError(Exception):
 
 
 class OldRows(Exception):
-    """A file of rows in a form that is read no more: one line with the way out."""
+    """A file of rows in a form that is no longer read: one line with the way out."""
 
 
 class Late(Exception):
@@ -104,7 +104,7 @@ class Child:
         return f"{end}: {lines[-1][:200]}" if lines else end
 
     def close(self, *, kill: bool = False) -> bool:
-        """End the child; False where it does not die."""
+        """End the child; return False if it does not die."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -151,7 +151,7 @@ def ended(known: Sequence[Line], probe: str) -> str | None:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a file of lines to append to it, behind what a kill may have cut off."""
+    """Open a file of lines to append to it, on a new line if a kill has cut off the last one."""
     file = path.open("ab+")
     if file.tell():
         file.seek(-1, os.SEEK_END)
@@ -160,7 +160,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def write(file: IO[bytes], text: str) -> None:
-    """Append one line, and see it to the disk."""
+    """Append one line, and sync it to the disk."""
     file.write(text.encode() + b"\n")
     file.flush()
     os.fsync(file.fileno())

@@ -70,7 +70,7 @@ def bind(ordinal: int = 0) -> None:
 
 
 def memory() -> tuple[int, int]:
-    """Free and total bytes of the device."""
+    """Return the free and total bytes of the device."""
     free, total = ok(drv.cuMemGetInfo())
     return int(free), int(total)
 

@@ -1,4 +1,4 @@
-"""A card that is not there: duels as the law of rounds tells them, so that rows run to their end with DEVICE=cpu.
+"""A stand-in for a card: duels as the law of rounds predicts them, so that rows run to their end with DEVICE=cpu.
 
 Seconds of a layer are those of an H200's first measurements, rounded; nothing is measured, and `hello` says so.
 """
@@ -16,7 +16,7 @@ HBM = 4.8e12  # bytes a second
 LAYERS = {"1B": 16, "3B": 28, "8B": 32}
 DECODE_S = {"1B": 6.61e-5, "3B": 1.0e-4, "8B": 1.498e-4}  # one layer, one sequence
 PREFILL_S = {"1B": 3.0e-4, "3B": 8.0e-4, "8B": 1.701e-3}  # one layer, 2,048 tokens
-MIXED = 128  # tokens of prompts in a step, from which it is one of prompts
+MIXED = 128  # prompt tokens above which a mixed step counts as one of prompts
 ROUNDS = law.Rounds()
 
 
@@ -46,15 +46,15 @@ def layer_s(work: Work) -> float:
 
 
 def prompts(work: Work) -> bool:
-    """Tell whether its steps are of prompts, for the law."""
+    """Tell whether the law counts a lane's steps as those of prompts."""
     return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
 
 
 class Dry:
-    """Lanes that take what the law says."""
+    """Lanes whose units take as long as the law says."""
 
     def build(self, work: Work, twin: int) -> float:
-        """See Device: every lane is there."""
+        """See Device: there is nothing to prepare."""
         assert twin >= 0
         assert work.act in {"decode", "prefill", "mixed", "spin", "copy"}
         return 1e-6
@@ -96,5 +96,5 @@ class Dry:
 
 
 def device() -> Dry:
-    """Return the lanes of no card."""
+    """Return the lanes that run without a card."""
     return Dry()

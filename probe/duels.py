@@ -1,7 +1,7 @@
 """Duels: steps of several models at once on one GPU, in rows of cells; each row has a time box of its own.
 
 A cell is one to eight lanes that run at the same time. A row measures each of its lanes alone, then its cells, in an
-order that is shuffled anew in each round. Every lane of a cell is a sample `lane`: seconds from the end of one step to
+order that is shuffled again in each round. Every lane of a cell is a sample `lane`: seconds from the end of one step to
 the next, with the clocks and watts of that moment. A row knows no torch: `card` runs its lanes on a GPU, and `dry`,
 where DEVICE=cpu, tells what the law of rounds says.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from probe.worker import Box, Sample, Value, sample
 
 ROUNDS = 3
-SHORT_S, LONG_S, SLOW_S = 0.25, 1.0, 0.010  # a duel's seconds; those where a unit is longer than SLOW_S
+SHORT_S, LONG_S, SLOW_S = 0.25, 1.0, 0.010  # a duel takes SHORT_S; LONG_S where a unit takes over SLOW_S
 CTX = 1024  # tokens of context of a sequence that decodes
 MPS = "nvidia-cuda-mps-control"
 MPS_PLACES = ("/usr/local/nvidia/bin", "/usr/bin")  # beside PATH: containers mount the driver's programs there
@@ -76,7 +76,7 @@ class Device(Protocol):
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
-        """Run lanes at once for so long."""
+        """Run lanes at once for `seconds`."""
         ...
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
@@ -193,7 +193,7 @@ PROCESSES: list[Cell] = [  # row 10
 
 
 def twins(cell: Cell) -> list[tuple[Work, int]]:
-    """Return each lane with its number among those of its model that decode, or that do not."""
+    """Return each lane with its number among the lanes of its model that decode, or among those that do not."""
     kinds = [(work.of, work.act == "decode") for work in cell]
     return [(work, kinds[:k].count(kinds[k])) for k, work in enumerate(cell)]
 
@@ -210,7 +210,10 @@ def params(row: str, cell: Cell, lane: int, turn: int, **more: Value) -> dict[st
 
 
 def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **more: Value) -> Iterator[Sample]:
-    """Yield a sample for each lane that ended two units or more. Raises RuntimeError where none did."""
+    """Yield a sample for each lane; one that ended fewer than two units is `late`, with the longest lane's seconds.
+
+    Raises RuntimeError if all are late.
+    """
     clocks = about.clocks()
     if not any(each.seconds for each in ran):
         raise RuntimeError(f"no lane of {text(cell)} ended two units")
@@ -248,7 +251,7 @@ def duelled(row: str, cells: Sequence[Cell], box: Box, rounds: int = ROUNDS) -> 
 
 
 def graphs(box: Box) -> Iterator[Sample]:
-    """Row 0: build the models and their graphs; seconds of each."""
+    """Row 0: build the models and their graphs, and yield the seconds of each."""
     on = device()
     for (work,) in GRAPHS:
         for twin in range(2 if work.of == "8B" else 1):
@@ -320,7 +323,7 @@ def priorities(box: Box) -> Iterator[Sample]:
 
 
 def processes(box: Box) -> Iterator[Sample]:
-    """Row 10: a lane a process, without MPS and, where its daemon starts, with."""
+    """Row 10: one process per lane, without MPS and, if its daemon starts, with it."""
     for way in ("turns", "mps"):
         todo = [cell for cell in PROCESSES if missing(box, "processes", cell, 0, way=way)]
         with daemon() if way == "mps" else nothing() as env:
@@ -377,7 +380,7 @@ def lane(asked: str) -> None:
 
 @contextmanager
 def nothing() -> Iterator[Mapping[str, str] | None]:
-    """Yield no variables."""
+    """Yield no variables, for processes without MPS."""
     yield {}
 
 

@@ -1,7 +1,8 @@
 """Triton kernels of the probes: paged decode attention, the small kernels of a step, gathers, probes of SMs.
 
 bf16 data, fp32 sums. Offsets into KV are int64: a pool is larger than 2^31 numbers. Integer arguments that vary come in
-tensors, and strides are multiples of 16: Triton compiles anew when an integer crosses a line of its own.
+tensors, and strides are multiples of 16: Triton compiles again when an integer argument turns into 1, or begins or
+ceases to be a multiple of 16.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def decode(
     q, kv, table, ctx, acc, ml, table_stride, layer, v_off, scale,
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, S: tl.constexpr, GP: tl.constexpr,
 ):  # fmt: skip
-    """Attend from one token a sequence to a part of its paged KV; grid (sequences, KV heads, splits).
+    """Attend from one token per sequence to a part of its paged KV; grid (sequences, KV heads, splits).
 
     q (B, HKV * G, D); `table` int32 (B, blocks): where K of the first layer of each block of BS tokens lies, in 256 B;
     `layer`, `v_off`: numbers to the layer's K, and on to its V; ctx int32 (B,): tokens, 0 for a padded row;
@@ -68,7 +69,7 @@ def decode(
 
 @jit
 def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: tl.constexpr):
-    """Merge the splits of attention, one query head a program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
+    """Merge the splits of attention, one query head per program; grid (sequences, KV heads, G); out (B, HKV * G, D)."""
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     g = tl.program_id(2)
     s = tl.arange(0, S)
@@ -83,7 +84,7 @@ def merge(acc, ml, out, G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, GP: t
 
 @jit
 def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr = 1e-5):
-    """Set x += add, out = RMS norm of x times weight; a row a program; x, add, out (rows, H)."""
+    """Set x += add, out = RMS norm of x times weight; one row per program; x, add, out (rows, H)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     ok = i < H
@@ -99,7 +100,7 @@ def add_norm(x, add, weight, out, H: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.
 def rope_write(
     qkv, cosine, sine, position, slot, q, k, v, layer, v_off, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr
 ):
-    """Rotary embedding of a token's heads, K and V to their place in paged KV; grid (tokens, HQ + HKV).
+    """Apply rotary embedding to a token's heads; write K and V to their place in paged KV; grid (tokens, HQ + HKV).
 
     qkv (tokens, HQ + 2 HKV, D); tables (positions, D / 2) fp32; q (tokens, HQ, D); slot int64 (tokens,): where the
     token's K of the first layer lies, in numbers from `k`, below 0: nowhere. `v` is `k` again where both are paged.
@@ -178,7 +179,7 @@ def touch(x):
 
 @jit
 def peek(base, offset, out):
-    """Read one int64 word at `offset` (int64 tensor, in words) from `base`: also where nothing is mapped."""
+    """Read one int64 word at `offset` (int64 tensor, in words) from `base`, even where nothing is mapped."""
     tl.store(out, tl.load(base + tl.load(offset)))
 
 

@@ -1,7 +1,7 @@
 """The law of rounds: how much longer steps of several lanes take on one GPU. Plain Python, without torch.
 
-A lane is one model's steps. Kernels of lanes on the same SMs take turns, a layer a turn, and of decode some layers a
-turn; lanes on disjoint partitions share clocks, cache and memory bandwidth. `Rounds` has the constants of a card.
+A lane is one model's steps. Kernels of lanes on the same SMs take turns: a turn is one layer of prompts, or some layers
+of decode. Lanes on disjoint partitions share clocks, cache and memory bandwidth. `Rounds` has the constants of a card.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SWEEPS = 3  # the fixed point of who is present takes so many
+SWEEPS = 3  # iterations that the fixed point of which lanes are present takes
 
 
 class Lane(NamedTuple):
@@ -18,7 +18,7 @@ class Lane(NamedTuple):
     layer_s: float  # GPU seconds of a layer
     prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs
     duty: float = 1.0  # its kernels are on the GPU for this share of its step
-    bandwidth: float = 0.0  # it takes this share of the memory's
+    bandwidth: float = 0.0  # its share of the memory's bandwidth
     part: str = ""  # the partition of SMs that it runs on; "": all
 
 
@@ -29,7 +29,7 @@ class Rounds(NamedTuple):
     decode_fill: float = 0.80  # decode kernels keep this share of the GPU's time from others
     prompt_fill: float = 0.96
     apart: float = 1.37  # times as long beside a busy partition
-    crowd: float = 1.17  # times the sum of bandwidth shares, where that exceeds it
+    crowd: float = 1.17  # times the sum of bandwidth shares, if that is more than `apart`
 
 
 def slowdown(lanes: Sequence[Lane], rounds: Rounds = Rounds()) -> list[float]:  # noqa: B008 - immutable

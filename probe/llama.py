@@ -84,7 +84,7 @@ class Kv:
 
     m: Dims
     data: Tensor
-    tokens: int  # a page holds so many
+    tokens: int  # tokens in a page
     stride: int  # numbers from a page to the next
 
     @property
@@ -212,7 +212,7 @@ def rotary(d: int, positions: int) -> tuple[Tensor, Tensor]:
 
 
 class Model:
-    """A Llama that runs whole steps over static buffers; `layers` of it, fewer where the rest is scaled up."""
+    """A Llama that runs whole steps over static buffers; with `layers` it has fewer, and its times are scaled up."""
 
     def __init__(self, m: Dims, blob: Tensor | None = None, layers: int | None = None) -> None:
         self.m = m if layers is None else m._replace(layers=layers)
@@ -294,7 +294,7 @@ class Layers:
 
 
 class Decode(Layers):
-    """One token of each row."""
+    """A decode step: one token of each row."""
 
     def __init__(self, model: Model, a: Attend) -> None:
         super().__init__(model, a.q.shape[0])
@@ -368,7 +368,7 @@ class Prefill(Layers):
 
 
 class Mixed(Prefill):
-    """A prompt and one token of each of some sequences in one step; these write K and V to scratch, as the prompt."""
+    """A prompt and one token of each of some sequences in a step; both write K and V to scratch."""
 
     def __init__(self, model: Model, tokens: int, a: Attend) -> None:
         super().__init__(model, tokens + a.q.shape[0], "flash")

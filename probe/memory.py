@@ -18,7 +18,7 @@ from probe import driver, kernels, llama, rig
 from probe.rig import GIB, MIB
 from probe.worker import Box, Sample, sample
 
-CHUNK = 64 * MIB  # a copy moves so much at once
+CHUNK = 64 * MIB  # bytes that a copy moves at once
 RAM = 0.6  # this share of the host's memory may be locked
 
 
@@ -89,7 +89,7 @@ def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
 
 
 def beside_a_thread() -> float:
-    """Return the speed of this thread's Python while another maps, of 1: near 1 if the calls release the lock."""
+    """Return the speed of this thread's Python beside a thread that maps, relative to alone: near 1 without a lock."""
 
     def count(until: Callable[[], bool]) -> float:
         begun, n = time.perf_counter(), 0
@@ -135,7 +135,7 @@ class Locked:
             self.pieces.append((memory, at))
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """Yield (host address, offset, bytes) of each chunk of a blob that lies in the pieces from the first on."""
+        """Return (host address, offset, bytes) of each chunk of a blob that lies in the pieces from the first on."""
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
         while first < nbytes:
@@ -228,7 +228,7 @@ def finished(work: Callable[[], None], stream: Any) -> float:
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
-    """Return the seconds of a GiB up while a GiB goes down."""
+    """Return the seconds, three times, of copying a GiB to the device while another goes to the host."""
     out = []
     for _ in range(3):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]

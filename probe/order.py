@@ -110,7 +110,7 @@ def following(out: Path) -> Step | None:
 def run(
     steps: Sequence[Step], out: Path, seconds: float, device: str, env: Mapping[str, str] = os.environ
 ) -> Iterator[dict[str, Any]]:
-    """Run steps that are not done, within so many seconds; yield and keep a line of each."""
+    """Run steps that are not done, within `seconds`; yield and keep a line of each."""
     out.mkdir(parents=True, exist_ok=True)
     end_s, ended = time.monotonic() + seconds, done(out)
     (out / "order").mkdir(exist_ok=True)

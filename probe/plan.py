@@ -23,12 +23,12 @@ class Plan:
 
     rig: str
     probes: tuple[Probe, ...]
-    start_s: float = 120.0  # a worker may take so long to import and to open the device
+    start_s: float = 120.0  # seconds that a worker may take to import and to open the device
 
 
 HERE = __package__
 DUELS = f"{HERE}.duels"
-# Rows of corun's questions, in order of value; without a card they run as the law tells them (DEVICE=cpu).
+# Rows of duels, in order of value; without a card (DEVICE=cpu) they run as the law of rounds predicts them.
 ROWS = (
     Probe("graphs", DUELS, 50, "1B, 3B and two 8B: 50 s"),
     Probe("turns", DUELS, 40, "two layers of decode pass per layer of prompts, at ratios of 2 to 28"),

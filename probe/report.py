@@ -17,10 +17,10 @@ from probe.plan import ROWS, Plan
 
 Line = dict[str, Any]
 MIB = 1 << 20
-WIDTH = 100  # the report's lines are so wide
+WIDTH = 100  # characters in the report's lines
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
-FEW = 60e6  # bytes; of smaller kernels the launch is most
+FEW = 60e6  # bytes; smaller kernels mostly take their launch
 
 
 class ReportLine(NamedTuple):
@@ -32,7 +32,7 @@ class ReportLine(NamedTuple):
 
 
 class Book:
-    """The samples of a folder; the latest of equals counts."""
+    """The samples of a folder; of those with equal parameters the latest counts."""
 
     def __init__(self, samples: Iterable[Line]) -> None:
         self.samples = [line for line in samples if "quantity" in line]
@@ -161,7 +161,7 @@ def _step(book: Book) -> Found:
 
 
 def _duels(row: str, book: Book) -> Found:
-    """List cells of a row with the slow-down of each lane, or of the only one."""
+    """List what a row measured: seconds of builds, kernels of timelines, and the slow-down of each lane of a cell."""
     for line in book.all("build") if row == "graphs" else ():
         yield line["at"]["work"], f"{line['seconds']:.1f} s"
     for line in book.all("timeline", row=row):
@@ -259,8 +259,8 @@ class Duel(NamedTuple):
 
     row: str
     works: tuple[Work, ...]
-    seconds: tuple[float, ...]  # each lane's unit takes so long beside the others
-    alone_s: tuple[float, ...]  # the same takes so long on the same SMs, alone and without gaps
+    seconds: tuple[float, ...]  # each lane's unit, beside the others
+    alone_s: tuple[float, ...]  # the same on the same SMs, alone and without gaps
     layers: tuple[int, ...]
     bytes: tuple[float, ...]  # read and written by a unit
     way: str = ""  # how processes share: turns, mps
@@ -307,7 +307,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """An act of `interfere`, of one 8B: today's work, its layers, and bytes of a unit by the model's dimensions."""
+    """An act of the earlier probe `interfere` on an 8B, as today's work: with layers, and bytes of a unit."""
 
     work: Work
     layers: int
@@ -433,7 +433,7 @@ def figures(folder: Path) -> list[Path]:
 
 
 def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
-    """Return seconds over SMs, of those on all: the 8B's GEMMs and attention of a decode, and its prefill."""
+    """Return seconds over SMs, relative to all: the 8B's GEMMs and attention of a decode, and its prefill."""
     out: dict[str, list[tuple[int, float]]] = {}
 
     def add(label: str, samples: Sequence[Line]) -> None:

@@ -24,7 +24,7 @@ from probe import driver
 
 MIB, GIB = 1 << 20, 1 << 30
 BF16 = 2  # bytes
-CACHES = 1.5  # buffers that rotate hold so many times the L2 cache
+CACHES = 1.5  # size of all buffers that rotate, in L2 caches
 DEVICE = "cuda:0"
 LARGE = 16 * MIB  # a page of KV or weights
 
@@ -222,9 +222,9 @@ def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
 
 
 class Pages:
-    """Addresses for `count` pages; handles come and go. Nothing is mapped at the start; page 0 stays mapped for ever.
+    """Addresses for `count` pages; handles come and go, and nothing is mapped at the start.
 
-    Triton asks the driver about the base pointer at each launch, so page 0 must be there.
+    Triton asks the driver about the base pointer at each launch, so page 0 must be mapped then.
     """
 
     def __init__(self, count: int, page: int = 0) -> None:

@@ -1,7 +1,7 @@
 """The child process: it runs the probes named on stdin, one after another, and sends samples up a pipe.
 
-A probe is a generator of samples; between two of them its time box is looked at. What ends badly ends this process at
-worst: all that was sent is kept by the parent.
+A probe is a generator of samples; between two of them its time box is checked. At worst a probe ends this process: all
+samples that it sent are kept by the parent.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ Run = Callable[[Box], Iterator[Sample]]
 
 
 def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Send the probe's samples; returns its end: `done`, `boxed`, or `raise` with why."""
+    """Send the probe's samples; return its end: `done`, `boxed`, or `raise` with why."""
     try:
         samples = run(box)
         for sample in samples:

@@ -16,7 +16,8 @@ I8 = NDArray[np.integer[Any]]
 def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tuple[F8, F8]:
     """Return seconds of the prefill of each request, in pieces of `chunk_tokens` (0: whole), and of its decode steps.
 
-    `row` is that of its model in the tables. A decode step is affine in the context, so the mean one stands for all.
+    `row` is that of each request's model in the tables. A decode step is affine in the context, so all are priced at
+    the mean context.
     """
     prefill_s, decode_s = np.zeros(len(row)), np.zeros(len(row))
     for k in np.unique(row).tolist():

@@ -13,8 +13,8 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
     step = gpu + host if serial else max(gpu, host)
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
-By `pre_x` an engine's products take longer in steps with prompts than by themselves. It goes by phase alone: from what
-number of prompt tokens on it holds was not measured (row 5 of probe/ORDER.md).
+An engine's products take `pre_x` times as long in steps with prompts as by themselves. The factor depends on the
+phase alone: the number of prompt tokens from which on it holds was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
 Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which
@@ -28,8 +28,9 @@ Beside others kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a
     w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
     turn = (passes + w (1 - passes)) duty step / layers;   1 for all where `equal` is set
     duty = min(1, gpu / step); pre_duty or dec_duty, by whether the step has prefill tokens, where that is above 0
-Beside one on a disjoint partition it takes at least max(apart, crowd (the sum of their hbm)) times as long as alone.
-A step that would so take t times as long as alone takes 1 + slow (t - 1) times; slow is pre_slow or dec_slow.
+Beside steps on disjoint partitions a step takes at least max(apart, crowd (the sum of their hbm)) times as long as
+alone. A step that would thus take t times as long as alone takes 1 + slow (t - 1) times as long; slow is pre_slow or
+dec_slow.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ from harness.engines.costs.quantities import host as host_profile
 from harness.policy import parameters
 from harness.policy.types import Shape
 
-CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
+CTX_TOKENS = 1024  # context per sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
 SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
 READ = ("attention", "ffn", "shared")  # groups of weights that every step reads
 LAYER_KERNELS = 11  # a layer has nine beside attention, and two all-reduces where it is cut over GPUs
-LONG, DOUBLE = 2048, 1.02  # a step of so many tokens or more is at most so much slower than two of half
+LONG, DOUBLE = 2048, 1.02  # a step of LONG tokens or more takes at most DOUBLE times as long as two of half its tokens
 # Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
 GRID = np.array(
     sorted(
@@ -59,7 +59,7 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
-    """Return `tables` of quantities in hand, which a fit evaluates before it writes them."""
+    """Return `tables` from quantities in hand, as a fit evaluates them before it writes them."""
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))
@@ -83,7 +83,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         plain = plain and shape.dp == len(kinds) == 1
         products = (
             gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1)
-            if plain  # the order of sums keeps its bits
+            if plain  # keeps the order of sums, and with it every bit
             else products_s(q, spec, shape, tp, m)
         )
         layer = products + small_s(q["small"], spec, shape, tp, m)
@@ -186,7 +186,7 @@ def _prefill_plane(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> 
 
 
 def nonnegative(X: F8, y: F8, w: F8) -> F8:
-    """Fit by weighted least squares with coefficients >= 0: the worst negative one leaves until none is left."""
+    """Fit by weighted least squares with coefficients >= 0: the most negative one is dropped until there is none."""
     use = np.ones(X.shape[1], dtype=bool)
     while True:
         got = np.linalg.lstsq(X[:, use] * w[:, None], y * w, rcond=None)[0]
@@ -198,7 +198,7 @@ def nonnegative(X: F8, y: F8, w: F8) -> F8:
 
 
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
-    """Return the speeds of decode and prefill steps at the shares of SMs, of 1; the host's part is the same at each."""
+    """Return the speeds of decode and prefill steps at SHARES of the SMs, relative to all; host time stays the same."""
 
     def speed(kernels_s: F8, seqs: F8 | float) -> F8:
         host_s = h.host0 + h.host1 * seqs

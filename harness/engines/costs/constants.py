@@ -79,7 +79,7 @@ def turns(tables: Tables, factors: Factors) -> Tables:
 def host(profile: HostProfile, factors: Factors) -> HostProfile:
     """Scale the host time of an engine's step, and what kernels take in steps with prompts.
 
-    Its API and its sampler, which runs on the GPU, stay.
+    The engine's API, and its sampler, which runs on the GPU, are not scaled.
     """
     by = of(factors, "step")
     return profile._replace(

@@ -1,12 +1,12 @@
 """Seconds of a layer's routed experts, and which of their weights a step reads.
 
-A step of m tokens, `top` of `routed` experts each, has m x top rows. How they spread is assumed, one of `SPREADS`:
+A step of m tokens, `top` of `routed` experts each, has m x top rows. They are assumed to spread by one of `SPREADS`:
 
-    balanced          every expert has as many: min(routed, m top) experts are touched
+    balanced          every expert has equally many: min(routed, m top) experts are touched
     power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA, on [1, 0.8 m] if m top > routed, else on
-                      [0.01, 2]; here its quantiles: nothing is random. Rows are rounded, an expert has at most m, what
-                      lacks goes to those with the fewest, and what is too much is taken from those with the most. So
-                      the measured calls drew it (AIConfigurator, collector/helper.py,
+                      [0.01, 2]; here parts are its quantiles, and nothing is random. Rows are rounded, and an expert
+                      has at most m; missing rows go to the experts with the fewest, and excess ones are taken from
+                      those with the most. The measured calls drew their rows so (AIConfigurator, collector/helper.py,
                       `_generate_power_law_distribution`)
 
 The weights of the experts touched are read once, whatever their rows; rows count in tiles.
@@ -33,7 +33,7 @@ BF16 = 2
 
 
 def loads(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:
-    """Return the rows of each expert in steps of so many tokens, (..., routed), the largest last."""
+    """Return the rows of each expert in steps of `tokens` tokens, (..., routed), the largest last."""
     m = np.asarray(tokens, dtype=np.float64)
     if spread == "balanced":
         return m[..., None] * top / routed + np.zeros(routed)
@@ -74,7 +74,7 @@ def experts_s(
     part_hbm: ArrayLike = 1.0,
     ep: int = 1,
 ) -> F8:
-    """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of so many tokens.
+    """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of `tokens` tokens.
 
     With expert parallelism a GPU has one of `ep` parts of them, dealt by load, and the step waits for the fullest.
     """

@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def read(path: Path, form: type[T]) -> T:
-    """Read a file of one form. UserError names the file, and the line or the key of a mistake."""
+    """Read a file of a form. Raises UserError, which names the file and the line or the key of a mistake."""
     return toml.convert(toml.tables(path), form, f"{path.name}: ")
 
 
 def shipped(path: Path, form: type[T]) -> T:
-    """Read a flat file that comes with the bench, without pydantic's checks: torch and NumPy are all that it takes."""
+    """Read a flat file that comes with the bench, without pydantic's checks, so that torch and NumPy suffice."""
     return form(**toml.tables(path))
 
 

@@ -31,8 +31,8 @@ def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, par
     """Return the seconds of one GEMM, m tokens x n outputs x k inputs, weights in HBM.
 
     The library picks a tile shape and how often to split k; a choice costs whole waves of tiles over the SMs, or the
-    bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k). Of formats
-    other than bf16 the quantity states the bytes of weights and inputs, and the arithmetic in bf16's.
+    bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k). For formats
+    other than bf16 the quantity states the bytes of weights and inputs, and the FLOP/s as a multiple of bf16's.
     """
     m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     if "weight_bytes" in q:
@@ -58,7 +58,7 @@ def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, par
 def product_s(
     q: Toml, spec: GpuSpec, stored: Format, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE
 ) -> F8:
-    """Return the seconds of a GEMM with weights in a format; `q` are all of a GPU kind's quantities.
+    """Return the seconds of a GEMM with weights in the format `stored`; `q` has all quantities of a GPU kind.
 
     A format without a quantity `gemm_FORMAT` is weight-only: its bytes come from HBM, and bf16's tiles multiply.
     """
@@ -129,7 +129,7 @@ def prefill_s(
 
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
-    """Return the seconds a layer of the two norms, rope, activation and cache write of `m` tokens."""
+    """Return the seconds per layer of the two norms, rope, activation and cache write of `m` tokens."""
     each = [(part, heads_of(part, tp)) for part in alike(shape)]
     numbers = sum(part.layers * (heads + 2 * kv) * part.head_dim for part, (heads, kv) in each) / shape.layers
     wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
@@ -141,14 +141,14 @@ def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
 def in_group(shape: Shape, count: ArrayLike) -> F8:
     """Return how many of a step's tokens, prompts or sequences the fullest group of data-parallel attention has.
 
-    They are balanced: no group has more than one above another.
+    Groups are balanced: their numbers differ by one at most.
     """
     counted = np.asarray(count, dtype=np.float64)
     return counted if shape.dp == 1 else np.ceil(counted / shape.dp)
 
 
 def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
-    """Return the seconds of a collective of bf16 `elements` over `tp` GPUs; of `all_gather` and the like, all parts."""
+    """Return the seconds of a collective over `tp` GPUs; `elements` are those of all GPUs' parts together, in bf16."""
     if tp > 1 and op not in q:
         raise UserError(f"this machine's cost table has no {op}, which data-parallel attention takes")
     return all_reduce_s(q.get(op, q["all_reduce"]), tp, elements, passes=1)
@@ -175,8 +175,9 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
 def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
     """Return the seconds of a layer's collectives for `m` tokens: after attention, and after the FFN or experts.
 
-    An all-reduce over the group each. With data-parallel attention the FFN is still cut over all GPUs: sums over the
-    GPUs of an attention group, then the groups gather each other's tokens; and back, each takes its tokens' sums.
+    Each is an all-reduce over the group. With data-parallel attention the FFN is still cut over all GPUs: after
+    attention come an all-reduce within each attention group and an all-gather of the groups' tokens; after the FFN, a
+    reduce-scatter of their sums to the groups and an all-reduce within each.
     """
     m = np.asarray(m, dtype=np.float64)
     if shape.dp == 1:
@@ -209,7 +210,7 @@ def gemms(shape: Shape, tp: int) -> Gemms:
 
 
 def part_of(q: Toml, share: F8) -> Part:
-    """Return the part of a GPU that a share of its SMs is: its arithmetic, and the HBM bandwidth that it can pull."""
+    """Return what a share of a GPU's SMs has of its arithmetic, and of the HBM bandwidth that it can pull."""
     a, p = q["saturation"], q["power"]
     return Part(share ** q["arith_power"], ((1 + a**p) / (1 + (a / share) ** p)) ** (1 / p))
 
@@ -260,8 +261,8 @@ def prefill_attention_s(
     return cast("F8", (shape.layers - shape.sliding.layers) * whole + shape.sliding.layers * near)
 
 
-# Of latent attention nothing is measured here: bytes at the share of HBM, and arithmetic at the share of the peak, that
-# cost models take where they know no better (AIConfigurator's, InferSim's and BLIS's 0.8).
+# Latent attention is not measured here. It is a roofline: bytes at the share of HBM's bandwidth, and arithmetic at the
+# share of the peak, that cost models take where they know no better (AIConfigurator's, InferSim's and BLIS's 0.8).
 LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
 
 
@@ -292,21 +293,21 @@ def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, pa
 
 
 def head_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, out: ArrayLike, part: Part = WHOLE) -> F8:
-    """Return the seconds of the LM head for so many rows."""
+    """Return the seconds of the LM head for `out` rows."""
     return product_s(q, spec, format_of(shape, "head"), out, shape.vocab / tp, shape.hidden, part)
 
 
 def products_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE) -> F8:
-    """Return the mean seconds a layer of matrix products of `m` tokens, routed experts among them."""
+    """Return the mean seconds per layer of matrix products of `m` tokens, routed experts among them."""
     return sum(kernel_products_s(q, spec, shape, tp, m, part), start=np.zeros(()))
 
 
 def kernel_products_s(
     q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE
 ) -> tuple[F8, F8, F8, F8]:
-    """Return the mean seconds a layer of each product: QKV, output, gate and up, down.
+    """Return the mean seconds per layer of each product: QKV, output, gate and up, down.
 
-    Of a mixture, the router counts to the output's, shared and routed experts to gate and up's and down's.
+    In a mixture of experts the router counts with the output, and the experts' own products with gate and up, and down.
     """
     attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
     _, _, up, down = gemms(shape, tp)
@@ -393,11 +394,11 @@ def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike)
     return [small, qkv, small, small], [out, *after, small, up, small, down, *last]
 
 
-TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # shares are told by a decode step of so many
+TYPICAL_SEQS, TYPICAL_CTX = 32, 1024  # the decode step that `roofline_share` looks at
 
 
 def roofline_share(q: Toml, spec: GpuSpec, shape: Shape, tp: int) -> float:
-    """Return the share of a decode step's kernels that nothing measured judges: a roofline, error unknown.
+    """Return the share of a decode step's kernel seconds that come from rooflines of unknown error.
 
     The step has 32 sequences of 1,024 tokens. Small kernels and the router count as measured.
     """

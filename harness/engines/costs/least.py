@@ -2,12 +2,13 @@
 
 A step keeps its GPU from others for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds that from
 below by a sum over the step's tokens and members, so that sums over any steps are bounded by sums over requests. With E
-members that get a token, and p tokens of prompts beside one of each member whose prompt ends,
+members that get a token, and p tokens of prompts besides one for each member whose prompt ends,
 
     fill x kernels >= part x token_s p + (member_s(N) + head_s) E + attention of each member      for each N >= E
 
-A GEMM has a floor, the reading of weights, and a slope, and no single pair of prices tells of both. So there are CUTS:
-prompts are charged all, half or none of the least seconds of a token, and members what is left. All three hold at once.
+A GEMM has a floor, the reading of weights, and a slope, and no single pair of prices is tight for both. So there are
+CUTS: prompts are charged all, half or none of the least seconds of a token, and members what is left. The three bounds
+hold at once.
 
 Tables are linear between points of their grid, so the least of a ratio lies at a point; fill rises with the tokens of
 prompts, and is taken at the lower end of each piece. Nothing is sampled.
@@ -29,27 +30,28 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 class Least(NamedTuple):
     """Least seconds of one row of a cost table, on all `tp` GPUs of its group together, without host gaps."""
 
-    token_s: float  # a token of a step adds so much, whatever else is in it
+    token_s: float  # seconds that a token adds to a step, whatever else is in it
     member_s: F8  # (cuts, cap + 1) by N: of a member of a step that has at most N of them, its tokens of prompts aside
-    head_s: float  # a token that is sampled adds so much
+    head_s: float  # seconds that a sampled token adds
     decode_s: tuple[float, float]  # a token's attention takes the first, and the second for each token of its context
     piece_s: tuple[float, float, float]  # of a prompt's attention: once, for each new token, for each token^2 of area
-    flop_s: tuple[float, float]  # a token, and a token^2 of area, take so much of the GPU's FLOP/s
-    hbm_s: tuple[float, float]  # the weights once, and a token of context, take so much of its bandwidth
-    wall_s: tuple[float, float]  # a step takes so much on the clock: at least, and for each new token of a prompt
+    flop_s: tuple[float, float]  # seconds of the GPU's FLOP/s that a token, and a token^2 of area, take
+    hbm_s: tuple[float, float]  # seconds of its bandwidth that the weights once, and a token of context, take
+    wall_s: tuple[float, float]  # a step takes the first on the clock, and the second for each new token of a prompt
     duty: float  # the least part of a step in which its kernels run
-    slow: float  # the least part of what others add to a step, at most 1
+    slow: float  # the least factor of the time that others add to a step, at most 1
 
 
 def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) -> Least:
     """Return the least seconds of row k, a group of `tp` GPUs, in steps of at most `cap` members.
 
-    `token_s` is what cuts charge for a token of a prompt, at most the row's own (None): of several rows, the least.
+    `token_s` is what cuts charge for a token of a prompt: at most the row's own (which None stands for), so that bounds
+    over several rows take the least of theirs.
     """
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
     duty = min([1.0, *duties])
-    here = _fill(c, np.zeros(1))[0] * duty  # any step adds so much
+    here = _fill(c, np.zeros(1))[0] * duty  # any step keeps at least this part of its kernel seconds
     most = float(t.grid[-1])
     points = np.unique(np.concatenate([t.grid, cap + np.ceil([c["few"], c["many"]])])).astype(np.float64)
     each, fill = _at(t, gemm, points) / points, duty * _fill(c, np.maximum(0.0, points - cap))

@@ -17,7 +17,7 @@ a process's excess outside counts as inside.
 
 The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
 and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
-three KV pools that vLLM 0.15.1 logged on H100 come out within 0.3 % at 256 sequences. Their number is not in the logs:
+three KV pools that vLLM 0.15.1 logged on H100 come out within 0.3 % at 256 sequences. The logs do not name that number:
 at 128 or 512 two of the pools are off by more than 1 %. With budgets of 8,192 tokens and 1,024 sequences four public
 starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB (tests/harness/validate/test_starts.py). Checked
 on H100 alone.
@@ -59,8 +59,8 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 class Parts(NamedTuple):
     """Bytes of one process on each GPU of its group."""
 
-    inside: int  # leaves the share that the engine may use
-    outside: int  # beside it
+    inside: int  # taken from the share of the card that the engine may use
+    outside: int  # taken beside that share
 
 
 class Memory(NamedTuple):

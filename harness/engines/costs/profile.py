@@ -71,9 +71,9 @@ class TableProfile:
     ladder: Mapping[str, Way]
     weight_bytes: Mapping[tuple[str, int], int]  # per GPU
     shapes: Mapping[str, Shape]
-    quantities: Toml  # from which the rows are: they tell how a step's seconds divide among its kernels
+    quantities: Toml  # the rows are made from them; they divide a step's seconds among its kernels
     node_gpus: int = 8
-    # A layer's kernels by (model, degree, sequences), once they were asked for: 1 ms each, of which Weaver asks often.
+    # A layer's kernels by (model, degree, sequences), kept once computed: each takes 1 ms, and Weaver asks often.
     layers: dict[tuple[str, int, int], tuple[list[float], list[float]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -100,7 +100,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, self.rates[key]))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of one layer's attention in such a step, alone on its GPUs."""
+        """Return the seconds of one layer's attention in a decode step as of `step_s`, alone on its GPUs."""
         shape, tp = self.shapes[inst.model], _tp(inst)
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
@@ -114,9 +114,9 @@ class TableProfile:
         return solo * max(1.0, float(decode_s(*at, part) / decode_s(*at)))
 
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
-        """Return the seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
+        """Return the seconds of each kernel of a decode step, layer by layer, then the LM head; see `layer_kernels_s`.
 
-        The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities, and
+        The row has the sum of a layer's kernels, scaled to its engine; it is divided among them by the quantities, or
         by weights on a machine that was measured whole.
         """
         if seqs == 0:
@@ -169,11 +169,11 @@ class TableProfile:
 class MixedProfile:
     """`types.Profile` over GPUs of several kinds: what an instance takes is by the kind of its GPUs.
 
-    Weights and KV of a host are those of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
+    A host has the profile of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
     """
 
-    on: Sequence[TableProfile]  # has an entry a GPU
-    nodes: Sequence[int]  # has an entry a GPU
+    on: Sequence[TableProfile]  # one per GPU
+    nodes: Sequence[int]  # one per GPU
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """See `Profile`."""

@@ -4,10 +4,11 @@ The file has the form of MuxServe's own profile (hao-ai-lab/MuxServe 2231480, ex
 README.md): milliseconds by model, GPUs of a tensor-parallel group, per cent of the SMs, batch and sequence length, of a
 prefill ("prefill") and of a decode step ("decoding"); below 0 where nothing was measured.
 
-Between measured points seconds are linear: of a prefill in its tokens, batch x length, whose means stand where several
-batches have as many; of a decode step in its sequences and their mean context. Below the least point they are those of
-that point. To a decode step come the seconds for scheduling that MuxServe's estimator adds for each sequence
-(muxserve/muxsched/placement.py, get_latency). The code takes the next larger batch instead, and means over lengths.
+Between measured points seconds are linear: those of a prefill in its tokens, batch x length (where several batches have
+the same product, their mean counts); those of a decode step in its sequences and their mean context. Below the least
+point they are those of that point. A decode step also takes the seconds for scheduling that MuxServe's estimator adds
+for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not interpolate: it takes the next
+larger batch, and means over lengths.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Steps(NamedTuple):
     """Seconds of a model's steps on some GPUs with a share of their SMs."""
 
     prefill: Curve  # over tokens
-    decode: Sequence[tuple[int, Curve]]  # counts sequences, each over the context of one
+    decode: Sequence[tuple[int, Curve]]  # (sequences, seconds over the context of one)
 
 
 Measured = Mapping[str, Mapping[int, Mapping[int, Steps]]]  # by model, GPUs and per cent of SMs, ascending
@@ -111,7 +112,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
 
 
 def degrees(path: str, shape: Shape) -> tuple[int, ...]:
-    """Return the degrees at which a model was measured. UserError where it was not."""
+    """Return the tensor-parallel degrees at which a model was measured. Raises UserError if it was not."""
     measured = read(path)
     if shape.name not in measured:
         raise UserError(f"profile {path}: {shape.name} was not measured ({', '.join(sorted(measured))} were)")
@@ -179,7 +180,7 @@ class MeasuredProfile:
         return self.table.move_s(kv_bytes, src, dst)
 
     def _shared(self, inst: Inst, sms: int | None, seconds: Callable[[Steps], float]) -> float:
-        """Return seconds between those of the two nearest shares of the SMs."""
+        """Return `seconds` at a share of the SMs, interpolated between the two nearest that were measured."""
         place: Gpus = inst.place if isinstance(inst.place, tuple) else (0,)
         by_share = self.measured[self.shapes[inst.model]][len(place)]
         shares, share = list(by_share), 100.0 if sms is None else 100.0 * sms / self.sms

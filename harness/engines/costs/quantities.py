@@ -30,7 +30,7 @@ Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
 SHOWN = "harness/engines/costs/tables"  # names that folder in messages
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
-EXCHANGES = ("all_gather", "reduce_scatter")  # ranks of data-parallel attention
+EXCHANGES = ("all_gather", "reduce_scatter")  # between the groups of data-parallel attention
 ERRORS = ("fit", "fit_parts", "held", "held_parts", "parallel_parts")
 CHIP = ("sms", "flops", "hbm")
 USUAL = "h100"  # whose file has every key that others may have, as far as it is checked
@@ -69,8 +69,8 @@ class HostProfile(NamedTuple):
     serial: bool
     scale_decode: float  # kernel seconds are multiplied by these
     scale_prefill: float
-    host_tp: float = 0.0  # s a step for each doubling of the tensor-parallel group
-    sample_s: float = 0.0  # s a sampled row and entry of the vocabulary, where requests ask for top-k or top-p
+    host_tp: float = 0.0  # s per step for each doubling of the tensor-parallel group
+    sample_s: float = 0.0  # s per sampled row and entry of the vocabulary, where requests ask for top-k or top-p
     lookahead_steps: int = 0  # steps scheduled ahead of the one that runs, which a new prompt cannot join any more
 
 
@@ -86,7 +86,7 @@ class Way(NamedTuple):
     bytes_s: float = math.inf
 
     def after_s(self, size: float, link_bytes_s: float) -> float:
-        """Return the seconds of a load once its bytes have had the link to themselves."""
+        """Return the seconds that a load still takes once its bytes have crossed the link at its full rate."""
         return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
 
 
@@ -120,12 +120,12 @@ def _user(table: str) -> Toml:
 
 
 def sig(x: float, digits: int = 4) -> float:
-    """Round a number to so many significant digits."""
+    """Round a number to `digits` significant digits."""
     return float(f"{x:.{digits}g}")
 
 
 def forget() -> None:
-    """Read the files anew after they were rewritten."""
+    """Forget the files read so far, so that rewritten ones are read again."""
     for read in (_read, _user, _aliases, _committed, machine):
         read.cache_clear()
 
@@ -191,9 +191,10 @@ def quantities(kind: str, table: str | None = None) -> Toml:
 
 @cache
 def _committed(kind: str) -> Toml:
-    """Return a kind's file over that of the kind that it is `like`; the source of what it inherits says so.
+    """Return a kind's file over that of the kind that it is `like`; sources say what was inherited.
 
-    Another chip at its own peaks takes the coefficients on trust, without their errors.
+    A chip with other peaks takes the coefficients on trust, without their errors. Raises UserError for a key that is
+    missing or of a wrong type.
     """
     path = TABLES / f"{kind}.toml"
     file = _read(path)
@@ -248,7 +249,7 @@ def _type(value: Any) -> str:
 
 
 def _turns(q: Toml) -> Toml:
-    """Return the turns of kernels on a kind of GPU: what is not known of it is as on the card that was measured."""
+    """Return the turns of kernels on a kind of GPU; what its file does not state is as on `TURNS_OF`."""
     base, stated = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
     if q["kind"] == TURNS_OF:
         return cast("Toml", base)
@@ -327,8 +328,8 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
 def fitted(name: str) -> Sequence[Toml]:
     """Return the measured rows on which a host profile was fitted.
 
-    They are tables of a `file` and, by column, values that its rows have there. A row is one of them if any table
-    holds.
+    Each table names a `file` and, by column, the values that its rows have there. A row was fitted if it has those of
+    any table.
     """
     rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
     return rows
@@ -388,7 +389,7 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
 
 
 def _elsewhere(host: str, kind: str) -> str:
-    """Say that a profile's host seconds are those beside H100s, on a kind where nobody measured them; else nothing."""
+    """Return a note that a profile's host seconds are those beside H100s, if unmeasured on `kind`; else ""."""
     file = _read(TABLES / "hosts.toml")["host"][host]
     known = kind in {USUAL, *file.get("on", ())} or not file.get("host0")
     return "" if known else f". Its seconds on the host are those beside {USUAL}, unmeasured beside {kind}"

@@ -1,4 +1,4 @@
-"""Settings of servers that nobody sets: by release and card, from `servers.toml`, which names file and key of each."""
+"""Default settings of servers by release and card, from `servers.toml`, which names the file and key of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.policy.types import GIB, MIB, UserError
 from harness.toml import Count, Natural, NonNegative, Share
 
 FILE = Path(__file__).parent / "servers.toml"
-# What a prompt needs to be let in: its blocks and a token's, those of its next piece, or all up to its last token.
+# A prompt is let in if there are blocks for it and one token, for its next piece, or for all up to its last token.
 Admission = Literal["prompt", "chunk", "output"]
 PREFILL_TOKENS = 16384  # stands for a step of whole prompts where a release has no such step
 
@@ -32,11 +32,11 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Settings on cards of some memory and more."""
+    """Settings on cards with `from_gib` of memory or more."""
 
     batch_cap: Count
     from_gib: Natural = 0
-    but: str = ""  # no kind of this name
+    but: str = ""  # does not hold for kinds with this in their name
     chunk_tokens: Natural = 0
     prefill_tokens: Natural = 0
     base: NonNegative = 0.0
@@ -93,7 +93,7 @@ def _file() -> File:
 
 
 def bench() -> Settings:
-    """Return the settings of servers that are told theirs by the bench, and of hosts that name no release."""
+    """Return the settings that the bench gives to servers, which hosts that name no release have too."""
     its = _file().bench
     return Settings(its.chunk_tokens, its.batch_cap, its.mem_fraction)
 
@@ -104,10 +104,10 @@ def unnamed() -> tuple[str, ...]:
 
 
 def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[], int]) -> Settings:
-    """Return what the server of a host profile, or of a release (`vllm-0.28`), does on a card.
+    """Return the settings of a server on a card, by its host profile or release (`vllm-0.28`).
 
     `tp` is the degree of its tensor-parallel group; `longest` gives the tokens of the longest request that it serves,
-    and is called where a release goes by them. UserError for a host of neither kind.
+    and is called only if the release's settings depend on them. Raises UserError for a host of neither kind.
     """
     if host in unnamed():
         return bench()
@@ -124,7 +124,7 @@ def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[],
 
 
 def release(name: str) -> Release:
-    """Return the release that holds for a series and version, as `vllm-0.15`. UserError where none does."""
+    """Return the release that holds for a series and version, as `vllm-0.15`. Raises UserError if none does."""
     series, _, text = name.rpartition("-")
     mine = [entry for entry in _file().release if entry.series == series]
     held = [entry for entry in mine if version(text) and version(entry.since) <= version(text)]
@@ -135,6 +135,6 @@ def release(name: str) -> Release:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version; none where it is no version."""
+    """Return the first two numbers of a version; () if they are not numbers."""
     parts = text.split(".")[:2]
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()

@@ -8,7 +8,7 @@ from harness.policy.types import Format, Formats, Shape, UserError
 BF16 = 2  # bytes
 FP8 = 1
 FP32 = 4  # on a processor
-KV_BYTES = {"bf16": BF16, "fp8": FP8, "fp32": FP32}  # a number in the KV cache takes so many
+KV_BYTES = {"bf16": BF16, "fp8": FP8, "fp32": FP32}  # bytes of a number in the KV cache
 BLOCK = 128  # rows and columns that share a scale in block-wise FP8: a GPU's part holds whole blocks
 DEGREES = (1, 2, 4, 8)  # cost tables have the all-reduces of these degrees
 PLAIN = Format("bf16", float(BF16))
@@ -66,7 +66,7 @@ def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
-    Latent attention is copied always. Sliding layers count as others do: blocks that have left a window are not given
+    Latent KV is always copied. Sliding layers count as others do: blocks that have left a window are not given
     back. The scales of an FP8 cache are one number a layer. With data-parallel attention a token lies in one of `dp`
     groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
     """
@@ -82,8 +82,8 @@ def degrees(shape: Shape) -> tuple[int, ...]:
 def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
     """Return the parts of a layer's time that its products before and after attention take, by the weights of each.
 
-    It stands in where nothing tells kernels apart: on a machine that was measured whole. Of a mixture, the experts of
-    a token count.
+    It is used where kernels were not timed one by one: on a machine that was measured whole. Of a mixture, the experts
+    of one token count.
     """
     each = [[count * part.layers / shape.layers for _, count in attention(part)] for part in alike(shape)]
     before, out = sum(sum(part[:-1]) for part in each), sum(part[-1] for part in each)

@@ -6,7 +6,7 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [settings]           of a spec, under which it was measured; a run takes them where it does not say otherwise
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
-    piece_bytes          of a copy, that cannot be overtaken; without it as on a GPU
+    piece_bytes          a copy moves in pieces, which no other copy overtakes; left out: as on a GPU
     [networks."SHAPE"]   what is served under a shape's name where that is a smaller network: its dimensions
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
@@ -17,12 +17,13 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
 
-`seconds` is a table over `tokens`, linear between them and beyond the last two. What of a step is the host's, or is
-hidden behind it, cannot be told from outside; so nothing is hidden. Of k servers that step side by side each takes
-1 + factor (max(1, k share) - 1) times as long: a factor above 1 is of servers that disturb each other beyond their
-shares, each of which is then all of the machine. Unlike ones have turns of equal length, as a scheduler gives, unless
-[co_run.turns] says that kernels take them: then they have its fills, and a duty of share / fill where none is stated.
-Where parts of the machine can be given to a lane (`sm_step` below `sms`), a part of it takes as many times as long.
+`seconds` is a table over `tokens`, linear between them and beyond the last two. From outside, host time cannot be told
+from the time that hides behind it, so none counts as hidden. If k servers step side by side, each takes
+1 + factor (max(1, k share) - 1) times as long as alone; a factor above 1 is that of servers that disturb each other
+beyond their shares, and their share is then the whole machine. Different steps have turns of equal length, as a
+scheduler gives them, unless [co_run.turns] says that kernels take turns: then they have its fills, and a duty of
+share / fill where none is stated. Where parts of the machine can be given to a lane (`sm_step` below `sms`), a step on
+a share s of it takes 1 / s times as long.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Network:
     head_dim: Positive
     ffn: Positive
     vocab: Positive
-    number_bytes: Literal[2, 4]  # a weight and a number of KV take so many: bf16 or float32
+    number_bytes: Literal[2, 4]  # bytes of a weight and a number of KV: bf16 or float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Machine:
     settings: Mapping[Setting, Option] = field(default_factory=dict)
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
-    piece_bytes: Positive | None = None  # a copy of so many cannot be overtaken; none: as on a GPU
+    piece_bytes: Positive | None = None  # size of a copy's piece, which no other overtakes; none: as on a GPU
 
     def served(self, shape: Shape) -> Shape:
         """Return the network that this machine serves under a shape's name."""

@@ -1,4 +1,4 @@
-"""Rows of requests from the client's log and the engine's records; client.parquet has data a chunk.
+"""Rows of requests from the client's log and the engine's records; client.parquet has each chunk.
 
 Times before a request was sent are the engine's: until it was admitted (admission), while its server was starting
 (load) or its lane closed (queue). From there on they are the client's: until it was written (host: the lag, and the
@@ -39,7 +39,7 @@ class Chunks(NamedTuple):
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
     """Return the chunks that came by the end.
 
-    Where the usage of a request that is done counts other tokens than its chunks, that number is spread over them.
+    If the usage of a finished request counts other tokens than its chunks, that number is spread over the chunks.
     """
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9
@@ -69,8 +69,8 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of requests.parquet. `R` and `ends` are as in engines/stamps.py, without the client's own facts.
 
-    `sent_s` is when the engine gave a request to its server (NaN: never), `woken_s` how long it then waited for
-    that one to wake, `zero_ns` the client's clock at 0 s.
+    `sent_s` is when the engine gave each request to its server (NaN: never), `woken_s` how long it then waited for
+    that server to wake, `zero_ns` the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)
     some = np.diff(seen.offsets) > 0
@@ -120,7 +120,7 @@ def batches(
 
 
 def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
-    """Return why each request failed, "" elsewhere; `errors` are beyond what the client knows."""
+    """Return why each request failed, "" if it did not; `errors`, by request, go before the client's own."""
     return [errors.get(i, error) for i, error in enumerate(log.error)]
 
 
@@ -152,7 +152,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
 
 
 def failures(errors: Iterable[str]) -> dict[str, int]:
-    """Count errors by their text; those that differ in numbers alone are one, `as` the first of them."""
+    """Count errors by their text; those that differ only in numbers count together, named "as " and the first one."""
     alike = dict[str, Counter[str]]()
     for error in filter(None, errors):
         alike.setdefault(NUMBER.sub("#", error), Counter())[error] += 1

@@ -1,12 +1,12 @@
 """Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
 
-`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. One that came by a
-way of sleeping sleeps instead, and wakes at its next Load. Requests of a routed model (`Admit(model, batch)`) leave the
-client at their time, without a part of the engine. Others leave when they are admitted. Requests whose server is not
-up, or whose lane is not open, wait here until it is.
+`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. A server that was
+loaded by a way of sleeping sleeps instead, and wakes at its next Load. Requests of a routed model (`Admit(model,
+batch)`) are sent by the client at their time, without the engine. Others are sent when they are admitted. Requests
+whose server is not up, or whose lane is not open, wait here until it is.
 
 What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
-there is one lane a batch ("mixed", open for good), no turns, and KV does not move. A part of the SMs (`Run.sms`, of
+a batch has one lane ("mixed", open for good); there are no turns, and no KV moves. A part of the SMs (`Run.sms`, of
 kinds that have it) is taken when a server starts, and kept. Causes of waiting are known up to the moment at which a
 request was written; from then on its time counts as `compute`.
 """
@@ -47,8 +47,8 @@ from harness.policy.view import View
 if TYPE_CHECKING:
     from harness.engines.servers.timed import Rig
 
-LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
-BEHIND_S = 10.0  # a run whose events wait so long to be taken in ends, and is invalid
+LEAD_S = 0.1  # from the order to begin to the window's first moment, by which the client must have it
+BEHIND_S = 10.0  # a run whose events wait longer than this to be taken in ends, and is invalid
 CLIENT = "client.parquet"
 
 Connect = Callable[[Jobs, int, Style], Client]
@@ -73,7 +73,7 @@ class Servers(Requests):
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
         self.log: Log | None = None  # the client's, once the run is over
-        self.wakes: list[wakes.Wake] = []  # those of servers by themselves, once the run is over
+        self.wakes: list[wakes.Wake] = []  # wakes of servers by themselves; known once the run is over
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
@@ -82,7 +82,7 @@ class Servers(Requests):
         self._folder: Path | None = None
 
     def timed(self, config: Config, folder: Path) -> Rig:
-        """Return what times these servers from outside, for a cost table; their logs go into the folder."""
+        """Return the rig that times these servers from outside, for a cost table; their logs go into `folder`."""
         from harness.engines.servers.timed import Rig, subject
 
         self.kind.ready(folder)
@@ -99,7 +99,7 @@ class Servers(Requests):
         """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
         super().begin(hears, oracle, end_s)
         jobs = self.jobs
-        self._future, self._heirs = [], {}  # the client's to keep
+        self._future, self._heirs = [], {}  # the client keeps them
         self._zero_s = math.inf  # the clock stands until all is ready
         self._expected, self._sent_s = len(jobs), np.full(len(jobs), np.nan)
         self.fleet.size()
@@ -146,7 +146,7 @@ class Servers(Requests):
         return self.now_s
 
     def poll(self, until_s: float) -> Event | None:
-        """See Engine: sleep until the client, a server or `until_s` has something to say."""
+        """See Engine: sleep until the client or a server has something to report, or until `until_s`."""
         assert self.client is not None
         until_s = min(until_s, self._end_s)
         while True:
@@ -172,7 +172,7 @@ class Servers(Requests):
         assert self.client is not None
         if not self._heard:
             self._heard.extend(self.client.poll(0.0))
-            self.clock()  # nothing that was told lies ahead of it
+            self.clock()  # no event lies ahead of the clock
         if self._heard:
             told = self._heard.popleft()
             if time.monotonic_ns() - told.at_ns > BEHIND_S * 1e9 and not self.behind:

@@ -22,7 +22,7 @@ def python(name: str, root: Path | None = None) -> Path:
 
 
 def lacking(name: str, root: Path | None = None) -> str:
-    """Say how to make the environment of a server; "" where it stands."""
+    """Say how to make the environment of a server; "" if it exists."""
     return "" if python(name, root).exists() else f"an environment of its own, .venv-{name}: make servers-{name}"
 
 

@@ -1,6 +1,6 @@
 """The fleet of servers that come and go: their processes, their memory, and changes of their states.
 
-A thread waits for each server that starts or stops, and leaves word; nothing else happens beside the caller's thread.
+A thread waits for each server that starts or stops, and reports the end; all else happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from harness.policy.actions import Action, Evict, Load
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
-SILENT_S = 120.0  # without a byte from its server, a request fails
+SILENT_S = 120.0  # without a byte from its server, after which a request fails
 READY_S = 300.0  # within which a server must answer, fall asleep or wake
-TRIES = 3  # a start whose port is taken meanwhile is tried so often
+TRIES = 3  # starts of a server whose port is taken meanwhile
 
 
 class Seat(NamedTuple):
     """The address of a server, and its process if it is ours."""
 
     at: Server
-    process: Process | None  # not started yet; None: it is not ours, and runs
+    process: Process | None  # not started yet; None: the server is not ours, and runs already
 
 
 class Sleep(NamedTuple):
@@ -46,7 +46,7 @@ class Sleep(NamedTuple):
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
-    rereads: bool = False  # weights, from their files: drawn ones have none
+    rereads: bool = False  # waking reads weights from their files, which drawn weights have not
 
 
 class Keep(NamedTuple):
@@ -61,14 +61,14 @@ class Kind(Protocol):
 
     name: str
     can: frozenset[str]
-    ways: frozenset[str]  # ways of Load by which a server comes
-    sleeps: Mapping[str, Sleep]  # keyed by way: who came by it sleeps when evicted, and wakes when loaded again
+    ways: frozenset[str]  # ways of Load that it knows
+    sleeps: Mapping[str, Sleep]  # keyed by way: a server loaded by it sleeps when evicted, and wakes when loaded again
     keep: Keep | None  # None: it never does
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
-    apart: bool  # a start, a sleep and a wake measure the memory of their GPU: no other may go on there meanwhile
+    apart: bool  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
     elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
-    slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
+    slots: int  # requests of the longest size for which a server without a limit takes KV memory, if there is room
     style: Style
     lacks: str  # what it needs and is not here, as in Engine
     facts: Mapping[str, str]  # `measured_on` has them too
@@ -81,7 +81,7 @@ class Kind(Protocol):
         ...
 
     def close(self) -> None:
-        """End what `ready` started, after the servers; may come twice, or without it."""
+        """End what `ready` started, after the servers; may be called twice, or without `ready`."""
         ...
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
@@ -106,17 +106,17 @@ class Up:
     """A server from its first Load until its process has ended; between two Loads it may be asleep."""
 
     inst: Inst
-    way: str = "host"  # it came by this way
+    way: str = "host"  # way of the Load by which it came
     state: State = "planned"  # see states.py
     kv_bytes: int = 0
-    asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be told
+    asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be reported
     seat: Seat | None = None
     ready_s: float = math.inf  # since when it answers, by time.monotonic
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
-    sms: int | None = None  # it was started with so many; None: all
-    told_bytes: int | None = None  # elastic: the limit that it was told, of `kv_bytes`
+    sms: int | None = None  # SMs with which it was started; None: all
+    told_bytes: int | None = None  # elastic: the last `kv_bytes` that it was told
     telling: Lock = field(default_factory=Lock)
 
     @property
@@ -157,16 +157,16 @@ class Fleet:
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
-        self.up: dict[Inst, Up] = {}  # Load gives the order
+        self.up: dict[Inst, Up] = {}  # their order is that of Load
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
-        self.sms: dict[Inst, int] = {}  # with which servers start; others have all
+        self.sms: dict[Inst, int] = {}  # SMs with which servers start; others have all
         self.faults: list[str] = []  # sorted by time
         self.spans: list[Span] = []
-        self.logs: dict[Path, None] = {}  # every server that was ever started has one; a later start goes on in it
+        self.logs: dict[Path, None] = {}  # one per server that was ever started; a later start appends to it
         self._folder = Path()
-        self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
+        self._bell: tuple[int, int] | None = None  # a pipe by which threads wake `wait`
         self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
         self._threads: list[Thread] = []
         self._turns = [Lock() for _ in self.gpus]  # starts, sleeps and wakes of a GPU may take turns
@@ -228,9 +228,10 @@ class Fleet:
         return kv, None
 
     def size(self) -> None:
-        """Give the servers of the start their KV memory, by limits that were said after their Loads.
+        """Set the KV memory of servers that start with the run, whose limits may have come after their Loads.
 
-        Those without a limit share what is left alike; where memory is elastic, each may have all that is left.
+        Servers without a limit share what is left equally; where memory is elastic, each may have all that is left.
+        Raises Infeasible if they take more than a GPU has.
         """
         shared = [up for up in self.up.values() if self.limit(up.inst) is None]
         for up in self.up.values():
@@ -262,7 +263,7 @@ class Fleet:
         return up
 
     def evict(self, up: Up, action: Evict) -> None:
-        """Send a server no more requests; `stop` stops it once those that it has have ended."""
+        """Send a server no more requests; `stop` stops it once its requests have ended."""
         self.step(up, "draining")
         up.asked = [action]
 
@@ -306,7 +307,7 @@ class Fleet:
             self._attend(up, lambda process: process.stop(), "stopped")
 
     def _attend(self, up: Up, work: Callable[[Process], None], what: What) -> None:
-        """Do something lengthy with a server's process in a thread, which leaves word of its end."""
+        """Do lengthy `work` with a server's process in a thread, which reports its end as `what`."""
         process = up.process
         if process is None:
             self._ring(Change(up, what))
@@ -334,7 +335,7 @@ class Fleet:
         self._in_thread(attend)
 
     def resize(self, up: Up, kv_bytes: int) -> None:
-        """Change the limit of a server's KV memory; one that does not obey has ended by itself."""
+        """Change the limit of a server's KV memory; a server that does not obey counts as dead."""
 
         def tell() -> None:
             try:
@@ -347,7 +348,7 @@ class Fleet:
             self._in_thread(tell)
 
     def _limit(self, up: Up) -> None:
-        """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
+        """Tell an elastic server its limit if it has changed; runs in a thread. Raises UserError if that fails."""
         with up.telling:  # one after the other, so that the last one holds
             if (kv_bytes := up.kv_bytes) != up.told_bytes:
                 try:
@@ -408,7 +409,7 @@ class Fleet:
                 yield self._dead(up, self._refused(up, word[1]))
 
     def _ended(self) -> Iterator[Change]:
-        """Yield the servers that ended by themselves; of those asleep the next Load starts another one."""
+        """Yield the servers that ended by themselves; those that ended asleep are dropped, so a Load starts others."""
         for inst, up in list(self.asleep.items()):
             if up.process is not None and not up.process.alive():
                 self.step(up, "dead")
@@ -422,7 +423,7 @@ class Fleet:
                 yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
 
     def _refused(self, up: Up, error: UserError) -> str:
-        """Return why a server is given up: of an order that it did not obey, whose server, which order, and its log."""
+        """Return why a server is given up; if it did not sleep or wake, with server, order and end of its log."""
         if up.state not in {"waking", "falling asleep"}:
             return str(error)
         why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} did not {DOES[up.state]}: {error}"

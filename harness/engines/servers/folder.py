@@ -1,7 +1,7 @@
 """Checkpoints without weights to fetch: a folder for servers that draw them (vLLM, SGLang), a GGUF for llama.cpp.
 
-Both stand for a `Shape`: the kernels are real, the text is noise. They are cached by what they are made of, and are
-there whole or not at all.
+Both stand for a `Shape`: the kernels are real, the text is noise. They are cached by a hash of what they are made of,
+and are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.policy.types import Shape, UserError
 
 TINY = Shape("llama-tiny", 4, 256, 4, 4, 64, 1024, 1000, gated=True, tied=False, max_tokens=4096)
 SMALL_BYTES = 64 << 20  # weights up to this size are served on a host as they are
-FORMAT = 1  # another number writes other files
+FORMAT = 1  # is hashed too: another number makes new files
 
 
 def on_host(shape: Shape) -> Shape:

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import psutil
 
-KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; no wait for it is longer
+KILL_S = 10.0  # most seconds of a wait for a process, which can outlive SIGKILL in the driver of a device
 
 
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
@@ -47,14 +47,14 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to each that still lives."""
+    """Send a signal to each process that still lives."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Kill a server, others of its processes, and what they start meanwhile; those that live after KILL_S."""
+    """Kill a server, others of its processes, and what they start meanwhile; return those that outlive KILL_S."""
     deadline = time.monotonic() + KILL_S
     while (living := family(leader, others)) and time.monotonic() < deadline:
         signal_all(living, signal.SIGKILL)

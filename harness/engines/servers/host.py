@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from harness.engines.servers import environments
 
-DEVICES = Path("/dev")  # the driver has a file a card there
+DEVICES = Path("/dev")  # the driver has one file per card there
 MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
 MOUNTED = Path("/usr/local/nvidia/bin")  # containers have the driver's programs there, often not on PATH
 
@@ -23,7 +23,7 @@ class Card(NamedTuple):
 
     gpus: int = 1
     mps: str | None = None  # the program that starts the daemon of MPS
-    kvcached: bool = False  # is in the environment
+    kvcached: bool = False  # the environment has it
 
 
 def card(environment: str) -> Card | None:

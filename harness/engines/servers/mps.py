@@ -21,19 +21,19 @@ ASK_S, READY_S = 0.1, 10.0
 
 
 class Mps:
-    """A daemon of ours."""
+    """A daemon of MPS that the run starts and ends."""
 
     def __init__(self, program: str, folder: Path) -> None:
         pipe, logs = folder / "mps", folder / "mps-log"
         self.env: Mapping[str, str] = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
         self.program, self.folders = program, (pipe, logs)
-        # Without CUDA_VISIBLE_DEVICES it has all cards, and its clients name them by the usual numbers.
+        # Without CUDA_VISIBLE_DEVICES the daemon has all cards, and its clients name them by the usual numbers.
         ours = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         self._variables = environments.variables(ours, self.env)
         self.process = Process((program, "-f"), self._variables, folder / "mps.log", "")
 
     def start(self, timeout_s: float = READY_S) -> None:
-        """Start it, and return once it answers. Raises UserError where it does not."""
+        """Start the daemon, and return once it answers. Raises UserError if it does not."""
         for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
         self.process.start()
@@ -54,5 +54,5 @@ class Mps:
         return asked.returncode == 0 and asked.stdout.strip().replace(".", "", 1).isdecimal()
 
     def stop(self) -> None:
-        """End it, after its servers."""
+        """End the daemon, after its servers."""
         self.process.stop()

@@ -31,10 +31,10 @@ import psutil
 from harness.engines.servers import guard
 from harness.policy.types import UserError
 
-ASK_S, ASK = 0.02, 0.01  # between two questions whether it is ready: seconds, or a part of the time gone by
-ANSWER_S = 1.0  # for an answer to each
+ASK_S, ASK = 0.02, 0.01  # between two checks of readiness: seconds, or a part of the time gone by if that is more
+ANSWER_S = 1.0  # seconds for the answer to a check
 LAST_LINES = 12
-# The command waits until the guard knows it: it starts with a line on its standard input, and never without.
+# The command waits until the guard knows it: it starts when it gets a line on its standard input, and never without.
 HELD = ("/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh")
 MEMORY = re.compile(r"out of memory|cannot allocate memory|bad_alloc|MemoryError|failed to allocate", re.IGNORECASE)
 TAKEN = re.compile(r"address already in use|couldn't bind|EADDRINUSE", re.IGNORECASE)
@@ -52,7 +52,7 @@ class Process:
         self.command, self.env, self.log, self.ready_url = tuple(command), dict(env), log, ready_url
         self._child: subprocess.Popen[bytes] | None = None
         self._closing = threading.Lock()
-        self._seen = set[psutil.Process]()  # holds its processes
+        self._seen = set[psutil.Process]()  # its processes, as far as they were seen
         self._logged_before = 0
 
     @property
@@ -62,7 +62,7 @@ class Process:
         return self._child.pid
 
     def start(self) -> None:
-        """Start it; does not wait. Whatever happens to this process, the server ends with it."""
+        """Start the server without waiting for it; whatever happens to this process, the server ends with it."""
         assert self._child is None, "a Process starts once"
         watch = _guard(os.getpid())
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,10 @@ class Process:
         return self._child is not None and self._child.poll() is None
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End it and its children: SIGTERM, then SIGKILL after the grace. May come twice, or without `start`."""
+        """End the server and its children: SIGTERM, then SIGKILL after `grace_s`.
+
+        May be called twice, or without `start`. Raises UserError if a process survives.
+        """
         child = self._child
         if child is None:
             return
@@ -224,7 +227,7 @@ def launch(make: Callable[[int], Process], timeout_s: float, tries: int = 3) -> 
 
 @cache
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Start the guard of this process; a fork has another."""
+    """Start the guard of this process once; a fork starts its own."""
     started = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
     )

@@ -28,13 +28,13 @@ class Requests(WallClock):
         self.kind, self.fleet = kind, Fleet(kind)
         self.client: Client | None = None
         self.lanes: set[Batch] = set()
-        self.routed: dict[str, Server | None] = {}  # as the client was told
+        self.routed: dict[str, Server | None] = {}  # the routes that the client was told
         self.unsure = 0  # routes that the client was told and has not confirmed
         self.sent: dict[int, Up] = {}  # requests under way, by their server
-        self.stays: dict[Up, list[int]] = {}  # what every server was ever sent
+        self.stays: dict[Up, list[int]] = {}  # requests that each server was ever sent
         self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
         self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
-        self._sent_s: NDArray[np.float64] = np.zeros(0)  # when each request was written
+        self._sent_s: NDArray[np.float64] = np.zeros(0)  # when each request was given to its server
         self._zero_ns = 0  # the client's clock at 0 s
         self._expected = 0  # requests that the client has still to announce
 
@@ -135,7 +135,7 @@ class Requests(WallClock):
         self.cancelled.add(rid)
 
     def _flow(self, inst: Inst) -> None:
-        """Offer the members of an instance anew after a change there, and route later arrivals."""
+        """Offer the members of an instance again after a change there, and route later arrivals."""
         for batch in [batch for batch in self.batches if batch.inst == inst]:
             for request in list(self.members(batch)):
                 if request.rid not in self.sent:
@@ -145,7 +145,7 @@ class Requests(WallClock):
                 self._route(model)
 
     def _route(self, model: str) -> None:
-        """Tell the client where a model's requests go by themselves."""
+        """Tell the client the server to which it sends a model's requests by itself."""
         to = self._at(self.routes[model])
         if self.client is not None and to != self.routed.get(model):
             self.client.route(model, to)

@@ -1,15 +1,16 @@
 """Servers that we start: the part that their kinds share, whatever the program.
 
-On a host a model too large for it is stood in for by four layers (`folder.TINY`), and weights are drawn: server and
-seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a budget of host memory for
-weights and KV, `pool_bytes` or MEMORY. All share the processors: a server has its part of them in threads, one at
-least, and none is pinned. On cards (`host.Card`) models have their own shapes and the memory of the card; weights are
-drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint of every model's shape.
+On a host without cards a network of four layers (`folder.TINY`) stands in for a model that is too large, and weights
+are drawn: server and seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a
+budget of host memory for weights and KV, `pool_bytes` or MEMORY. All share the processors: a server has its part of
+them in threads, one at least, and none is pinned. On cards (`host.Card`) models have their own shapes and the memory of
+the card; weights are drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint of every
+model's shape.
 
-How cards are shared is asked by the options of a system, and offered as far as the host can do it:
+The options of a system ask how cards are shared; they are offered as far as the host can do it:
 
     kv=paged         KV memory is a fixed part of the card, from the server's start on
-    kv=elastic       kvcached: it is taken on demand; a Limit is the most of it, and also changes while the server runs
+    kv=elastic       kvcached: it is taken on demand; a Limit is the most of it, and may change while the server runs
     sharing=fluid    under MPS: servers run at the same time; those of a `Run.sms` within a part of the SMs, which is
                      theirs from start to end
     sharing=turns    without MPS: the driver gives the card to one server after the other
@@ -36,7 +37,7 @@ from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, Unsupported, UserError
 
-MEMORY = 512 * MIB  # a GPU that is part of a host has so much unless the spec says otherwise
+MEMORY = 512 * MIB  # bytes of a GPU that is part of a host, unless the spec sets it
 MODELS = "MODELS_DIR"
 
 
@@ -47,15 +48,15 @@ class Started:
     package: str  # `measured_on` holds its version
     style: Style
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
-    ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
-    card_only = ""  # what it needs on a host without a card, where it does not serve
+    ways = frozenset({"host", "cold"})  # alike, as what a start reads is in the host's memory after the first
+    card_only = ""  # what it needs, if it does not serve on a host without a card
     keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way
     slots = 4  # llama.cpp's own default of --parallel
-    block_tokens = 16  # KV memory is taken in blocks of so many
-    element_bytes = 2  # a weight or a number of KV takes so many
+    block_tokens = 16  # tokens in a block of KV memory
+    element_bytes = 2  # bytes of a weight or a number of KV
 
     def __init__(
         self, config: Config, priced: Machine, card: Card | None = None, options: Mapping[str, Option] | None = None
@@ -89,7 +90,7 @@ class Started:
             "process": ("gpu", "model", "kept"),
             "sharing": ("turns", "fluid") if card.mps else ("turns",),
         }
-        self.slots = self.config.batch_cap  # it takes what there is
+        self.slots = self.config.batch_cap  # for all that may be in a batch, as far as there is room
         preferred = options.get("sharing", "fluid" if card.mps else "turns")
         asked = preferred if self.config.sharing == "own" else self.config.sharing
         self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
@@ -118,7 +119,7 @@ class Started:
         return {"weights": "drawn", **instead, "threads a server": f"{self.threads}, not pinned"}
 
     def ready(self, at: Path) -> None:
-        """Write the models, unless they stand in the user's cache, and start MPS if servers share by it; see Kind."""
+        """Write the models, unless they are in the user's cache, and start MPS if servers share by it; see Kind."""
         if self.lacks:
             raise UserError(f"{self.name} needs {self.lacks}")
         self.python = environments.python(self.name)
@@ -204,7 +205,7 @@ class Started:
         return []
 
     def served(self) -> dict[str, str]:
-        """See Kind; what else there is to say says `measured_on`."""
+        """See Kind; on a host there is nothing to add to `measured_on`."""
         if self.card is None:
             return {}
         how = f"{'KV on demand (kvcached)' if self.elastic else 'a fixed part of the memory'}"

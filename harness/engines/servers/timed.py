@@ -6,9 +6,9 @@
     start,stop  seconds until a server answers, and until it is gone
     sleep,wake  seconds until a server that is ordered to has given its memory back, and until it has it again
 
-Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. One during
-which other processes kept more than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it
-suffered. So is one that shows nothing of what it is of; after TRIES it is left out.
+Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. A measurement during
+which other processes kept more than MOST_OTHERS cores busy is made again; of TRIES such tries the least disturbed is
+kept, with its load. One that shows no seconds of what it measures is made again too; after TRIES it is left out.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ REPEATS = 5
 WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
-STARTS = 1  # and stops, sleeps and wakes: of a round
-ENDS = {"stop": "start", "wake": "sleep"}  # what is measured with what
-ROUNDS = 3  # the plan is measured so often: a host that others share changes its speed within minutes
+STARTS = 1  # starts and stops, or sleeps and wakes, in a round
+ENDS = {"stop": "start", "wake": "sleep"}  # an end is measured with its beginning
+ROUNDS = 3  # times that the plan is measured, as a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
@@ -68,21 +68,21 @@ class Wanted(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds of a measurement, each of its repeats, and facts beside them: none where nothing was seen."""
+    """Seconds of each repeat of a measurement, and facts beside them; empty if nothing was seen."""
 
     seconds: list[float]
     facts: Mapping[str, Any] = {}
-    why: str = ""  # nothing was seen
+    why: str = ""  # nothing was seen; "" if something was
 
 
 class Unseen(Exception):
-    """A measurement shows nothing of what it is of."""
+    """The error of a measurement that shows no seconds of what it measures."""
 
 
 class Subject(NamedTuple):
     """Servers to measure."""
 
-    servers: Mapping[str, Sequence[Inst]]  # keyed by the name of their shape, as many of each as BESIDE says at most
+    servers: Mapping[str, Sequence[Inst]]  # keyed by their shape's name; of each as many as BESIDE needs
     seat: Callable[[Inst, Path], Seat]
     roots: Callable[[], Sequence[int]]  # processes of servers that are not ours
     style: Style
@@ -114,7 +114,7 @@ def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
 
 
 def _once(subject: Subject) -> list[Wanted]:
-    """List the measurements of a round: a shape after the other, those of one server first."""
+    """List the measurements of a round shape by shape, those of one server first."""
     each, most = list[Wanted](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
@@ -158,7 +158,7 @@ class Rig:
             self._stop(inst)
 
     def measured(self, wanted: Wanted) -> Timing:
-        """Make a measurement: no seconds where these servers have nothing of the kind, or no try shows any (`why`)."""
+        """Make a measurement; it has no seconds if these servers cannot be measured so, or no try shows any (`why`)."""
         best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
             tries += 1
@@ -182,7 +182,7 @@ class Rig:
         return Timing([round(s, 9) for s in best.seconds], facts)
 
     def _prepare(self, wanted: Wanted) -> None:
-        """Have the servers up that the measurement needs, before its time counts."""
+        """Start the servers that a measurement needs and stop the others, before its time counts."""
         every = self._subject.servers[str(wanted.at["shape"])]
         alone = dict.fromkeys(("prefill", "decode", "sleep", "wake"), 1)
         count = {**alone, "beside": int(wanted.at.get("servers", 0))}.get(wanted.quantity, 0)
@@ -220,7 +220,7 @@ class Rig:
     # ------------------------------------------------------------ servers
 
     def _start(self, inst: Inst) -> float | None:
-        """Start a server: seconds until it answers; None where it runs already."""
+        """Start a server and return the seconds until it answers; None if it is not ours, and runs already."""
         for left in (2, 1, 0):
             seat = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
             self._up[inst] = seat
@@ -260,7 +260,7 @@ class Rig:
         return None if start_s is None else (start_s, stop_s)
 
     def _nap(self, inst: Inst, way: str) -> tuple[float, float] | None:
-        """Put a server to sleep and wake it: seconds of each; None where it runs already, and is not ours to order."""
+        """Put a server to sleep and wake it; return the seconds of each, None if it is not ours to order."""
         process, sleep = self._up[inst].process, self._subject.sleeps[way]
         if process is None:
             return None
@@ -273,7 +273,7 @@ class Rig:
     # ------------------------------------------------------------ requests
 
     def _prefills(self, insts: Sequence[Inst], tokens: int) -> list[float]:
-        """Return the seconds to first tokens of prompts, one after the other on each server, side by side."""
+        """Return the seconds to first tokens of prompts, one after the other on each server, all servers at once."""
         rounds = WARM_UPS + REPEATS
         log = self._log([(tokens, 1)] * (rounds * len(insts)), insts, rounds)
         return [float(s) for s in 1e-9 * (log.first_ns - log.write_ns)[WARM_UPS * len(insts) :]]
@@ -333,7 +333,7 @@ def _why_unseen(servers: int, seqs: int) -> str:
 
 
 def _wait(client: Client, rids: set[int]) -> None:
-    """Wait until all of these have ended."""
+    """Wait until all requests `rids` have ended."""
     while rids:
         rids -= {told.rid for told in client.poll(SILENT_S) if told.kind in {"done", "failed", "dropped"}}
 

@@ -1,6 +1,6 @@
 """State that all parts of the engine read and change: the models, memory, and the requests in a step.
 
-`engine.py` derives from it; what is here does not know how steps are formed, or weights and KV brought.
+`engine.py` derives from it; this module does not know how steps are formed, or how weights and KV are brought in.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Kv:
     home: Gpus | Host
     blocks: list[int] = field(default_factory=list)
     tokens: int = 0
-    attend: bool = False  # it is attended where it lies, for a batch elsewhere
-    swapped: bool = False  # to the host by the engine, which brings it back
+    attend: bool = False  # a batch on another device attends it where it lies
+    swapped: bool = False  # the engine moved it to the host, and brings it back
 
     @property
     def bytes(self) -> int:
@@ -47,18 +47,18 @@ class Core(WallClock):
     links: Mapping[str, float]  # GB/s
     layout: str
     workers: Workers
-    residents: Any  # residents.Residents, and so on: they know this class
+    residents: Any  # residents.Residents, as `moves` is moves.Moves, and so on: those modules import this one
     moves: Any
     lanes: dict[Any, Any]
-    stepping: dict[int, Any]  # the step whose result a request waits for
+    stepping: dict[int, Any]  # keyed by request: the step whose result it waits for
     kv: dict[int, Kv]
 
     def preempt(self, request: Live) -> Preempted:
-        """Take the KV of a member that lacks memory."""
+        """Take the KV of a member to free memory for others."""
         raise NotImplementedError
 
     def retired(self, step: Any) -> None:
-        """Free what only a step has used."""
+        """Free the blocks that only a step still used."""
         raise NotImplementedError
 
     def dismiss(self, worker: WorkerProcess) -> None:
@@ -78,7 +78,7 @@ class Core(WallClock):
         return None
 
     def attendable(self, request: Live, place: Gpus) -> bool:
-        """Tell whether a member's KV can be attended by its batch."""
+        """Tell whether a batch at `place` can attend to a member's KV."""
         kv = self.kv[request.rid]
         return kv.home == place or (kv.attend and not isinstance(kv.home, Host))
 
@@ -87,7 +87,7 @@ class Core(WallClock):
         return self.kv[request.rid].bytes if request.rid in self.kv else 0
 
     def hold(self, request: Live, tokens: int) -> bool:
-        """Hold blocks for so many tokens of a request; False where there is no room."""
+        """Hold blocks for `tokens` tokens of a request; return False if there is no room."""
         kv = self.kv[request.rid]
         more = kv.account.blocks_for(tokens) - len(kv.blocks)
         if more > 0 and not kv.account.fits(more):
@@ -96,7 +96,7 @@ class Core(WallClock):
         return True
 
     def could_hold(self, request: Live) -> bool:
-        """Tell whether a prompt and a token would fit if nobody else were there."""
+        """Tell whether a request's context and a token would fit if its model were alone on the device."""
         assert request.batch is not None
         account = self.account(request.model, request.batch.inst.place)
         most = account.arena.size - account.arena.whole(self.nets[request.model].weight_bytes)
@@ -105,7 +105,10 @@ class Core(WallClock):
         return account.blocks_for(request.ctx_tokens + 1) * account.pages.block_bytes <= most
 
     def enter(self, request: Live, tokens: int) -> bool:
-        """Take the blocks of so many tokens of a new prompt, and leave the watermark; False where there is no room."""
+        """Take the blocks for `tokens` tokens of a new prompt; return False if there is no room.
+
+        The watermark stays free unless the account is empty, and so do the bytes that refused loads wait for.
+        """
         assert request.batch is not None
         place = request.batch.inst.place
         account = self.account(request.model, place)
@@ -129,5 +132,5 @@ class Core(WallClock):
         return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
 
     def refuse(self, done: Done) -> None:
-        """Tell an end that every policy hears, or that nobody asked to be spared."""
+        """Queue a Done that the policy receives whatever it listens to."""
         self._told.append(done)

@@ -4,8 +4,8 @@
 
 L layers, W bytes of weights that a step reads, P their number, K bytes of a token's KV, A what attention multiplies for
 a pair of tokens; B decodes with C tokens of context, n prompts, m tokens in all, area as in engines/costs/coef.py. The
-numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. A part of a device takes its
-share of the time, for its lane sleeps the rest.
+numbers are fitted on steps that `bench calibrate torch-steps` times on an idle machine. On a share s of a device a step
+takes 1 / s of these seconds, as its lane sleeps the rest.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def numbers() -> Numbers:
 
 
 def features(net: Net, work: Work) -> list[float]:
-    """Return what each number of NAMES is multiplied with."""
+    """Return the factor by which each number of NAMES is multiplied."""
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
     head = s.vocab * s.hidden

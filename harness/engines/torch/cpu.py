@@ -40,7 +40,7 @@ def _mmap(address: int | None, size: int, access: int, flags: int, file: int, of
 
 
 class Space:
-    """An address range, and what of it is mapped."""
+    """A range of addresses, parts of which are mapped to the device's memory."""
 
     def __init__(self, memory: int, size: int) -> None:
         self._memory, self.size = memory, -(-size // CPU.granule) * CPU.granule
@@ -48,20 +48,20 @@ class Space:
         self._base = _mmap(None, self.size, NONE, flags, -1, 0)
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """Show `size` bytes of the device's memory from `offset` at `at` of the range."""
+        """Map `size` bytes from `offset` of the device's memory to `at` of the range."""
         _mmap(self._base + at, size, BOTH, mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE, self._memory, offset)
 
     def unmap(self, at: int, size: int) -> None:
-        """Hide a part of the range."""
+        """Unmap `size` bytes of the range from `at` on."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
         _mmap(self._base + at, size, NONE, flags, -1, 0)
 
     def leave(self, size: int) -> None:
-        """See device.Space: nothing is shown any more."""
+        """See device.Space: they are unmapped at once."""
         self.unmap(0, size)
 
     def tensor(self) -> Tensor:
-        """Return the range as one tensor of float32, whatever of it is mapped."""
+        """Return the whole range, mapped or not, as one tensor of float32."""
         return frombuffer((ctypes.c_char * self.size).from_address(self._base), dtype=float32)
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ class Core:
     place = torch.device("cpu")
 
     def __init__(self, memory: int) -> None:
-        self.memory = memory  # its file
-        self.meanwhile: Callable[[], None] | None = None  # never: a kernel is over once it is called
+        self.memory = memory  # its file descriptor
+        self.meanwhile: Callable[[], None] | None = None  # never called: a kernel is over when its call returns
 
     def space(self, size: int) -> Space:
         """See Device."""

@@ -55,7 +55,7 @@ def bind() -> None:
 class Heap:
     """The memory of a device, and its SMs.
 
-    `resource` is its SMs as the driver has them; `green` its green context, None for a whole card.
+    `resource` is the driver's handle of its SMs; `green` its green context, None for a whole card.
     """
 
     def __init__(self, size: int, granule: int, card: int, resource: Any, green: Any) -> None:
@@ -80,7 +80,7 @@ class Heap:
             return self.stream(), self.sms
         least = int(self.resource.sm.minSmPartitionSize)
         group = self.sms - sms if rest else sms
-        group = min(max(least, round(group / least) * least), (self.sms - 1) // least * least)  # some are left
+        group = min(max(least, round(group / least) * least), (self.sms - 1) // least * least)  # the other gets some
         with self._lock:
             if group not in self._splits:
                 dev = driver.device(self.card)
@@ -100,7 +100,7 @@ class Cards:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.heaps: list[Heap] = []  # a device each
+        self.heaps: list[Heap] = []  # one per device
         self._numbers = count()
         self._exported: dict[int, Any] = {}  # objects on their way between workers, by number
 
@@ -129,7 +129,7 @@ class Cards:
         return ""
 
     def export(self, what: Any) -> int:
-        """Put an object where another worker takes it; return its number."""
+        """Keep an object until another worker takes it; return its number."""
         number = next(self._numbers)
         self._exported[number] = what
         return number
@@ -140,7 +140,7 @@ class Cards:
 
 
 class Space:
-    """An address range, and what of it is mapped; see device.Space."""
+    """A range of addresses, parts of which are mapped to the heap; see device.Space."""
 
     def __init__(self, heap: Heap, size: int, dtype: torch.dtype) -> None:
         self.heap, self.granule, self.dtype = heap, heap.granule, dtype
@@ -204,7 +204,7 @@ class Card:
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
         }
         self._graphs: dict[int, tuple[fused.Decodes, fused.Prefills]] = {}  # keyed by the address of the KV
-        self._unfused: set[int] = set()  # KV, by address, of models with more queries a KV head than kernels take
+        self._unfused: set[int] = set()  # addresses of KV of models with more queries per KV head than kernels take
         self._spaces: list[Space] = []
 
     def space(self, size: int) -> Space:
@@ -239,7 +239,7 @@ class Card:
 
     @contextmanager
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
-        """See Device; but the end of "attend" does not wait for its kernels: whoever imports the result does."""
+        """See Device; but the end of "attend" does not wait for its kernels: the importer of the result does."""
         before = self.sms
         stream, self.sms = self._stream(share, phase)
         with torch.cuda.stream(stream):

@@ -36,9 +36,9 @@ class Store(NamedTuple):
 class Flying(NamedTuple):
     """A chunk on its way."""
 
-    event: Any  # recorded behind it
+    event: Any  # recorded after it
     due_s: float  # it is done no sooner, by the monotonic clock
-    ends: int | None  # number of the copy whose last chunk it is
+    ends: int | None  # number of the copy whose last chunk it is; None: it is not the last
 
 
 class Line:
@@ -51,7 +51,7 @@ class Line:
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Copy AHEAD chunks at once, of KV where any waits; a chunk is done no sooner than its rate allows."""
+        """Keep AHEAD chunks on their way, those of KV first; a chunk is done no sooner than the link's rate allows."""
         stream, flying, free_s = torch.cuda.Stream(), deque[Flying](), 0.0
         while True:
             with self.more:
@@ -96,7 +96,7 @@ class Links:
         self._memory: list[mmap.mmap] = []
 
     def serve(self) -> None:
-        """Copy what is asked for, until EOFError: the engine is gone."""
+        """Copy what is asked for until the engine is gone. Raises EOFError then."""
         try:
             while True:
                 self._do(self.engine.recv())
@@ -124,9 +124,9 @@ class Links:
             self.engine.send(Copied(number, time.monotonic()))
 
     def _take(self, numbers: Sequence[int], served: Sequence[Net]) -> None:
-        """Take the heaps and the files of host memory, lock those, and fill the models' with their weights."""
+        """Take heaps and files of host memory as stores; lock the files, and fill the models' with their weights."""
         files = take_files(self.engine, len(numbers))
-        by_inode: dict[int, Store] = {}  # weights on disk are those in host memory
+        by_inode: dict[int, Store] = {}  # weights on disk have the file of those in host memory
         for number, file in zip(numbers, files, strict=True):
             inode = os.fstat(file).st_ino
             if number < len(self.cards.heaps):
@@ -147,7 +147,7 @@ class Links:
         pieces = [(at + first, min(GIB, size - first)) for first in range(0, size, GIB)]
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda piece: ctypes.memset(piece[0], 0, piece[1]), pieces))
-        driver.pin(at, size)  # as one: a copy may not cross the border of two
+        driver.pin(at, size)  # as one range, since a copy may not cross from one to another
         return Store(at, on_host=True)
 
 

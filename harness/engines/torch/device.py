@@ -1,7 +1,7 @@
 """A device as a worker knows it: cpu.py and cuda.py are the two there are.
 
-Its memory is seen in spaces: ranges of addresses, in which granules are mapped where they are used. A granule goes from
-one model to another by another mapping, and nothing is copied; what is not mapped cannot be read.
+Its memory is seen through spaces: ranges of addresses, in which granules are mapped where they are used. A granule
+passes from one model to another by being mapped elsewhere, without a copy; an unmapped address cannot be read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from harness.engines.torch.wire import Given, Order
 
 
 class Space(Protocol):
-    """A range of addresses, and what of it is mapped."""
+    """A range of addresses, parts of which are mapped to the device's memory."""
 
     def map(self, at: int, offset: int, size: int) -> None:
-        """Show `size` bytes of the device's memory from `offset` at `at` of the range."""
+        """Map `size` bytes from `offset` of the device's memory to `at` of the range."""
 
     def unmap(self, at: int, size: int) -> None:
-        """Hide a part of the range."""
+        """Unmap `size` bytes of the range from `at` on."""
 
     def leave(self, size: int) -> None:
-        """Let go of the first part of the range: a device may show it until something else is mapped there."""
+        """Release the first `size` bytes of the range; they may stay mapped until others are mapped there."""
 
     def tensor(self) -> Tensor:
-        """Return the range as one flat tensor, whatever of it is mapped."""
+        """Return the whole range, mapped or not, as one flat tensor."""
 
 
 class UnderWay(Protocol):
@@ -43,7 +43,7 @@ class UnderWay(Protocol):
         """Return the result after the last layer; `wait` returns once all that was launched is computed."""
 
     def kernels_s(self, times: int) -> float | None:
-        """Return the seconds of its kernels, run so often back to back; None for what is no graph."""
+        """Return the mean seconds of the step's kernels, run `times` times back to back; None if it is no graph."""
 
 
 class Device(Attention, Protocol):
@@ -56,13 +56,13 @@ class Device(Attention, Protocol):
         """Reserve a range."""
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """Do before a run what its first step of each kind would wait for."""
+        """Do before a run the one-time work that its first steps would otherwise wait for."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
-        """Compute inside on a share of the device; at its end all is computed."""
+        """Return a context that computes on a share of the device, and ends when all in it is computed."""
 
     def wait(self) -> None:
-        """Wait until what was launched is computed, and do `meanwhile`."""
+        """Wait until what was launched is computed, calling `meanwhile` until then."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
         """Begin a step as graphs; None where its kernels are launched one by one."""
@@ -77,4 +77,7 @@ class Device(Attention, Protocol):
         """Return a handle to a callable with which another worker runs attention over this KV for one step."""
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return that callable: layer, q, key, value -> attention; None where the other worker computes each layer."""
+        """Return the callable of an exported handle: layer, q, key, value -> attention.
+
+        None if the other worker has to be asked at each layer.
+        """

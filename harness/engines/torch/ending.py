@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def ended_with(serve: Callable[[], None]) -> bool:
-    """Serve until the engine is gone; False where something else goes wrong, which is said."""
+    """Serve until the engine is gone; after any other error, print it and return False."""
     try:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
@@ -24,7 +24,7 @@ def ended_with(serve: Callable[[], None]) -> bool:
 
 
 def bound(bind: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Serve in a thread that is bound to cards; an error ends all, for it may have broken what they share."""
+    """Serve in a thread that is bound to cards; an error ends the process, as threads share what it may have broken."""
     bind()
     if not ended_with(serve):
         os._exit(1)

@@ -1,12 +1,13 @@
-"""An engine for every action of the vocabulary: real kernels on CPU devices, one worker process a device.
+"""An engine for every action of the vocabulary: real kernels, by worker processes on cores or threads on cards.
 
 The policy and all bookkeeping are in this process, which imports no torch: memory in granules (pages.py), lanes and
 their steps (lanes.py, stepping.py), requests (wallclock.py). A worker maps memory and computes steps as this process
 orders (worker.py); the links copy (links.py). Times of steps are the workers' own.
 
-A worker steps one lane after the other. `process=gpu` is one worker a device; `model` and `kept` have one a model on
-it, `pair` one a model and phase, and lanes with a partition (`Run.sms`) have one each. All workers of a device share
-its core, as the kernel gives it to them (`sharing=fluid`), or one step at a time (`sharing=turns`).
+A worker steps one lane after the other. With `process=gpu` a device has one worker; with `model` and `kept` it has one
+per model, with `pair` one per model and phase. Lanes with a partition (`Run.sms`) have workers of their own, by phase.
+The workers of a device share it as the operating system or the card schedules them (`sharing=fluid`), or step one at a
+time (`sharing=turns`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Pre
 from harness.policy.types import MIB, Fidelity, Host, Option, UserError
 from harness.policy.view import View
 
-CHECK_S = 0.1  # between two looks for workers that are stuck
-MOST_LOST = 3  # workers one after the other
-CHARGE_S = 0.01  # between two looks at why those who do not step wait
+CHECK_S = 0.1  # seconds between two checks for stuck workers
+MOST_LOST = 3  # workers lost in a row, without a step between them, that end a run
+CHARGE_S = 0.01  # seconds between two bookings of why requests that are in no step wait
 
 
 class Torch(Stepping):
-    """Steps the networks of a run's models."""
+    """The engine that computes the networks of a run's models."""
 
     can = frozenset(
         {
@@ -106,7 +107,7 @@ class Torch(Stepping):
         self.kv: dict[int, Kv] = {}
         self.lost: list[str] = []  # what happened to workers
         self._charged_s = -math.inf
-        self._check_s = 0.0  # workers are checked next then, by the machine's clock
+        self._check_s = 0.0  # when workers are checked next, by the monotonic clock
 
     def ready(self) -> None:
         """Start the nursery and the links, take memory, draw weights; see Engine."""
@@ -148,11 +149,11 @@ class Torch(Stepping):
 
     @cached_property
     def _cores(self) -> tuple[float, float]:
-        """Cores that this process kept busy, and those that strangers did, once the run is over."""
+        """Cores that this process, and processes outside the engine, kept busy; read once the run is over."""
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
     def about(self) -> Mapping[str, Any]:
-        """Return whether the run measured its devices; see Observed."""
+        """Return the verdict on whether the run measured its devices; see Observed."""
         if self.kind.name != "cpu":  # CPU interference checks do not apply to cards
             return {}
         lanes = (Share(b.inst.model, sms / self.kind.sms, *seconds) for (b, sms), seconds in self._share_s.items())
@@ -167,16 +168,16 @@ class Torch(Stepping):
         return {}
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Let a worker end; what it was loaded into is others' from now on."""
+        """Let a worker end; other workers step the instances that it had from now on."""
         self.workers.dismiss(worker)
         for resident in self.residents.by_inst.values():
             if resident.worker is worker:
                 resident.worker = None
 
     def _lost(self, worker: WorkerProcess) -> None:
-        """Go on without a worker that ended by itself: those whom it was stepping fail, and another one comes.
+        """Continue without a worker that ended by itself: the requests of its step fail, and another one is started.
 
-        UserError where MOST_LOST ended in a part, none of which did a step.
+        Raises UserError if MOST_LOST workers ended in a row with no step between them.
         """
         self.lost.append(f"worker {worker.pid} of device {worker.device} ended at {self.now_s:.3f} s")
         print(f"torch: {self.lost[-1]}; the requests of its step fail", file=sys.stderr, flush=True)
@@ -194,7 +195,7 @@ class Torch(Stepping):
         self.freed()
 
     def _unstick(self) -> None:
-        """Name and kill the workers that have not answered for too long. UserError for a link that is stuck."""
+        """Report and kill workers that have not answered for `stuck_s`; raise UserError if a link is stuck."""
         if late := self.workers.late_link(self.fields.stuck_s):
             raise UserError(f"torch: {late}")
         for worker in self.workers.overdue(self.fields.stuck_s):
@@ -204,13 +205,13 @@ class Torch(Stepping):
             worker.kill()
 
     def clock(self) -> float:
-        """Read the clock, once all that happened before is taken in."""
+        """Read the clock, after taking in all that happened before."""
         if self.begun:
             self._receive(0.0)
         return super().clock()
 
     def _receive(self, wait_s: float | None) -> None:
-        """Take in what the processes have to say, at its times; wait for it so long, or for ever."""
+        """Handle the processes' messages, each at its own time; wait `wait_s` for one, or for ever if None."""
         heard = self.workers.receive(wait_s)
         if (clock_s := time.monotonic()) >= self._check_s:
             self._check_s = clock_s + CHECK_S
@@ -251,7 +252,7 @@ class Torch(Stepping):
             self._receive(min(self.fields.stuck_s, max(0.0, due_s - self.now_s)))
 
     def _under_way(self) -> bool:
-        """Tell whether something happens without a new action."""
+        """Tell whether anything is under way that will end without a new action."""
         busy = any(worker.step is not None or not worker.ready for worker in self.workers.processes.values())
         return bool(
             busy
@@ -284,7 +285,7 @@ class Torch(Stepping):
         return None
 
     def release(self, request: Live) -> None:
-        """Take a request's KV, once the step or the copy that uses it is over; see WallClock."""
+        """Free a request's KV, once the step or the copy that uses it is over; see WallClock."""
         request.kv_tokens = 0
         if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
             self.moves.leave(transfer)
@@ -319,7 +320,7 @@ class Torch(Stepping):
             self.residents.leave_if_due(batch.inst)
 
     def preempt(self, request: Live) -> Preempted:
-        """Take the KV of a member that lacks memory: it is computed anew, or comes back from the host."""
+        """Take a member's KV to free memory: it is recomputed later, or swapped to the host and back."""
         if self.swap and request.kv_tokens:
             self.moves.begin(Transfer(request, Host(0), attend=False, under=None))
         else:
@@ -341,7 +342,7 @@ class Torch(Stepping):
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """See WallClock: those who step are booked as they begin and end; here all others are, at intervals."""
+        """See WallClock: steps book their members as they begin and end; this books every request, at intervals."""
         if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
             return
         self._charged_s = self.now_s

@@ -1,11 +1,11 @@
 """The kernels by which cards serve a model, and its steps as CUDA graphs.
 
-A step of decodes is one graph, and so is one of whole prompts and the decodes beside them: a graph for each size and
-stream, whose addresses stay, whatever is mapped behind them. A step in slices is a graph a layer, for slices change
-from one to the next. A stream is that of a share of the SMs, and its graphs are captured when it first has a step of
-their size. Models of a card are threads of one interpreter, and a step that is launched kernel by kernel waits for its
-lock at each kernel. Later pieces of prompts are launched so. The kernels, which the probe measures, want bfloat16 and
-sizes that are powers of two; other networks are served by torch's own.
+A step of decodes is one graph, and so is a step of whole prompts and the decodes beside them. There is a graph for each
+size and stream; its addresses stay the same, whatever memory is mapped there. A step in slices is one graph per layer,
+as slices differ from step to step. Each share of the SMs has a stream, whose graphs are captured when it first has a
+step of their size. The workers of a card are threads of one interpreter, and a step that is launched kernel by kernel
+waits for the interpreter's lock at each kernel; steps with later pieces of prompts are launched that way. The kernels,
+which the probe measures, want bfloat16 and sizes that are powers of two; other networks are served by torch's own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from probe.compute import varlen
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sizes of the graphs of decodes
 TOKENS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)  # sizes of the graphs of prompts
-PROMPTS, DECODES = 8, 32  # a graph of prompts has so many at most, and decodes with them
+PROMPTS, DECODES = 8, 32  # most prompts, and most decodes beside them, in a graph of prompts
 LOG2E = 1.4426950408889634
-UNIT_BYTES = 256  # block tables count in these (probe/kernels.py)
+UNIT_BYTES = 256  # block tables count in units of so many bytes (probe/kernels.py)
 MOST_POSITIONS = 1 << 16  # graphs' tables of rotary angles end there
 WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a number
 
@@ -58,12 +58,12 @@ def anchor(kv: Tensor) -> Tensor:
 
 
 def units(kv: Tensor) -> tuple[int, int]:
-    """Return, in 256 bytes, where the first block lies behind the anchor, and the distance of two blocks."""
+    """Return the offset of the first block from the anchor, and the distance of two blocks, in units of 256 bytes."""
     return kv.storage_offset() * kv.itemsize // UNIT_BYTES, kv.stride(0) * kv.itemsize // UNIT_BYTES
 
 
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
-    """Return the scratch of so many contexts, and into how many parts each is split: two programs an SM, at most 32."""
+    """Return the scratch of `rows` contexts, and the number of parts of each: at most 32, for two programs per SM."""
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
         splits *= 2
@@ -84,7 +84,7 @@ def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> No
 
 
 def rms_norm_heads(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
-    """Normalise queries and keys of each head in place, where a network does."""
+    """Normalise the queries and keys of each head in place, if the network has such norms."""
     at = 0
     for heads, weight in zip((net.shape.q_heads, net.shape.kv_heads), norms or (), strict=False):
         part = qkv[:, at : at + heads]
@@ -121,11 +121,11 @@ class Tables(NamedTuple):
 
     weights: Weights
     kv: Tensor
-    sms: Callable[[], int]  # counts those of the lane that computes now
+    sms: Callable[[], int]  # returns those of the lane that computes now
     width: int  # blocks of a context at most; a stride that Triton sees as a multiple of 16
     cos: Tensor
     sin: Tensor
-    pool: Any  # they share memory, as they run one after another
+    pool: Any  # memory that graphs share, as they run one after another
 
 
 def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
@@ -140,7 +140,8 @@ def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
 class Graphs:
     """Steps of a model on a device as graphs over buffers of their own, a graph for each size, layers and stream.
 
-    `sizes` are numbers in the staging buffer by name, `rows` and `parts` the most tokens and parts of a step.
+    `sizes` are the lengths of the staging buffer's arrays by name, in int32; `rows` and `parts` are the most tokens and
+    parts of a step.
     """
 
     def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
@@ -171,7 +172,7 @@ class Graphs:
         return p.remote < 0 and p.context <= len(self.shared.cos)
 
     def _decode(self, k: int, p: Part) -> None:
-        """Stage a token behind others as row k."""
+        """Stage a part of one token, after its cached ones, as row `k`."""
         a, n = self.arrays, p.cached_tokens // self.block + 1
         first, stride = units(self.shared.kv)
         a["position"][k], a["tokens"][k] = p.cached_tokens, p.cached_tokens + 1
@@ -179,12 +180,12 @@ class Graphs:
         a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
 
     def _slot(self, block: Any, within: Any) -> Any:
-        """Return where the keys of tokens lie, as rope_write counts: of one, or of arrays."""
+        """Return the slots of tokens as rope_write counts them; both arguments may be numbers or arrays."""
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
 
     def _empty(self, first: int, end: int) -> None:
-        """Stage rows of nothing: they are neither written nor attended."""
+        """Stage rows `first` to `end` as empty: their keys and values are not written."""
         for name, value in (("ids", 0), ("position", 0), ("slot", -1)):
             self.arrays[name][first:end] = value
 
@@ -195,9 +196,9 @@ class Graphs:
         return self.under_way
 
     def graph(self, size: int, first: int, end: int) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-        """Return the graph of layers first to end of a size on the current stream; captured once.
+        """Return the graph of layers `first` to `end` for a size on the current stream; it is captured once.
 
-        Beside it are the logits and tokens of the last layer's.
+        With it come the logits and tokens that it computes, None if `end` is not the last layer.
         """
         stream = torch.cuda.current_stream()
         key = size, first, end, int(stream.cuda_stream)
@@ -217,7 +218,10 @@ class Graphs:
         return self._graphs[key]
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-        """Launch layers first to end of a step of a size: after the last, its logits and tokens; and what must stay."""
+        """Launch layers `first` to `end` of a step; return logits and tokens (None before the last) and what must stay.
+
+        The latter are tensors whose memory a captured graph uses.
+        """
         raise NotImplementedError
 
     def _layers(
@@ -228,9 +232,10 @@ class Graphs:
         first: int,
         end: int,
     ) -> Tensor:
-        """Launch layers over tokens, their positions and slots; return what is behind the last norm after the last.
+        """Launch layers `first` to `end` over tokens; after the last layer return the output of the final norm.
 
-        The residual and what the layer before adds to it lie in `_x` and `_out`, also between two graphs.
+        `at` are the tokens' positions and slots. The residual, and what the layer before is still to add to it, lie in
+        `_x` and `_out`, also between two graphs.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
         x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]
@@ -257,7 +262,7 @@ class Graphs:
         return y
 
     def _result(self, y: Tensor, end: int, last: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Launch the head behind the last layer, over all tokens or the last ones of parts; None before it."""
+        """Launch the head after the last layer, over all tokens or those at `last`; return None before it."""
         if end < self.layers:
             return None
         logits = functional.linear(y if last is None else y.index_select(0, last), self.shared.weights.head)
@@ -296,7 +301,7 @@ class Replay:
         return Computed(here[: self._count].tolist(), logits[: self._count])
 
     def kernels_s(self, times: int) -> float:
-        """See device.UnderWay: the graph of all layers, behind a replay that is not timed."""
+        """See device.UnderWay: times the graph of all layers, after a replay that is not timed."""
         graph, _ = self._graphs.graph(self._size, 0, self._graphs.layers)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()

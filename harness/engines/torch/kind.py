@@ -16,26 +16,26 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config
 from harness.policy.types import GIB, MIB, Fidelity, UserError
 
-CARDS = Path("/proc/driver/nvidia/gpus")  # a folder a card
-DEVICES = Path("/dev")  # a file nvidiaN a card
-GRANULE, PART = 2 * MIB, 32 * MIB  # bytes that are mapped at once; a copy moves PART before another overtakes it
-HOST = 16 * GIB  # locked on a host of cards, for KV: an eighth of its memory at most, and 1 to 4 GiB a second
-MARGIN = 6 * GIB  # torch itself takes so much of a card: activations, graphs, libraries
+CARDS = Path("/proc/driver/nvidia/gpus")  # one folder per card
+DEVICES = Path("/dev")  # one file nvidiaN per card
+GRANULE, PART = 2 * MIB, 32 * MIB  # bytes mapped at once; bytes of the parts that a load is split into
+HOST = 16 * GIB  # locked for KV on a host of cards, an eighth of its memory at most; 1 to 4 GiB take a second
+MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs, libraries
 
 
 class Kind(NamedTuple):
-    """A kind of device: sizes, shares and rates that the books count with."""
+    """A kind of device: the sizes, shares and rates that the engine counts with."""
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity
-    float_bytes: int  # a weight or a number of KV takes so many
+    float_bytes: int  # bytes of a weight or a number of KV
     granule: int  # bytes: the least that can be mapped
-    buffer: int  # bytes a layer, for K and for V, of an elastic page
-    block_tokens: int  # a block of KV has at least so many
+    buffer: int  # bytes per layer of an elastic page, for K and as many for V
+    block_tokens: int  # the fewest in a block of KV
     as_it_is: float  # bytes of weights up to which a shape is served as it is; a larger one by its twin
-    mem_bytes: int  # a device has so much unless `pool_bytes` says otherwise
+    mem_bytes: int  # a device's memory, unless `pool_bytes` sets it
     host_bytes: int  # for KV in the host's memory
-    part: int  # bytes of a copy, the least that is overtaken
+    part: int  # bytes of the parts that a load's copy is split into
     sms: int
     sm_choices: tuple[int, ...]
     links: Mapping[str, float]  # GB/s in one direction
@@ -44,9 +44,9 @@ class Kind(NamedTuple):
     parts: int = 1  # devices of a card
 
 
-# As many SMs as an H100 has, and its least part of them. Links are the same part of an H100's, 55, 55, 450 and 5.5
-# GB/s; host memory is taken as it is used. The buffer is kvcached's 2 MiB for models about 2,000 times as large,
-# rounded up to granules.
+# SMs, and the least that can be given to a partition, are an H100's. Links have about 1/550 of the rates of an H100's,
+# which are 55, 55, 450 and 5.5 GB/s; host memory is taken as it is used. The buffer, whole granules, stands for
+# kvcached's 2 MiB, whose models are about 2,000 times as large.
 CPU = Kind(
     "cpu",
     "emulated",
@@ -67,7 +67,10 @@ CPU = Kind(
 
 
 def kind(config: Config) -> Kind:
-    """Return the kind of the devices that DEVICE names. UserError where it names none, or this machine lacks them."""
+    """Return the kind of device that DEVICE names.
+
+    Raises UserError if it is not cpu or cuda, or if this machine has no card or a model cannot be served on one.
+    """
     name, count = os.environ.get("DEVICE", "cpu"), len(os.sched_getaffinity(0))
     if name == "cpu":
         return CPU._replace(on=f"1 of {count} cores, SMs by sleeping, memory by mmap")

@@ -16,7 +16,7 @@ from harness.policy.types import Batch, Host, Phase
 
 @dataclass(slots=True)
 class Turn:
-    """A lane's quota: for so long from its first step, or so many steps."""
+    """A lane's quota: `for_s` seconds from its first step on, or `most` steps."""
 
     for_s: float | None
     most: int | None
@@ -43,12 +43,12 @@ class Step:
     number: int
     lane: Lane
     worker: WorkerProcess
-    order: Run  # it began under this
+    order: Run  # the order under which it began
     turn: Turn | None
     parts: list[MemberPart]
-    layers: int = 0  # so many are done
+    layers: int = 0  # layers that are done or in flight
     begun_s: float = 0.0
-    to_free: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members that went meanwhile
+    to_free: list[tuple[Account, list[int]]] = field(default_factory=list)  # blocks of members that left meanwhile
 
 
 class TimedStep(NamedTuple):
@@ -58,7 +58,7 @@ class TimedStep(NamedTuple):
     parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
     ordered_s: float
     ended_s: float
-    kernels_s: float | None = None  # its kernels' back to back, where the engine repeats them
+    kernels_s: float | None = None  # seconds of its kernels back to back, if the engine repeats them
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +70,11 @@ class Lane:
     order: Run | None = None
     turn: Turn | None = None
     step: Step | None = None
-    last: int = 0  # its last step's place among all
+    last: int = 0  # the number of its last step; the lane with the lowest goes first
 
 
 def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], list[Event]]:
-    """Return the members that step together now, each with its tokens; and what happened to those who lack memory."""
+    """Return the parts of the next step, and the events of members that ended or lost their KV for lack of memory."""
     c, batch = engine.config, lane.batch
     place = batch.inst.place
     assert not isinstance(place, Host)
@@ -100,7 +100,7 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
-    """Step each by a token; who finds no block takes those of the latest member, which starts anew or is swapped."""
+    """Return a part of one token for each decode that has its block; one that finds none preempts the latest member."""
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
             kv = engine.kv[request.rid]
@@ -123,19 +123,23 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
-    """Return the member let in last of those with KV in an account, who loses it where none is free."""
+    """Return the last of the members with KV in an account, which is preempted when blocks are short."""
     return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
-    """Return the tokens for which a prompt holds blocks once so many are computed; with the last comes one more."""
+    """Return the number of tokens for which a prompt holds blocks once `done` of its tokens are computed.
+
+    With admission "output" these are prompt and output; with "chunk" those computed; else, and with the last token of a
+    chunked prompt, the context and one token more.
+    """
     if engine.config.admission == "output":
         return request.prompt_tokens + request.output_tokens
     return done if engine.config.admission == "chunk" and done < request.ctx_tokens else request.ctx_tokens + 1
 
 
 def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *, whole: bool) -> None:
-    """Hold blocks for the next pieces of prompts that are in; who finds none takes those of the latest member."""
+    """Hold blocks for the next pieces of prompts that have begun; one that finds none preempts the latest member."""
     prompts = [request for request in members if not request.kv_tokens and request.rid in engine.kv]
     for request in prompts:
         kv = engine.kv.get(request.rid)
@@ -158,7 +162,7 @@ def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[MemberPart]:
-    """Pieces of prompts up to a budget of tokens, or whole ones; the first that does not fit stops those behind."""
+    """Return pieces of prompts, or `whole` ones, up to `budget` tokens; stop at the first that does not fit."""
     parts, remaining = list[MemberPart](), budget
     for request in members:
         if request.kv_tokens or request.rid not in engine.live:

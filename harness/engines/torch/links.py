@@ -1,7 +1,7 @@
 """The links: a process that copies between stores at stated rates, as copy engines do beside the kernels.
 
-On a GPU a byte from the host is some 60 times as dear as one from its memory, on a CPU they cost the same. So a link
-moves chunks of CHUNK_S each, and a chunk is done no sooner than its rate allows. Each link moves one thing at a time.
+On a GPU a byte from the host takes some 60 times as long as one from its memory; on a CPU both take the same. So a link
+moves chunks of CHUNK_S each, and a chunk is done no sooner than the link's rate allows. A link moves one at a time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 
 from harness.engines.torch.wire import Bytes, Copied, Copy, take_files
 
-CHUNK_S = 0.002  # a chunk takes so long and is not overtaken; 64 MiB take 1.2 ms over PCIe 5
+CHUNK_S = 0.002  # seconds of a chunk, which is not overtaken; 64 MiB take 1.2 ms over PCIe 5
 LEAST = 16 * 1024  # bytes of a chunk
-FASTEST = 1e12  # bytes/s: what has no rate is moved in chunks too
+FASTEST = 1e12  # bytes/s by which copies without a rate are cut into chunks
 
 
 class Job:
@@ -27,7 +27,7 @@ class Job:
         self.chunk = max(LEAST, int(min(copy.rate, FASTEST) * CHUNK_S))
 
     def cut(self) -> Iterator[Bytes]:
-        """Yield the parts of the next chunk; neighbours at both ends are one."""
+        """Yield the parts of the next chunk; parts that are adjacent at both ends are joined."""
         room = self.chunk
         while room and self.parts:
             source, a, target, b, size = self.parts.pop()
@@ -49,7 +49,7 @@ class Job:
 
 
 def serve(engine: Connection) -> None:
-    """Copy what is asked for, until EOFError: the engine is gone."""
+    """Copy what is asked for until the engine is gone. Raises EOFError then."""
     stores: dict[int, int] = {}
     links: dict[str, list[Job]] = {}
     free_s: dict[str, float] = {}  # when a link has moved its last chunk
@@ -70,7 +70,7 @@ def serve(engine: Connection) -> None:
         message = engine.recv()
         if isinstance(message, Copy):
             jobs = links.setdefault(message.link, [])
-            if not jobs:  # an idle link has saved up nothing
+            if not jobs:  # idle time of a link is not made up for
                 free_s[message.link] = max(free_s.get(message.link, 0.0), time.monotonic())
             jobs.append(Job(message))
         else:

@@ -11,7 +11,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """Processor seconds from now on, by `/proc` of Linux."""
+    """Processor seconds from the object's creation on, by `/proc` of Linux."""
 
     def __init__(self, pids: list[int]) -> None:
         self._since_s, self._busy_s, self._here_s = time.monotonic(), _busy_s(), time.process_time()
@@ -28,7 +28,7 @@ class Load:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 
     def cores(self) -> tuple[float, float]:
-        """Return the cores that this process kept busy, and those that processes of nobody here did."""
+        """Return the cores that this process kept busy, and those that processes outside the engine did."""
         span_s = max(time.monotonic() - self._since_s, TICK_S)
         here_s = time.process_time() - self._here_s
         others_s = sum(max(0.0, _spent_s(pid) - before_s) for pid, before_s in self._pids.items())

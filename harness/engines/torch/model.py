@@ -1,8 +1,8 @@
 """The forward pass: RMSNorm, rotary positions, grouped-query attention over paged KV, SwiGLU.
 
 The KV of a model on a device is one tensor (block, layer, key or value, token, head, dimension), mapped as far as it
-is used. A step is a list of parts, one a request, each behind its cached tokens. Parts of one token attend together,
-padded to the longest context; a longer one by itself.
+is used. A step is a list of parts, one per request, each after its cached tokens. Parts of one token attend together,
+padded to the longest context; each longer part attends by itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Attention(Protocol):
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Apply RoPE to queries and keys and write keys and values to the KV in one kernel; None where there is none.
 
-        Return queries, and no keys or values: only those that lie elsewhere are read again.
+        Return the queries, with empty keys and values: those are needed again only for KV on other devices.
         """
 
 
 class Computed(NamedTuple):
-    """The result of a step: of each part, its token and its logits."""
+    """The result of a step: the token and the logits of each part."""
 
     tokens: list[int]
     logits: Tensor
@@ -61,11 +61,11 @@ class Layer(NamedTuple):
     out: Tensor
     norm_2: Tensor
     router: Tensor | None  # from tokens to experts
-    blocks: list[tuple[Tensor, Tensor]]  # feed-forward (gate and up, down): one, or one an expert
+    blocks: list[tuple[Tensor, Tensor]]  # feed-forward (gate and up, down): one pair, or one per expert
 
 
 class Weights:
-    """Views of a blob: by layer, what is multiplied at once in one matrix."""
+    """Views of a blob by layer; weights that are multiplied at once are one matrix."""
 
     def __init__(self, net: Net, flat: Tensor) -> None:
         self.net, at, parts = net, 0, dict[str, Tensor]()
@@ -75,7 +75,7 @@ class Weights:
         width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
 
         def joined(name: str, *size: int) -> Tensor:
-            """Widen a tensor over those that lie behind it."""
+            """Return a tensor widened to `size`, over the tensors that follow it in the blob."""
             return parts[name].as_strided(size, (size[1], 1) if len(size) > 1 else (1,))
 
         self.embedding, self.norm = parts["model.embed_tokens.weight"], parts["model.norm.weight"]
@@ -114,7 +114,7 @@ class Pass:
         self.x = weights.embedding[torch.tensor(tokens).to(kv.device)]
         at = torch.cat([torch.arange(p.cached_tokens, p.context) for p in parts]).to(kv.device)
         self.cos, self.sin = rotary_angles(net, at)
-        self.row = torch.arange(len(at), dtype=torch.int32, device=kv.device)  # a token's row in those
+        self.row = torch.arange(len(at), dtype=torch.int32, device=kv.device)  # a token's row in `cos` and `sin`
         ends = [0]
         for p in parts:
             ends.append(ends[-1] + p.tokens)
@@ -159,7 +159,7 @@ class Pass:
         self.layer = until
 
     def _rope_write(self, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply RoPE, and write keys and values of what lies here; return queries, keys and values."""
+        """Apply RoPE, and write keys and values of parts whose KV lies here; return queries, keys and values."""
         s, norms = self.weights.net.shape, self.weights.layers[layer].norms
         q, key, value = torch.split(qkv, [s.q_heads, s.kv_heads, s.kv_heads], 1)
         if norms is not None:
@@ -169,7 +169,7 @@ class Pass:
         return q, key, value
 
     def _feed_forward(self, x: Tensor, up: Tensor, down: Tensor, after_kernel: Callable[[], None]) -> Tensor:
-        """Return what a feed-forward block makes of tokens."""
+        """Return the output of a feed-forward block."""
         wide = functional.linear(x, up)
         after_kernel()
         if self.weights.net.shape.gated:
@@ -184,7 +184,7 @@ class Pass:
     def _experts(
         self, x: Tensor, router: Tensor, experts: Sequence[tuple[Tensor, Tensor]], after_kernel: Callable[[], None]
     ) -> Tensor:
-        """Return what each token's experts make of it, weighted by the router; only those that some token has run."""
+        """Return the sum of each token's experts, weighted by the router; experts without a token do not run."""
         net = self.weights.net
         assert net.shape.experts
         weight, chosen = functional.linear(x, router).float().softmax(-1).topk(net.shape.experts.top, -1)
@@ -205,10 +205,10 @@ class Pass:
         return Computed(tokens.tolist(), logits)
 
     def kernels_s(self, times: int) -> None:
-        """See device.UnderWay: its kernels are launched one by one."""
+        """See device.UnderWay: None, as its kernels are launched one by one."""
 
     def logits(self) -> Tensor:
-        """Return those after each part's last token."""
+        """Return the logits after each part's last token."""
         return functional.linear(self._rms_norm(self.x[self.last], self.weights.norm), self.weights.head)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -229,13 +229,13 @@ def rotary_angles(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
 class Slots(NamedTuple):
     """Places of the KV of tokens."""
 
-    block: Tensor  # a number a token, as the others are
+    block: Tensor  # one number per token, as in the others
     within: Tensor  # the token's place in its block
     number: Tensor  # index of the first layer's key among all numbers of the KV
 
 
 def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
-    """Return those of every token that parts compute."""
+    """Return the slots of every token that parts compute."""
     none, size = torch.zeros(0, dtype=torch.long), kv.shape[3]
     at = [torch.arange(p.cached_tokens, p.context) for p in parts]
     block = torch.cat([none, *(torch.tensor(p.blocks)[x // size] for p, x in zip(parts, at, strict=True))])
@@ -245,7 +245,7 @@ def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
 
 
 def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the blocks of contexts, padded by their own first, and which of their tokens count."""
+    """Return the block table of contexts, each padded with its first block, and the mask of their tokens."""
     block = kv.shape[3]
     count = [-(-p.context // block) for p in parts]
     rows = [[*p.blocks[:n], *([p.blocks[0]] * (max(count) - n))] for p, n in zip(parts, count, strict=True)]
@@ -254,7 +254,7 @@ def block_table(parts: Sequence[Part], kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None:
-    """Put keys and values of new tokens where `slots` says."""
+    """Write keys and values of new tokens to the slots `at`."""
     kv[at.block, layer, 0, at.within], kv[at.block, layer, 1, at.within] = key, value
 
 

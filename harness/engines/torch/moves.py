@@ -25,15 +25,15 @@ class Transfer:
     request: Live
     to: Gpus | Host
     attend: bool
-    under: Moving | None  # the action; none: the engine swaps
-    kv: Kv | None = None  # its target; None: it waits
-    source: Kv | None = None  # its source
+    under: Moving | None  # the action; None: the engine swaps
+    kv: Kv | None = None  # the KV at its target; None: the transfer waits
+    source: Kv | None = None  # the KV at its source
     dead: bool = False  # its request has gone
 
 
 @dataclass(slots=True, eq=False)
 class Moving:
-    """A Move that has not ended: whose KV is still to arrive."""
+    """A Move that has not ended, and the requests whose KV is still to arrive."""
 
     action: Move
     pending: set[int]
@@ -51,7 +51,7 @@ class Moves:
         self.full = False  # a move has waited for memory of the host
 
     def move(self, action: Move) -> Refusal | None:
-        """Start a Move; the reason where it cannot be."""
+        """Start a Move; return the reason if it is refused, else None."""
         to, who = action.to, action.who
         known = to in self.engine.arenas if isinstance(to, Host) else to is None or to in self.engine.places
         if not known:
@@ -73,7 +73,7 @@ class Moves:
         self.moves.append(move)
         for request in requests:
             if (before := self.moving.get(request.rid)) is not None:
-                if before.kv is not None:  # on its way: it lies where it arrives
+                if before.kv is not None:  # it is on its way already, and stays where it arrives
                     move.pending.discard(request.rid)
                     continue
                 self.leave(self.moving.pop(request.rid))
@@ -88,7 +88,7 @@ class Moves:
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
-        """Let KV depart at its request's next boundary."""
+        """Start a transfer, once its request is in no step."""
         self.moving[transfer.request.rid] = transfer
         if transfer.request.rid not in self.engine.stepping:
             self.depart(transfer)
@@ -96,7 +96,7 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
-        if to == NOWHERE:  # place_refusal: discarded
+        if to == NOWHERE:  # the KV is discarded
             self.moving.pop(request.rid)
             self.engine.release(request)
             self._landed_kv(transfer)
@@ -142,7 +142,7 @@ class Moves:
                     targets.insert(0, (y + size, m - size))
 
     def copied(self, number: int) -> None:
-        """Let KV be where it was copied to."""
+        """Make a copy's target the home of its KV, and free its source."""
         transfer = self.under_way.pop(number)
         source, kv = transfer.source, transfer.kv
         assert source is not None
@@ -169,14 +169,14 @@ class Moves:
             self.engine.tell([Done(move.action)])
 
     def leave(self, transfer: Transfer) -> None:
-        """Forget a request that left while its KV was on its way."""
+        """Give up a transfer whose request left, or which another replaces; its Move waits for it no longer."""
         transfer.dead = True
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
 
     def stalled(self) -> bool:
-        """Nothing can happen any more: the first move that waits for memory fails. False where none does."""
+        """Fail the first move that waits for memory, as nothing can free any; return False if none waits."""
         for transfer in self.moving.values():
             if transfer.kv is None and transfer.under is not None:
                 self.moves.remove(transfer.under)

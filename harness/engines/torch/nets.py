@@ -1,13 +1,13 @@
 """The networks that stand for a run's models: dimensions, the order of their weights in memory, and the weights.
 
-A card serves every shape as it is, in bfloat16. A core serves one of at most AS_IT_IS bytes so, in float32; a larger
-one by its twin, whose layers are an eighth, whose widths are a sixteenth and whose vocabulary is a 128th, so that every
-part keeps about its share of the weights. Weights are drawn unless a folder of `MODELS_DIR` has the shape's name. They
-lie in one flat blob, in the order of `tensors`: what is multiplied together (query, key and value; gate and up) is
-adjacent, so one view spans it.
+A card serves every shape as it is, in bfloat16. A core serves a shape of at most AS_IT_IS bytes as it is, in float32,
+and a larger one by its twin, which has an eighth of its layers, a sixteenth of its widths and a 128th of its
+vocabulary, so that every part keeps about its share of the weights. Weights are drawn unless a folder of `MODELS_DIR`
+has the shape's name. They lie in one flat blob, in the order of `tensors`: what is multiplied together (query, key and
+value; gate and up) is adjacent, so one view spans it.
 
-A mixture of experts is served on cores alone: which experts a step reads hangs on its tokens, and a card's decode
-graphs are captured before. An FP8 checkpoint is served by its numbers in float32.
+A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, and a card's decode
+graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 as they are read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Net(NamedTuple):
     theta: float = 10_000.0  # base of RoPE
     eps: float = 1e-5
     folder: str = ""  # its checkpoint lies there; "": weights are drawn
-    float_bytes: int = 4  # a weight, or a number of KV, takes so many: float32, or 2: bfloat16
+    float_bytes: int = 4  # bytes of a weight or a number of KV: 4 for float32, 2 for bfloat16
     norm_topk_prob: bool = True  # the weights of a token's experts add up to 1
 
     @property
@@ -75,9 +75,10 @@ class Net(NamedTuple):
 
 
 def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
-    """Return the network by which a shape is served: itself up to `as_it_is` bytes, else a twin so many times as wide.
+    """Return the network that serves a shape: its checkpoint's, itself up to `as_it_is` bytes, else its twin.
 
-    A shape in numbers of 4 bytes is a twin already, of a cost table. UserError for checkpoints of other kinds.
+    `wide` is as in `twin`. A shape in numbers of 4 bytes is already a twin, of a cost table. Raises UserError for
+    shapes and checkpoints that the engine does not serve.
     """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
@@ -95,9 +96,9 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
 
 
 def twin(shape: Shape, wide: int = 1) -> Shape:
-    """Return the scaled twin of a shape: heads and their width a quarter each where heads divide by it.
+    """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's.
 
-    With `wide` its widths are so many sixteenths instead of one.
+    A quarter of its heads, each a quarter as wide, make one sixteenth, where the numbers of heads divide by 4.
     """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     layers, moe = max(2, shape.layers // 8), shape.experts
@@ -232,7 +233,7 @@ def checkpoint(folder: Path) -> dict[str, F4]:
 
 
 def scaled(weight: F4, scale: F4, block: Sequence[int] | None) -> F4:
-    """Multiply a matrix by its scales: one, one a row, or one a block of so many rows and columns."""
+    """Multiply a matrix by its scales: one for all, one per row, or one per block of `block` rows and columns."""
     if block is None or scale.size == 1:
         return weight * scale
     rows, columns = weight.shape
@@ -253,7 +254,7 @@ def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
 
 
 def prompt_ids(rid: int, first: int, last: int, vocab: int) -> NDArray[np.int64]:
-    """Return tokens `first` to `last` of a request's prompt: traces have lengths, not texts."""
+    """Return made-up tokens `first` to `last` of a request's prompt, as traces have lengths and no texts."""
     k = np.arange(first, last, dtype=np.uint64) + np.uint64((rid + 1) * 0x9E3779B97F4A7C15 % (1 << 64))
     k = (k ^ (k >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
     return ((k ^ (k >> np.uint64(29))) % np.uint64(vocab)).astype(np.int64)

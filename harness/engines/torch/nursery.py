@@ -1,11 +1,11 @@
 """The process that starts the others: it has torch loaded, so that a worker is there within milliseconds.
 
     python -m harness.engines.torch.nursery FILE          forks what is asked for over the socket FILE
-    python -m harness.engines.torch.nursery FILE cuda     holds the cards' memory; what is asked for are threads of it
+    python -m harness.engines.torch.nursery FILE cuda     holds the cards' memory, and starts threads, not processes
     python -m harness.engines.torch.nursery FILE worker   is a worker itself: a cold start, with all that it loads
 
-It leads a session of its own, so that Ctrl-C reaches the run alone. It ends with its socket, and the kernel ends all
-that it started with it.
+It leads a session of its own, so that Ctrl-C reaches the run alone. It ends when its socket is closed, and the
+operating system then ends all that it started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.engines.torch.ending import bound, ended_with
 from harness.engines.torch.wire import take_files
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SWITCH_S = 2e-4  # so long a thread of the cards' process waits for the interpreter's lock: far less than a step
+SWITCH_S = 2e-4  # after which a thread of the cards' process asks for the interpreter's lock: far less than a step
 
 
 def main() -> None:
@@ -46,9 +46,9 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         ended_with(worker.Worker(engine, opened).serve)
         return
-    with torch.inference_mode():  # what torch sets up at its first use
+    with torch.inference_mode():  # sets up what torch would at its first use
         torch.nn.functional.linear(torch.ones(8, 8), torch.ones(8, 8))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the dead are not kept
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
     engine.send("ready")
     while True:
         try:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def threads(engine: Connection) -> None:
-    """Serve on cards: one process has their memory, which its workers share, and their kernels run side by side."""
+    """Serve on cards by threads of this process: they share its memory, and their kernels run side by side."""
     import torch
 
     from harness.engines.torch import cuda, cuda_links, worker

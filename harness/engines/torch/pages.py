@@ -19,12 +19,12 @@ Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
 
 
 class Lowest:
-    """Numbers below a bound that are free: the lowest goes first. Those never taken take no memory."""
+    """The free numbers below a bound, of which the lowest is taken first; those never taken need no memory."""
 
     def __init__(self, bound: int) -> None:
         self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
-        self._back = set[int]()  # those that were given back
-        self._heap: list[int] = []  # holds those, and what was claimed since
+        self._back = set[int]()  # numbers that were given back
+        self._heap: list[int] = []  # holds those of `_back`, and numbers claimed since
 
     def __len__(self) -> int:
         return len(self._back) + self._bound - self._fresh
@@ -42,13 +42,13 @@ class Lowest:
         return self._fresh - 1
 
     def claim(self, number: int) -> bool:
-        """Take one that was given back; False where it is taken again."""
+        """Take a number that was given back; return False if it is not free any more."""
         free = number in self._back
         self._back.discard(number)
         return free
 
     def give(self, number: int) -> None:
-        """Give one back."""
+        """Give a number back."""
         self._back.add(number)
         heappush(self._heap, number)
         if len(self._heap) > 2 * self._bound:
@@ -73,10 +73,10 @@ class Arena:
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
     def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
-        """Take whole granules for so many bytes, which are free.
+        """Take whole granules for `size` bytes, which must be free.
 
-        Each of `last_granules` that is free comes to its place again; the others are the lowest, so that runs are
-        long.
+        Each of `last_granules` that is free is taken again, at its old index; the others are the lowest free ones, so
+        that runs are long.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
@@ -92,7 +92,7 @@ class Arena:
             self._free.give(granule)
 
     def runs(self, granules: list[int]) -> Runs:
-        """Join neighbours to runs of bytes."""
+        """Join adjacent granules into runs of bytes."""
         spans = []
         for _, group in groupby(enumerate(granules), lambda pair: pair[1] - pair[0]):
             members = [granule for _, granule in group]
@@ -111,11 +111,11 @@ class Account:
         self.limit_bytes: int | None = None
         self.arena, self._elastic = arena, buffer > 0
         self._granules: dict[int, list[int]] = {}  # keyed by mapped page
-        self._used: dict[int, int] = {}  # blocks of pages, where any is
-        self._blocks: list[int] = []  # free, of mapped pages, and of pages of which some block is used
-        self._spare: list[int] = []  # mapped pages of which none is
+        self._used: dict[int, int] = {}  # used blocks by page, for pages that have any
+        self._blocks: list[int] = []  # free blocks of pages of which some block is used
+        self._spare: list[int] = []  # mapped pages of which no block is used
         self._out = Lowest(arena.size // self.page_bytes)  # pages that are not mapped
-        self.changes: list[tuple[int, Runs]] = []  # what was mapped (runs) and unmapped (none), by page
+        self.changes: list[tuple[int, Runs]] = []  # (page, its runs if it was mapped, none if it was unmapped)
         arena.accounts.append(self)
 
     @property
@@ -135,25 +135,25 @@ class Account:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that it may take beside those in use."""
+        """Bytes that the account may take beyond those in use."""
         free = self.arena.free_bytes
         return max(0, free if self.limit_bytes is None else min(free, self.limit_bytes - self.used_bytes))
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks of so many tokens."""
+        """Return the number of blocks that `tokens` tokens need."""
         return -(-tokens // self.pages.block_tokens)
 
     def need_bytes(self, blocks: int) -> int:
-        """Bytes of the pages that so many more blocks take."""
+        """Return the bytes of the pages that must come into use for `blocks` more blocks."""
         return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
 
     def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
-        """Tell whether so many more blocks fit, with so many bytes still free behind."""
+        """Tell whether `blocks` more blocks fit: in pages in use, or in others that leave `reserve_bytes` free."""
         need = self.need_bytes(blocks)
         return not need or need + reserve_bytes <= self.room_bytes
 
     def take(self, blocks: int) -> list[int]:
-        """Take blocks, which fit: those of begun pages first."""
+        """Take `blocks` blocks, which must fit, those of pages in use first."""
         while len(self._blocks) < blocks:
             page = self._spare.pop() if self._spare else self._grown()
             self._used[page] = 0
@@ -184,7 +184,7 @@ class Account:
         self.changes.append((page, []))
 
     def _grown(self) -> int:
-        """Map a page."""
+        """Map a page and return its number."""
         page = self._out.take()
         self._granules[page] = sorted(self.arena.take(self.page_bytes))
         self.changes.append((page, self.runs(page)))

@@ -28,7 +28,7 @@ from harness.policy.types import Host, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-# With these of glibc, what a step frees stays with the process, whose next step need not fault each page in anew.
+# With these settings of glibc a process keeps the memory that a step frees, so the next need not fault it in again.
 KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
@@ -52,7 +52,7 @@ class Nursery:
             raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
 
     def open_cards(self, sizes: Sequence[int], kind: Kind) -> None:
-        """Let cards hold memory for so many devices. UserError where they have not so much, or none is there."""
+        """Let cards hold the memory of devices of these `sizes`, in bytes. Raises UserError if they cannot."""
         self._end.send((tuple(sizes), kind.granule, kind.sms, kind.float_bytes))
         try:
             if refusal := self._end.recv():
@@ -70,11 +70,11 @@ class Nursery:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """The id of the nursery's process."""
         return self._child.pid
 
     def close(self) -> None:
-        """End it; what it started ends with it."""
+        """End the nursery, and with it the processes that it started."""
         with suppress(OSError):
             os.killpg(self._child.pid, 9)
         self._child.kill()
@@ -83,29 +83,29 @@ class Nursery:
 
 
 class WorkerProcess:
-    """A worker process, and what it knows: one on a device, or one a model or lane."""
+    """A worker process as the engine sees it: what it has mapped, and the step that it does."""
 
     def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
         self.device, self.cold = device, cold
         self.conn, self.pid = nursery.start("cold" if cold else "worker")
         self.ready = False
-        self.since_s = time.monotonic()  # an answer is due since then, by the monotonic clock; inf: none is
+        self.since_s = time.monotonic()  # an answer has been due since then, by the monotonic clock; inf: none is due
         self.weights: set[str] = set()  # models whose weights it has mapped
         self.accounts: set[str] = set()  # models whose KV it has mapped
         self.step: Any = None  # the step in flight
 
     def send(self, *message: Any) -> None:
-        """Tell it something. A worker that is gone is noticed where its answers are read."""
+        """Send the worker a message; a worker that is gone is noticed where its answers are read."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
 
     def kill(self) -> None:
-        """End it at once, as the kernel would."""
+        """Kill the worker at once, by SIGKILL."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let it end: a worker ends with its connection."""
+        """Let the worker end, as it does when its connection is closed."""
         with suppress(OSError):
             self.conn.close()
 
@@ -144,10 +144,10 @@ class Workers:
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
     def start(self, served: Mapping[str, Net]) -> None:
-        """Start the nursery and the links, take memory, draw weights. UserError where they do not start."""
+        """Start the nursery and the links, take memory, draw weights. Raises UserError if they do not start."""
         cuda = self.kind.name == "cuda"
         self.nets, self._nursery = served, Nursery(cuda=cuda)
-        for arena in self.arenas.values():  # a card's memory is no file: one of no pages keeps its number
+        for arena in self.arenas.values():  # a card's memory is no file: an empty one keeps its number
             self._files.append(os.memfd_create("device"))
             os.ftruncate(self._files[-1], arena.size)
         for net in served.values():
@@ -176,7 +176,7 @@ class Workers:
             self._files.append(os.open(self._folder / str(k), os.O_RDONLY))
 
     def close(self) -> None:
-        """End every process and give memory back. May come twice, or without `start`."""
+        """End every process and give memory back. May be called twice, or without `start`."""
         nursery, self._nursery = self._nursery, None
         if nursery is not None:
             nursery.close()
@@ -197,7 +197,7 @@ class Workers:
         self._poll.register(file, select.POLLIN)
 
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
-        """Return a worker of a device, started where there is none."""
+        """Return the worker of a device that has this `key`; start it if there is none."""
         if (worker := self.processes.get((device, *key))) is None:
             assert self._nursery is not None
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
@@ -223,11 +223,11 @@ class Workers:
         self._introduced = {two for two in self._introduced if worker not in two}
 
     def overdue(self, limit_s: float) -> list[WorkerProcess]:
-        """Return the workers whose answer has been due for longer than this."""
+        """Return the workers whose answer has been due for longer than `limit_s`."""
         return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
-        """Return what a link has been at for longer than its rate allows and this; "" where none has."""
+        """Describe a link that has moved nothing for `limit_s` longer than its copies take; "" if none is late."""
         for link, copies in self._copying.items():
             for_s = time.monotonic() - self._moved_s[link]
             if copies and for_s > sum(copies.values()) + limit_s:
@@ -235,9 +235,9 @@ class Workers:
         return ""
 
     def receive(self, wait_s: float | None) -> list[tuple[float, WorkerProcess | None, Any]]:
-        """Return what the processes say, in order of its times; wait for it so long, or for ever.
+        """Return the processes' messages in order of their times; wait `wait_s` for one, or for ever if None.
 
-        Each is (time, worker or None for the links, what); a worker that ended says None, last of all.
+        Each is (time, worker or None for the links, message); that of a worker that ended is None, and comes last.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
@@ -260,7 +260,7 @@ class Workers:
     # ------------------------------------------------------------ messages to them
 
     def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
-        """Order a copy at so many bytes/s; return its number, None where there is nothing to copy."""
+        """Order a copy at `rate` bytes/s; return its number, None if there is nothing to copy."""
         if not (every := tuple(parts)):
             return None
         assert self._links is not None
@@ -273,7 +273,7 @@ class Workers:
         return self._copies
 
     def fill(self, parts: Iterable[Bytes]) -> None:
-        """Copy at once, as before the start."""
+        """Copy without a limit of rate and wait for the end, as is done before a run starts."""
         if (number := self.copy("fill", math.inf, parts)) is not None:
             assert self._links is not None
             while self._links.recv().number != number:
@@ -281,7 +281,7 @@ class Workers:
             del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Tell the workers of a device what was mapped and unmapped since; to a new one, all of a model's KV."""
+        """Send a worker's device the changes of KV mappings since the last call; to a new worker, all of `model`'s."""
         fresh = "" if model in worker.accounts else model
         if fresh:
             account = self.accounts[model, worker.device]
@@ -289,7 +289,7 @@ class Workers:
             worker.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
         for name in self.nets:
             account = self.accounts[name, worker.device]
-            changes, account.changes = dict(reversed(account.changes)), []  # a page's first change is what they know
+            changes, account.changes = dict(reversed(account.changes)), []  # a page's first tells if they have it
             for other in self.processes.values() if changes else ():
                 if other.device != worker.device or name not in other.accounts or (other is worker and name == fresh):
                     continue
@@ -300,7 +300,7 @@ class Workers:
                         other.send("map", name, list(_mapping(account, page)))
 
     def introduce(self, worker: WorkerProcess, peer: WorkerProcess) -> None:
-        """Let a worker ask another device's for attention."""
+        """Connect a worker to one of another device, which it can then ask for attention."""
         if (worker, peer) in self._introduced:
             return
         self._introduced.add((worker, peer))

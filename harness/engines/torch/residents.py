@@ -17,7 +17,7 @@ from harness.policy.view import Weights
 
 
 class Way(NamedTuple):
-    """A rung of the ladder of loads, as it is done here."""
+    """A way to load weights (`Load.way`), as this engine does it."""
 
     source: Literal["host", "disk"] = "host"
     starts: bool = False  # a process is started for it
@@ -45,24 +45,24 @@ class Resident:
     granules: list[int]
     state: Weights = "loading"
     load: Load | None = None
-    evict: Evict | None = None  # it leaves under this
+    evict: Evict | None = None  # the action under which it leaves
     copies: set[int] = field(default_factory=set)
     worker: WorkerProcess | None = None  # a process of its own
 
 
 class Residents:
-    """The instances of an engine that are in or under way, in order of Load."""
+    """The instances of an engine whose weights are in or on their way, in order of Load."""
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.by_inst: dict[Inst, Resident] = {}
         self.last_granules: dict[Inst, list[int]] = {}  # those of evicted instances, for reuse
         self.copies: dict[int, Inst] = {}  # under way, by number
-        self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for: closed to prompts
+        self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for; new prompts leave them free
         self.loads = self.evicts = 0
 
     def load(self, action: Load) -> Refusal | None:
-        """Start a Load; the reason where it cannot be."""
+        """Start a Load; return the reason if it is refused, else None."""
         inst, way = action.inst, WAYS[action.way]
         (device,) = inst.place if not isinstance(inst.place, Host) else (0,)
         if (resident := self.by_inst.get(inst)) is not None:
@@ -97,7 +97,7 @@ class Residents:
         return None
 
     def _keep(self, resident: Resident, action: Load) -> None:
-        """Take a Load of weights that are in or under way; those that were leaving stay."""
+        """Accept a Load of weights that are in or on their way; those that were leaving stay."""
         if resident.state == "leaving":
             resident.state = "in"
             self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
@@ -121,7 +121,7 @@ class Residents:
         return parts
 
     def landed(self, insts: Iterable[Inst]) -> None:
-        """Weights whose copies, and whose process, are there can be used."""
+        """Make weights usable whose copies are done and whose worker is ready."""
         for inst in insts:
             resident = self.by_inst[inst]
             if (
@@ -132,10 +132,10 @@ class Residents:
                 resident.state = "in"
                 if resident.load is not None:
                     self.engine.tell([Done(resident.load)])
-                self.engine.freed()  # an eviction was refused while they were on their way
+                self.engine.freed()  # an eviction may have been refused while they were on their way
 
     def copied(self, number: int) -> bool:
-        """Note that a copy is done; False where it is none of weights."""
+        """Note that a copy is done; return False if it is not a copy of weights."""
         if (inst := self.copies.pop(number, None)) is None:
             return False
         self.by_inst[inst].copies.discard(number)
@@ -143,7 +143,7 @@ class Residents:
         return True
 
     def evict(self, action: Evict) -> Refusal | None:
-        """Let weights leave; the reason where they cannot."""
+        """Start an Evict; return the reason if it is refused, else None."""
         resident = self.by_inst.get(action.inst)
         if resident is None:
             return "gone", "its weights are not in"
@@ -158,7 +158,7 @@ class Residents:
         return None
 
     def leave_if_due(self, inst: Inst) -> None:
-        """Free weights that are to leave: once no member is left, or once no step of theirs is in flight."""
+        """Free weights under an Evict once no step of theirs is in flight and, if it drains, no member is left."""
         resident = self.by_inst.get(inst)
         if resident is None or resident.evict is None:
             return
@@ -174,7 +174,7 @@ class Residents:
         for step in [
             lane.step for lane in self.engine.lanes.values() if lane.batch.inst == inst and lane.step is not None
         ]:
-            self.engine.retired(step)  # between two slices: what they did is lost
+            self.engine.retired(step)  # the step is between two slices, and its work is lost
             step.lane.step = None
         assert not isinstance(inst.place, Host)
         (device,) = inst.place

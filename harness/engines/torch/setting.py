@@ -20,12 +20,12 @@ from harness.policy.types import Cluster, Gpu, Model
 class Fields:
     """Fields that `--engine torch+wide=...` sets."""
 
-    wide: int = number(1, 1, 16)  # sixteenths of a shape's widths that its twin has
-    stuck_s: int = number(60, 1, 86400)  # a worker that does not answer for so long is stuck, and is killed
+    wide: int = number(1, 1, 16)  # widths of a twin, in sixteenths of its shape's
+    stuck_s: int = number(60, 1, 86400)  # seconds without an answer after which a worker is killed
 
 
 def rates(config: Config, on: Kind) -> dict[str, float]:
-    """Return GB/s of the links: as the run says, else as its cost table was measured on such devices, else usual."""
+    """Return the GB/s of each link: as the run sets it, else as its cost table measured it, else the kind's."""
     given, measured = on.links, quantities.machine(config.table)
     if measured is not None:
         spec = measured.spec
@@ -36,7 +36,7 @@ def rates(config: Config, on: Kind) -> dict[str, float]:
 
 
 def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mapping[str, int], arena: Arena) -> Cluster:
-    """Return what policies may know of devices that serve these networks; pages are of KV, by model."""
+    """Return what policies may know of devices that serve these networks; `page_bytes` are a KV page's, by model."""
     gpu = Gpu("cpu" if on.name == "cpu" else config.gpu, 0, arena.size, on.sms, on.sm_choices)
     models = {}
     for m in config.models:
@@ -48,7 +48,7 @@ def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mappi
 
 
 def _profile(config: Config, on: Kind, nets: Mapping[str, Net], mem_bytes: int) -> TableProfile:
-    """Return what policies may know of steps: of the run's cost table, else of the one that is shipped for a core."""
+    """Return what policies may know of step times: by the run's cost table, else by the one shipped for a core."""
     if on.name != "cpu" or quantities.machine(config.table) is not None:
         return profile(config, machine(config))
     shapes = {m.name: m.shape for m in config.models}

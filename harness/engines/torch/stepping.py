@@ -22,17 +22,17 @@ from harness.policy.types import Batch, Host
 class Stepping(Core):
     """The engine's lanes and steps."""
 
-    swap: bool  # members that lack memory go to the host and come back
+    swap: bool  # the KV of preempted members goes to the host and comes back
     turns: bool  # workers of a device step one at a time
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether it is that for decodes alone
-        self.stepping: dict[int, Step] = {}  # the step whose result a request waits for
-        self.generated: dict[int, list[int]] = {}  # tokens of requests
-        self.logits: dict[int, list[Any]] | None = None  # those of each request's tokens, where a test asks for them
-        self.timed_steps: list[TimedStep] | None = None  # every step, where a measurement asks for them
-        self.repeat = 0  # so often a step's kernels run again to be timed
+        self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether the lane is for decodes alone
+        self.stepping: dict[int, Step] = {}  # keyed by request: the step whose result it waits for
+        self.generated: dict[int, list[int]] = {}  # output tokens by request
+        self.logits: dict[int, list[Any]] | None = None  # logits of tokens by request, if a test asks for them
+        self.timed_steps: list[TimedStep] | None = None  # every step, if a measurement asks for them
+        self.repeat = 0  # times that a step's kernels are run again to be timed
         self._numbers = 0
         self._lost_in_a_row = 0  # workers lost with no step between them
         self._share_s: dict[
@@ -52,7 +52,7 @@ class Stepping(Core):
         return self.workers.worker(device, *key)
 
     def run(self, order: Run) -> Refusal | None:
-        """Put an order in force; return why it cannot be, None if it is."""
+        """Put an order in force; return the reason if it is refused, else None."""
         if refusal := unfit(order, self.kind.sms):
             return refusal
         batch, decode = order.batch, order.phase == "decode"
@@ -70,7 +70,7 @@ class Stepping(Core):
         other = self.lanes.get((batch, not decode))
         if other is not None and "mixed" in {order.phase, other.phase}:
             other.order = other.turn = None
-        self._worker(batch, order.phase, order.sms)  # started before it is needed
+        self._worker(batch, order.phase, order.sms)  # starts the worker before it is needed
         return None
 
     def _in_flight(self, lane: Lane) -> bool:
@@ -78,7 +78,7 @@ class Stepping(Core):
         return step is not None and step.worker.step is step and step.turn is lane.turn
 
     def _start_steps(self) -> None:
-        """Let every idle worker step what it can, and end the turns that are over."""
+        """Start a step on every idle worker that has one, bring swapped KV back, and end the turns that are over."""
         for lane in sorted(self.lanes.values(), key=lambda lane: lane.last):
             self._start_step(lane)
         for request in list(self.live.values()) if self.swap else ():
@@ -93,7 +93,7 @@ class Stepping(Core):
                 self._end_turn(lane, why)
 
     def _busy(self, worker: WorkerProcess) -> bool:
-        """Tell whether another worker steps on this device, where they take turns."""
+        """Tell whether the workers of a device take turns and one of them is in a step."""
         return self.turns and any(
             s.step is not None and s.device == worker.device for s in self.workers.processes.values()
         )
@@ -154,7 +154,7 @@ class Stepping(Core):
         step.layers = until
 
     def _book_step(self, step: Step) -> None:
-        """Book those who step now."""
+        """Book the members of a step that starts: from now on their time is compute."""
         step.begun_s = self.now_s
         for part in step.parts:
             if self.stepping.get(part.request.rid) is step:
@@ -191,7 +191,7 @@ class Stepping(Core):
         self.residents.leave_if_due(inst)
 
     def _tokens(self, step: Step, done: Stepped) -> None:
-        """Give each member what the step made for it."""
+        """Give each member the token that the step made for it, and report prompts and requests that are done."""
         batch, events = step.lane.batch, list[Event]()
         counts = self.counts[batch]
         for k, (request, start, count) in enumerate(step.parts):
@@ -220,7 +220,7 @@ class Stepping(Core):
         self.tell(events)
 
     def retired(self, step: Step) -> None:
-        """Nothing touches a step's KV any more."""
+        """Forget a step that has ended, and free the blocks of members that left while it ran."""
         for part in step.parts:
             if self.stepping.get(part.request.rid) is step:
                 del self.stepping[part.request.rid]
@@ -244,7 +244,7 @@ class Stepping(Core):
         return lane.turn is not None and (lane.turn.over(self.now_s) or lane.turn.most == 0)
 
     def _turns_end(self) -> Iterator[float]:
-        """Yield when turns of idle lanes are over."""
+        """Yield the times at which the turns of lanes without a step in flight are over."""
         for lane in self.lanes.values():
             turn = lane.turn
             if turn is not None and turn.for_s is not None and turn.began_s is not None and not self._in_flight(lane):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-MOST_CORES = 0.05  # share of a core that the run's process may take, and strangers of each
-SHARE_OFF = 0.10  # between the share of a device that a lane got and the one it asked for
-LEAST_S = 0.5  # a lane's share is judged from so many seconds of steps on
+MOST_CORES = 0.05  # share of a core that the run's process may take, and of each core that other processes may
+SHARE_OFF = 0.10  # most difference between the share of a device that a lane got and the one it asked for
+LEAST_S = 0.5  # seconds of steps that a lane needs for its share to be judged
 
 
 class Share(NamedTuple):
-    """A lane with a part of its device: the part asked for, seconds of its processor, and all, during its steps."""
+    """A lane with a part of its device: the part asked for, and the CPU seconds and all seconds of its steps."""
 
     model: str
     asked: float
@@ -20,12 +20,12 @@ class Share(NamedTuple):
 
     @property
     def got(self) -> float:
-        """The part that it got."""
+        """The part of the device that the lane got."""
         return self.spent_s / self.all_s
 
     @property
     def text(self) -> str:
-        """Both in words."""
+        """The parts got and asked for, in words."""
         return f"{self.model} got {self.got:.0%} of its device, asked were {self.asked:.0%}"
 
 

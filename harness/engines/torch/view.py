@@ -17,7 +17,7 @@ class Seen(WallView):
         self._own = engine
 
     def weights(self, inst: Inst) -> Weights:
-        """See View; a load that waits for memory stands with the loop."""
+        """See View; loads that wait for memory are kept by the loop, and are "out" here."""
         if isinstance(inst.place, Host):
             return "in"
         resident = self._own.residents.by_inst.get(inst)

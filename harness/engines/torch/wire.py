@@ -16,7 +16,7 @@ class Pages(NamedTuple):
     """The layout of a model's KV on a device."""
 
     block_tokens: int
-    block_bytes: int  # from one block to the next: whole granules
+    block_bytes: int  # from one block to the next, in whole granules
     blocks: int  # as many as fit in the device's memory
 
 
@@ -33,14 +33,14 @@ class Part(NamedTuple):
     rid: int
     prompt_tokens: int
     cached_tokens: int  # tokens already in the KV cache
-    tokens: int  # tokens to compute, behind those
-    generated: tuple[int, ...]  # ids of the computed tokens that lie behind the prompt
+    tokens: int  # tokens to compute, after the cached ones
+    generated: tuple[int, ...]  # ids of the tokens to compute that come after the prompt
     blocks: tuple[int, ...]
     remote: int = -1  # the device on which its KV lies and is attended; -1: the batch's
 
     @property
     def context(self) -> int:
-        """Its tokens once the step is done."""
+        """Tokens of its context once the step is done."""
         return self.cached_tokens + self.tokens
 
 
@@ -51,20 +51,20 @@ class Order(NamedTuple):
     model: str
     parts: tuple[Part, ...]
     until: int
-    share: float | None = None  # its part of the device's SMs
-    op_s: float | None = None  # with it, others' attention gets in after each kernel, not after the step
-    phase: str = "mixed"  # its lane's: the partitions of prefills and of decodes are disjoint
-    repeat: int = 0  # so often its kernels run again when it is done, back to back, to be timed
+    share: float | None = None  # its part of the device's SMs; None: all
+    op_s: float | None = None  # if set, attention for other devices is computed after each kernel, else after the step
+    phase: str = "mixed"  # its lane's; the partitions of prefills and of decodes are disjoint
+    repeat: int = 0  # times that its kernels are run again when it is done, back to back, to be timed
 
 
 class Stepped(NamedTuple):
-    """The result of a step or slice; times of the monotonic clock."""
+    """The result of a step or slice; times are the monotonic clock's."""
 
     step: int
     begun_s: float
     ended_s: float
     cpu_s: float
-    tokens: tuple[int, ...]  # one a part, once the last layer is done
+    tokens: tuple[int, ...]  # one per part; empty until the last layer is done
     logits: Any = None  # None unless a test asks for them
     kernels_s: float | None = None  # what its kernels took back to back, if they were repeated as a graph
 
@@ -73,7 +73,7 @@ Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 
 
 class Copy(NamedTuple):
-    """Bytes from one store to another, over a link; the link's next chunk is of KV, else of the oldest copy."""
+    """An order to copy bytes between stores over a link, which moves KV first, and then its oldest copy."""
 
     number: int
     link: str
@@ -83,14 +83,14 @@ class Copy(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy is done."""
+    """The message that a copy is done."""
 
     number: int
     ended_s: float
 
 
 def pair() -> tuple[Connection, int]:
-    """Return one end of a new connection, and the file of the other."""
+    """Return one end of a new connection, and the file descriptor of the other."""
     mine, other = socket.socketpair()
     return Connection(mine.detach()), other.detach()
 
@@ -102,7 +102,7 @@ def send_files(to: Connection, files: Sequence[int]) -> None:
 
 
 def take_files(source: Connection, count: int) -> list[int]:
-    """Take the files that a message announced."""
+    """Return the files that a message announced. Raises EOFError if the sender is gone."""
     with socket.socket(fileno=os.dup(source.fileno())) as link:
         size = socket.CMSG_LEN(count * array.array("i").itemsize)
         data, ancillary, *_ = link.recvmsg(1, size)

@@ -1,8 +1,8 @@
 """A process that computes: it maps what it is told, and steps what it is ordered to. It keeps nothing of a request.
 
-Run by the nursery (nursery.py): for a core as a process, pinned to the core that stands for its device; for cards as a
-thread with a stream of its own. Between two kernels it attends to what other devices ask for KV that lies here, and
-sleeps where a share of a core is all that its lane has.
+The nursery (nursery.py) starts it: for a core as a process, pinned to the core that stands for its device; for cards as
+a thread with a stream of its own. For other devices it computes attention over KV that lies here. Between two kernels
+it sleeps where its lane has only a share of the core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.engines.torch.model import Computed, Pass, Weights
 from harness.engines.torch.nets import prompt_ids
 from harness.engines.torch.wire import Given, Order, Part, Stepped, take_files
 
-MOMENT_S = 50e-6  # a worker looks so often whether its card is done
+MOMENT_S = 50e-6  # seconds between two looks whether a card is done
 
 
 class Worker:
@@ -41,13 +41,13 @@ class Worker:
         self.peers: dict[int, Connection] = {}  # workers that this one asks for attention, by device
         self.askers: list[Connection] = []  # workers that ask this one
         self.last_parts: dict[int, list[Part]] = {}  # the parts that each peer attends in the step under way
-        self.remote_attention: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # a peer's
+        self.remote_attention: dict[int, Callable[[int, Tensor, Tensor, Tensor], Tensor] | None] = {}  # keyed by peer
         self.tables: dict[Connection, Any] = {}  # slots and contexts of each asker's step
         self.orders: deque[Order] = deque()  # steps that are still to be done
         self.logits = False
 
     def serve(self) -> None:
-        """Do what comes, until EOFError: the engine is gone."""
+        """Handle messages and do steps until the engine is gone. Raises EOFError then."""
         while True:
             if not self.orders:
                 select.select([self.engine, *self.askers], [], [])
@@ -161,7 +161,7 @@ class Worker:
     def ask(
         self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Have another device attend to what lies there; answer its own questions meanwhile."""
+        """Have another device attend to KV that lies there; answer other workers meanwhile."""
         peer, fresh = self.peers[device], None
         if self.last_parts.get(device) is not parts:
             self.last_parts[device], self.remote_attention[device], fresh = parts, None, tuple(parts)
@@ -176,12 +176,12 @@ class Worker:
         return self.device.imported(result)[0]
 
     def _meanwhile(self) -> None:
-        """Answer what is asked in the next moment."""
+        """Wait up to MOMENT_S for a message, and answer it."""
         select.select([self.engine, *self.askers], [], [], MOMENT_S)
         self.answer()
 
     def answer(self) -> None:
-        """Attend to what others ask now; what the engine said before they asked comes first."""
+        """Compute the attention that other workers ask for now, after handling the engine's earlier messages."""
         self.receive()
         for asker in select.select(self.askers, [], [], 0)[0] if self.askers else ():
             self.receive()
