@@ -211,7 +211,7 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
 
 
 def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefills: bool = True) -> dict[str, Gpus]:
-    """Return the best greedy placement over all partitions (Algorithm 1); `prefills` says if they share the GPUs.
+    """Return the best greedy placement over all partitions (Algorithm 1); `prefills`: on the same GPUs.
 
     Where no order finds room, a placement is searched. Raises Infeasible if there is none either.
     """

@@ -136,9 +136,9 @@ class Tenant:
     model: Model
     itl_s: float
     predict: Predictor | None
-    near: list[Tenant] = field(default_factory=list)  # all that share its GPUs, directly or through others, and it
+    near: list[Tenant] = field(default_factory=list)  # itself, and all that share its GPUs, directly or through others
     waiting: dict[int, int] = field(default_factory=dict)  # prompt tokens of requests without a first token, in order
-    prompts: dict[int, int] = field(default_factory=dict)  # prompt tokens of all
+    prompts: dict[int, int] = field(default_factory=dict)  # prompt tokens of all requests
     due_s: dict[int, float] = field(default_factory=dict)  # deadlines of those that wait, by their TTFT SLO
     told: dict[Phase, Run] = field(default_factory=dict)
     begun_s: float = 0.0  # when the prefill in flight began, plus the seconds it was preempted for

@@ -394,7 +394,7 @@ Ways = Mapping[frozenset[int], Sequence[Way]]  # by the jobs that are done
 
 
 def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, ...] | None:
-    """Choose an option for each machine so that every job is done once at the least cost; None if that is impossible.
+    """Choose an option for each machine so that every job is done once at the least cost; None if impossible.
 
     The cost is the sum of the options' sums + weight x their largest penalty. The search is exact, machine by machine.
     Of equal choices the one with the first options is taken.

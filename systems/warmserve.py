@@ -168,7 +168,7 @@ class WarmServe:
     waiting: dict[int, Request] = field(default_factory=dict, init=False)  # in order of arrival
     ends_s: float = field(default=math.inf, init=False)  # end of this window
     ticks: bool = field(default=False, init=False)
-    changed: bool = field(default=True, init=False)  # True if what prewarming depends on changed since
+    changed: bool = field(default=True, init=False)  # True if inputs of prewarming changed since it ran
 
     leaves_idle: ClassVar[str] = "a request that finds no instance asks again a second later (request_handler)"
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {

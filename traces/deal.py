@@ -1,4 +1,4 @@
-"""A log of one stream is split among models: whole sessions, or bursts; each model has a stated share of requests.
+"""A log of one stream is split among models by whole sessions or bursts, to stated shares of its requests.
 
 A name is a log of the manifest and how it is split, as in "azure-conv+models=8+deal=1+max_tokens=8192": among how many
 models, which of many random splits, and the longest prompt + output that is kept. For a user's own log `--spread` says

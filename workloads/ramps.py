@@ -1,4 +1,4 @@
-"""Staggered ramps: equal models whose request rates rise and fall one after the other, at stamps that are not random.
+"""Staggered ramps: equal models whose request rates rise and fall one after the other, at fixed stamps.
 
 The load of kvcached's latency benchmark (ovg-project/kvcached 06c31e0, benchmarks/bench_latency_benefit,
 bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753): a model is asked 1, 2, ... `peak`, ... 2, 1

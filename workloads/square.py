@@ -1,4 +1,4 @@
-"""Streams assigned to models by a Latin square: over its seeds each of the busiest streams meets each size class once.
+"""Streams assigned to models by a Latin square: over its seeds each busy stream meets each size class once.
 
 The models of a set fall into n classes of size. In every seed the n busiest streams have one model of each class, and
 over the n seeds of a square each of them has every class once. The seed draws which model of the class it is, and which

@@ -162,7 +162,7 @@ def whole(case: Case) -> str:
 
 
 def first_token(base: quantities.HostProfile) -> Fit:
-    """Return a fit of the API's and tokeniser's seconds of a first token: the median of TTFT that is left."""
+    """Return a fit of `api_in_s`, of API and tokeniser: the median of measured less simulated TTFT."""
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         left = [c.measured["ttft"] - simulated["ttft"] for c, simulated in zip(cases, ours(cases, base), strict=True)]

@@ -1,4 +1,4 @@
-"""Names in files of measured runs, as sources, papers and nvidia-smi write them: ours for them, and those we lack."""
+"""Names in files of measured runs, as written by sources, papers and nvidia-smi, in ours; and those that we lack."""
 
 from __future__ import annotations
 

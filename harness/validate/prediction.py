@@ -1,4 +1,4 @@
-"""Predictions of the simulator, stored before a machine ran: `results/predictions/NAME.toml`, and a page beside it.
+"""Predictions of the simulator, stored before a machine ran: `results/predictions/NAME.toml`, and its page.
 
     python -m harness.validate.prediction requests      # draws the requests of REQUESTS again: the same bytes of rows
     python -m harness.validate.prediction NAME          # simulates CAMPAIGN; an existing prediction stays as it is

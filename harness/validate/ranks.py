@@ -213,8 +213,8 @@ def _error(cell: Cell | None) -> str:
 def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
     """Say how many cells meet each aim, among those whose repeats are precise enough to tell.
 
-    They are if the 95 % interval of the measured mean over repeats extends at most the aim's bound to each side. Where
-    most are not, windows are too short.
+    Repeats are if the 95 % interval of their measured mean extends at most by the aim's bound to each side. Where those
+    of most cells are not, windows are too short.
     """
     lines = []
     for measure, bound, words in (

@@ -334,9 +334,9 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
 
 
 def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) -> list[float]:
-    """Return the seconds of steps of `seqs` sequences, or of prefills if 0, within the time when all models had such.
+    """Return the seconds of steps of `seqs` sequences (0: of prefills) while all models had such steps.
 
-    Return those of all such steps if there is no such time.
+    Where they never had such steps at the same time, return those of all such steps.
     """
     spans_of = {m: list[tuple[float, float]]() for m in models}
     for m, spans in spans_of.items():

@@ -118,8 +118,8 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 def unscored(setting: Setting, metric: str) -> str:
     """Say why a metric is left out of the scores; "" if it is not.
 
-    TTFT of a closed loop on vLLM is, where the first wave is not counted: no source says whether its clients begin in a
-    burst, which later waves repeat, or spread. SGLang's slots run in step either way.
+    TTFT of a closed loop on vLLM is left out where the first wave is not counted: no source says whether its clients
+    begin in a burst, which later waves repeat, or spread. SGLang's slots run in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
