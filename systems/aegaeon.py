@@ -11,7 +11,7 @@ MachineLearningSystem/25SOSP-Aegaeon 1c3b110. An instance is a GPU, or a tensor-
 
 Alg. 1: a prompt joins a group (`group` prompts of a model, prefilled one by one, first come first served) with room;
 else it opens one at the end of the queue of the least loaded instance: by estimated seconds of prefill and switches, or
-(`load=requests`) by prompts. `refill`: who is prefilled makes room. `prefill`: share of instances that prefill.
+(`load=requests`) by prompts. `refill`: prefilled prompts make room. `prefill`: share of instances that prefill.
 Alg. 2: its KV goes to host memory and the request to a decode batch of its model that has room for it, else to the
 decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
 Both look only at the node of a model: model k lives on node k mod nodes (the code's llm.py), so its batches stay whole.
@@ -67,10 +67,11 @@ def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
 
 
 def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> Iterator[tuple[Gpus, bool, bool]]:
-    """`instances`, and whether each prefills and decodes: of each size and node the first ones prefill, a `share`.
+    """Yield each of `instances`, whether it prefills, and whether it decodes; without a `share` all do both.
 
-    One at least does each, over all nodes where some node has a single one of its size; without a share all do both.
-    Raises Infeasible where there is only one of the largest size.
+    Of each size and node the first `share` of the instances prefill and the others decode, at least one each. Where
+    some node has a single instance of a size, that size is split over all nodes together. Raises Infeasible if there is
+    only one instance of the largest size.
     """
     cut = instances(cluster, work, 1 if share is None else 2)
     if share is None:
@@ -94,7 +95,7 @@ class Group:
 
     at: Instance
     batch: Batch
-    rids: dict[int, float] = field(default_factory=dict)  # not yet prefilled: seconds of each
+    rids: dict[int, float] = field(default_factory=dict)  # requests not yet prefilled, with the seconds of each
     joined: int = 0
 
 
@@ -107,7 +108,7 @@ class Work:
     rids: dict[int, None] = field(default_factory=dict)
     ctx: int = 0  # tokens of context in all
     t: float = math.inf  # seconds of a step, at the start of the round
-    q: float = 0.0  # what is left of its turn in this round
+    q: float = 0.0  # seconds left of its turn in this round
 
 
 @dataclass(slots=True, eq=False)
@@ -117,20 +118,20 @@ class Instance(Slot):
     prefills: bool = True
     decodes: bool = True
     host: Host = field(init=False)  # where KV goes
-    home: dict[Batch, None] = field(default_factory=dict)  # whose KV is on the GPUs
-    stages: deque[list[Action]] = field(default_factory=deque)  # of a switch under way, where they wait for each other
-    waits: list[Action] = field(default_factory=list)  # what the next stage waits for
+    home: dict[Batch, None] = field(default_factory=dict)  # batches whose KV is on the GPUs
+    stages: deque[list[Action]] = field(default_factory=deque)  # left of a switch under way, without `sync`
+    waits: list[Action] = field(default_factory=list)  # actions that the next stage waits for
     groups: deque[Group] = field(default_factory=deque)
     works: list[Work] = field(default_factory=list)
-    round: deque[Work] = field(default_factory=deque)  # still to have their turn
-    job: Group | Work | None = None  # whose turn it is
-    owed: int = 0  # groups that waited when the last decode ended, where decode goes first
+    round: deque[Work] = field(default_factory=deque)  # batches whose turn is still to come
+    job: Group | Work | None = None  # has its turn now
+    owed: int = 0  # order=decode: groups left of those that waited when the last batch ended
 
     def __post_init__(self) -> None:
         self.host = Host(self.node)
 
     def out(self, stay: Container[Batch] = ()) -> list[Action]:
-        """KV goes to the host, but that of the batches that stay."""
+        """Return moves to the host for the KV of all batches on the GPUs but `stay`, and note them as gone."""
         gone = [batch for batch in self.home if batch not in stay]
         for batch in gone:
             del self.home[batch]
@@ -178,13 +179,13 @@ class Aegaeon:
     )
     all: list[Instance] = field(init=False)
     on_gpu: dict[int, Instance] = field(init=False)
-    prefill_at: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that prefill a model
+    prefill_at: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # instances that prefill a model
     decode_at: dict[str, list[Instance]] = field(default_factory=dict, init=False)
     room: Mapping[str, int] = field(init=False)  # tokens of KV beside a model's weights
     switch_s: Mapping[str, float] = field(init=False)
     groups: dict[str, list[Group]] = field(init=False)  # by model, in order of forming
     where: dict[int, Group | Work] = field(default_factory=dict, init=False)
-    tokens: dict[int, int] = field(default_factory=dict, init=False)  # of a request when it was last (to be) prefilled
+    tokens: dict[int, int] = field(default_factory=dict, init=False)  # of a request's latest prefill, done or to come
 
     leaves_idle: ClassVar[str] = (
         "a new group goes to the end of the queue of the least loaded prefill instance, which takes one group after "
@@ -373,7 +374,7 @@ class Aegaeon:
         x.round.extend(x.works)
 
     def reform(self, x: Instance, view: View) -> Iterator[Action]:
-        """Deal requests anew, first come, first served, each to its model's first batch that has room."""
+        """Reassign requests, first come first served, each to its model's first batch that has room."""
         members = sorted((rid, w.batch) for w in x.works for rid in w.rids)
         for w in x.works:
             w.rids, w.ctx = {}, 0
@@ -432,9 +433,9 @@ class Aegaeon:
             yield from self.begin(x, x.job)
 
     def begin(self, x: Instance, job: Group | Work) -> Iterator[Action]:
-        """Switch to a turn: KV of other batches out, weights out and in, KV in, run; then weights ahead of their time.
+        """Switch to a turn: KV of other batches out, weights out and in, KV in, run; then prefetch the next weights.
 
-        Batches of a model that is about to prefill keep their KV there.
+        Before a prefill, decode batches of the same model keep their KV on the GPUs.
         """
         batch, ahead = job.batch, self.ahead(x, job)
         into: list[Action] = []
@@ -472,7 +473,7 @@ class Aegaeon:
         return (after,) if weights + kv <= self.cluster.gpus[x.gpus[0]].mem_bytes else ()
 
     def lost(self, rid: int, view: View) -> Iterator[Action]:
-        """Prefill again what a request had whose KV cache found no place."""
+        """Prefill a request again whose KV cache was discarded: its prompt and the output so far."""
         w = self.where.get(rid)
         if isinstance(w, Work):
             self.leave(rid)

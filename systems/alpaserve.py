@@ -45,11 +45,11 @@ from harness.policy.placement import busy, footprint, instances, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Inst, Option, Request, Unsupported
 from harness.policy.view import View
 
-DECISION_S = 0.0  # it searches before the start; then a look at a few counts a request
+DECISION_S = 0.0  # it searches before the start, and then compares a few counts for each request
 Selection = tuple[tuple[int, ...], ...]  # models with a copy, by group
 Copies = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]  # the same as flags: (models, groups)
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-LEAST = 1e-6  # of a score, that a copy is to gain
+LEAST = 1e-6  # least gain in score for which a copy is made
 MOST = 1.5e9  # requests in queues that a beam search may simulate: 40 s on an x86-64 core
 
 
@@ -102,7 +102,7 @@ class AlpaServe:
                 yield Run(Batch(Inst(m, self.groups[g])))
 
     def arrived(self, r: Request, now_s: float) -> Iterator[Action]:
-        """Send a request to the group with the fewest, unless its first token would be late there."""
+        """Send a request to the group with the fewest requests, unless its first token would be late there."""
         homes = self.homes[r.model]
         if not homes:
             yield Drop(r.id)
@@ -129,7 +129,7 @@ class AlpaServe:
     # ------------------------------------------------------------ where copies go
 
     def place(self) -> tuple[list[Gpus], Selection]:
-        """Algorithm 2: the best selection of all sizes of groups."""
+        """Return the groups of the best size, and the best selection for them (Algorithm 2)."""
         models, gpus = self.cluster.models, self.cluster.gpus
         sizes = set.intersection(*(set(model.degrees) for model in models.values()))
         nodes = [sum(gpu.node == node for gpu in gpus) for node in sorted({gpu.node for gpu in gpus})]
@@ -144,12 +144,12 @@ class AlpaServe:
         return cut, S
 
     def select(self, groups: list[Gpus]) -> tuple[float, Selection]:
-        """Algorithm 1: the best selection found for these groups, and its score."""
+        """Return the best score found for these groups, and its selection (Algorithm 1)."""
         need, room, W = *self.sizes(groups), self.workload(groups)
         kept = [np.zeros(need.shape, bool)]  # which models have a copy on which groups
         best, most, work = (0.0, kept[0]), W.most(), 0
-        least = self.k * need.size * len(W.model) * len(set(W.model))  # a copy of each model at the least
-        while kept and best[0] + LEAST < most:  # else none is better
+        least = self.k * need.size * len(W.model) * len(set(W.model))  # requests simulated until each model has a copy
+        while kept and best[0] + LEAST < most:  # otherwise no selection is better
             if max(work, least) > MOST:
                 raise Unsupported(
                     f"search=beam: to place {len(need)} models on {len(groups)} groups it would simulate more than "
@@ -159,7 +159,7 @@ class AlpaServe:
             for x, S in enumerate(kept):
                 more = ~S & (need <= (room - np.where(S, need, 0.0).sum(axis=0)))
                 for S_ in kept[:x]:
-                    if (S_ & ~S).sum() == 1:  # with this copy S is what S_ is with one of S
+                    if (S_ & ~S).sum() == 1:  # S with this copy is S_ with the one it lacks of S
                         more &= ~(S_ & ~S)
                 grown += [(x, i, g) for g, i in np.argwhere(more.T).tolist()]
             scores = W.scores(kept, grown)
@@ -171,7 +171,7 @@ class AlpaServe:
         return best[0], by_group(best[1])
 
     def select_fast(self, groups: list[Gpus]) -> tuple[float, Selection]:
-        """Return the best selection that the heuristic passes through, and its score."""
+        """Return the best score that the heuristic passes through, and its selection."""
         need, room, W = *self.sizes(groups), self.workload(groups)
         S = np.zeros(need.shape, bool)
         best, most, free = (0.0, S), W.most(), room.copy()
@@ -188,12 +188,12 @@ class AlpaServe:
             free[g] -= need[i, g]
 
     def sizes(self, groups: list[Gpus]) -> tuple[Bytes, Bytes]:
-        """Return the bytes that models need on each GPU of groups, (models, groups), and what each GPU has."""
+        """Return the bytes that models need on each GPU of a group, (models, groups), and those that such a GPU has."""
         need = [[self.need(i, len(group)) for group in groups] for i in range(len(self.cluster.models))]
         return np.array(need), np.array([min(float(self.cluster.gpus[g].mem_bytes) for g in group) for group in groups])
 
     def need(self, i: int, degree: int) -> float:
-        """Bytes of a copy and one longest request on each GPU; infinite where a model is not served at a degree."""
+        """Return the bytes of a copy and one longest request on each GPU; infinite at a degree that is not served."""
         model = list(self.cluster.models.values())[i]
         if degree not in model.degrees:
             return math.inf
@@ -201,7 +201,7 @@ class AlpaServe:
         return footprint(model, elastic=True) + one_request(model)
 
     def workload(self, groups: list[Gpus]) -> Workload:
-        """W, and what each model takes on each group: infinite where it is not served at the group's degree."""
+        """Return W, and each model's seconds on each group: infinite if not served at the group's degree."""
         models, plan = self.cluster.models, self.cluster.plan
         served = {m: [len(group) in model.degrees for group in groups] for m, model in models.items()}
         profile = self.cluster.profile
@@ -259,7 +259,7 @@ class Workload:
         return Workload(arrival_s.tolist(), model.tolist(), first_s, held_s, slo_s)
 
     def most(self) -> float:
-        """Return a score that no selection exceeds: each request as if it were alone."""
+        """Return a score that no selection exceeds: that of requests which are each alone on their fastest group."""
         first_s: list[float] = [self.first_s[m].min().item() for m in self.model]
         met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s.item(m)]
         return (len(met) - 1e-4 * sum(met)) / max(1, len(self.model))
@@ -285,7 +285,7 @@ class Workload:
         return (sum(served) - 1e-4 * spent) / max(1, len(self.model)), late, served
 
     def scores(self, kept: Sequence[Copies], grown: Sequence[tuple[int, int, int]]) -> list[float]:
-        """Score selections with one more copy (the selection, the model, the group): a queue for each group."""
+        """Return the scores of selections that grow by a copy, given as (index in `kept`, model, group)."""
         if not grown or not self.arrival_s:
             return [0.0] * len(grown)
         of, added, at = np.array(grown).T
@@ -295,8 +295,8 @@ class Workload:
         homes, shut, adding = [], [], []
         for m in range(len(self.slo_s)):
             here = np.array([S[m] for S in kept])
-            homes.append(np.flatnonzero(here.any(axis=0)))  # of the model in any selection that is kept
-            shut.append(np.where(here[:, homes[m]].T, 0.0, np.inf)[:, of])  # infinite where it has no copy
+            homes.append(np.flatnonzero(here.any(axis=0)))  # groups with a copy in any kept selection
+            shut.append(np.where(here[:, homes[m]].T, 0.0, np.inf)[:, of])  # infinite where a selection has no copy
             adding.append(np.flatnonzero(added == m))  # selections that add a copy of it
         for t, m in zip(self.arrival_s, self.model, strict=True):
             x = every

@@ -1,7 +1,7 @@
 """Chunked prefill (Sarathi-Serve): prompts go in pieces, so that no decode waits for a whole prompt.
 
-Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, section 4. Beside
-several models on a GPU: each has its weights in, all draw KV from what is free.
+Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, section 4. Where
+several models share a GPU, all weights stay loaded, and all models draw KV from the free memory.
 
     tau   token budget of a step: the decodes first, then a piece of the prompt at the head
 """
@@ -29,7 +29,7 @@ class Chunked:
 
     cluster: Cluster
     tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
-    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
+    kv: str = choice("auto", "paged", "elastic")  # how the KV cache is managed; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(
         default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit", "Cluster.homes"}), init=False

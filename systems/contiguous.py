@@ -45,8 +45,8 @@ class Contiguous:
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(init=False)
     batch: dict[str, Batch] = field(default_factory=dict, init=False)  # by model
-    queue: dict[str, deque[int]] = field(default_factory=dict, init=False)  # without joins: who waits, by model
-    left: dict[str, set[int]] = field(default_factory=dict, init=False)  # and who of the batch has not ended
+    queue: dict[str, deque[int]] = field(default_factory=dict, init=False)  # waiting requests, by model, without joins
+    left: dict[str, set[int]] = field(default_factory=dict, init=False)  # those of the batch that have not ended
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "max": {"kv": "max"},
@@ -57,13 +57,13 @@ class Contiguous:
 
     def __post_init__(self) -> None:
         self.hears = frozenset({Woke} if self.joins else {Woke, Arrived, Finished})
-        true_lengths = {"view.oracle_tokens"} if self.kv in ("pow2", "oracle") else set[str]()  # for the engine
+        true_lengths = {"view.oracle_tokens"} if self.kv in ("pow2", "oracle") else set[str]()  # the engine reads them
         self.uses = frozenset({"Load", "Run", "Admit"} | true_lengths)
         self.options = {"kv": self.kv}
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """GPUs that give every model its own, groups within a node."""
+        """Return the number of GPUs that gives every model its own, each group within a node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -89,7 +89,7 @@ class Contiguous:
                 yield Admit(m, self.batch[m])
 
     def next_batch(self, m: str) -> Iterator[Action]:
-        """Form a batch of the earliest requests when nobody of the last one is left."""
+        """Form a batch of the earliest requests once all requests of the last batch have ended."""
         if self.left[m]:
             return
         waiting = self.queue[m]
@@ -99,7 +99,7 @@ class Contiguous:
             yield Admit(rid, self.batch[m])
 
     def most(self, m: str) -> int:
-        """B: chunks of the longest sequence in the memory beside the weights."""
+        """Return B: how many chunks of the longest sequence fit in the memory beside the weights."""
         model = self.cluster.models[m]
         blocks = -(-model.max_tokens * model.kv_token_bytes // model.page_bytes)
         chunk = 1 << (blocks - 1).bit_length()

@@ -33,11 +33,11 @@ class Dedicated:
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """GPUs that give every model its own, groups within a node."""
+        """Return the number of GPUs that gives every model its own, each group within a node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """One model after the other gets its GPUs at the start; nothing after."""
+        """Load and run every model on its own GPUs at the start; do nothing after."""
         if event != Woke("start"):
             return
         for m, place in apart(self.cluster).items():

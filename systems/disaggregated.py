@@ -47,7 +47,7 @@ class Disaggregated:
     cluster: Cluster
     p: int = number(1, 1, 8)
     d: int = number(1, 1, 8)
-    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
+    kv: str = choice("auto", "paged", "elastic")  # how the KV cache is managed; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke, Prefilled, Preempted}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(init=False)
@@ -72,8 +72,8 @@ class Disaggregated:
     def placed(self, elastic: bool = False) -> Mapping[str, Sequence[Gpus]]:
         """Place the groups of each model, those that prefill first.
 
-        The heaviest model comes first, each where pressure stays lowest. Infeasible where a model finds no groups with
-        room.
+        Models are placed heaviest first, each in the cell where pressure stays lowest. Raises Infeasible if no cell has
+        room for a model.
         """
         models = self.cluster.models
         degrees = {m: self.degree(m) for m in models}
@@ -102,14 +102,14 @@ class Disaggregated:
         return max(fit)
 
     def groups(self, size: int) -> list[Gpus]:
-        """Disjoint groups of so many GPUs, node by node."""
+        """Return disjoint groups of `size` GPUs, node by node."""
         nodes: dict[int, list[int]] = {}
         for g, gpu in enumerate(self.cluster.gpus):
             nodes.setdefault(gpu.node, []).append(g)
         return [tuple(gpus[k : k + size]) for gpus in nodes.values() for k in range(0, len(gpus) - size + 1, size)]
 
     def cells(self, size: int) -> Iterator[Cell]:
-        """All cells of groups of so many GPUs."""
+        """Yield disjoint cells of groups of `size` GPUs."""
         groups, n = self.groups(size), self.p + self.d
         for k in range(0, len(groups) - n + 1, n):
             yield Cell(groups[k : k + n], float(self.cluster.gpus[0].mem_bytes))
@@ -146,6 +146,6 @@ class Disaggregated:
 
 
 def members(batch: Batch, view: View) -> int:
-    """Members of a batch that decodes, those on their way included."""
+    """Return the members of a decode batch, including those whose KV is still on its way."""
     s = view.batch(batch)
     return s.decoding + s.away

@@ -11,8 +11,8 @@ sleep (weights to host memory), and wakes it on the next request; as released th
 Where models live is its user's to say: `placement` by pressure of KV demand on memory, heaviest weights first, as in
 the other systems that place once; by `rate`, so that the busiest GPU has the fewest requests; or `searched`, the lowest
 pressure of all placements. `bench tune` chooses. With `replicas` models have copies, as the forecast asks for them
-(`copies` in harness/policy/placement.py), and a request goes to the copy with the fewest; where no copy helps, it is
-skipped: `elastic` says the same.
+(`copies` in harness/policy/placement.py), and a request goes to the copy with the fewest; where no copy helps, the
+run is skipped, since it would equal that of `elastic`.
 
 The engine has the rest (`kv=elastic`): the page is 2 MiB for K and for V in each layer, and an engine keeps five of
 them mapped (kvcached/utils.py, PAGE_SIZE and MIN_RESERVED_PAGES). The share of the card, 0.95 there (GPU_UTILIZATION),
@@ -37,7 +37,7 @@ DECISION_S = 0.0  # decides once, before the start; with `idle_s`, a look-up in 
 
 @dataclass(slots=True)
 class Elastic:
-    """One placement, KV memory for whoever asks first, and sleep for models without traffic."""
+    """One placement, KV memory first come first served, and sleep for models without traffic."""
 
     cluster: Cluster
     idle_s: float = number(0.0, 0, 3600)
@@ -97,7 +97,7 @@ class Elastic:
             yield Wake(now_s + self.check_s, "check")
 
     def check(self, view: View) -> Iterator[Action]:
-        """Evict the weights of models that have been idle for long enough."""
+        """Evict the weights of models that have been idle for `idle_s`."""
         yield Wake(view.now_s + self.check_s, "check")
         for batch, active_s in self.active_s.items():
             s = view.batch(batch)

@@ -64,7 +64,7 @@ L_P, L_O = 161.0, 337.0  # placement.py, means of ShareGPT: where there is no fo
 DECODE_SHARES, MOST_SHARES = (30, 40, 50, 60, 70, 80, 90), 120  # placement.py, % of SMs: profiled; overload_threshold
 PREFILL_SHARES = ((20e9, 80), (40e9, 90))  # placement.py: 80 % for 7B, 90 % for 13B, else all; by bytes of weights
 
-Lacks = Mapping[str, float]  # requests a second that are not served
+Lacks = Mapping[str, float]  # requests a second that are not served, by model
 
 
 class Llm(NamedTuple):
@@ -75,11 +75,11 @@ class Llm(NamedTuple):
     W: float
     l_p: float
     l_o: float
-    weight: int  # with what its engine keeps while idle
+    weight: int  # weights, and the KV that its engine keeps while idle
     floor: int  # KV of one longest request, and a granule to spare
     seq: float  # KV of one mean request
-    kv: float  # W s, what quotas go by
-    pre_sms: int | None = None  # of its prefill lane; None: all
+    kv: float  # W s, in proportion to which quotas are set
+    pre_sms: int | None = None  # SMs of its prefill lane; None: all
     dec_sms: int | None = None
     share: int = 0  # per cent of the SMs that `dec_sms` are
 
@@ -92,13 +92,13 @@ class Estimator:
     """Throughput of models that share GPUs, by the profile (placement.py, CostEstimator)."""
 
     cluster: Cluster
-    prefills: bool = True  # on the same GPUs
+    prefills: bool = True  # they run on the same GPUs
     by_degree: bool = False  # degrees are chosen: batches of up to 256 a GPU are tried, the largest that were profiled
     known: dict[tuple[Llm, int], tuple[float, float]] = field(default_factory=dict)
     units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
 
     def times(self, m: Llm, B: int) -> tuple[float, float]:
-        """t_p and l_o t_d at a batch of B."""
+        """Return t_p and l_o t_d at a batch of B, in s."""
         if (m, B) not in self.known:
             inst, profile = Inst(m.name, tuple(range(m.tp))), self.cluster.profile
             full, rest = divmod(round(B * m.l_p), STEP_TOKENS)
@@ -116,15 +116,15 @@ class Estimator:
         return 1 + bisect_left(range(1, most), True, key=lambda B: meets(B / sum(self.times(m, B)), m.W))
 
     def unserved(self, unit: Sequence[Llm]) -> Lacks:
-        """Return what models on the same GPU fail to serve: KV split by W s, batches as small as will do."""
+        """Return the rates that models on a GPU fail to serve, with KV split by W s and batches as small as will do."""
         if (key := tuple(unit)) not in self.units:
             self.units[key] = min(self.tried(unit), key=lambda lacks: sum(lacks.values()))
         return self.units[key]
 
     def tried(self, unit: Sequence[Llm]) -> Iterator[Lacks]:
-        """Yield what the models fail to serve, as the batch of the one served least grows.
+        """Yield the rates that models fail to serve, as the batch of the model served least, relative to W, grows.
 
-        It ends when all are served or memory is used up.
+        The last are yielded when all rates are served or memory is used up.
         """
         F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
         total = sum(m.kv for m in unit) or 1.0
@@ -149,7 +149,7 @@ def meets(served: float, W: float) -> bool:
 
 
 def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Ways to cut GPUs into meshes of the given sizes, largest first."""
+    """Yield the ways to cut `gpus` GPUs into meshes of the given sizes, largest first."""
     if gpus == 0:
         yield ()
     for k, size in enumerate(sizes):
@@ -158,7 +158,7 @@ def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
-    """Partitions of the cluster into meshes, each within a node; equal nodes are interchangeable."""
+    """Yield partitions of the cluster into meshes, each within a node; equal nodes are interchangeable."""
     nodes = sorted({gpu.node for gpu in cluster.gpus})
     for cut in partitions(len(cluster.gpus), sorted({1, *degrees}, reverse=True)):
         left = [[g for g, gpu in enumerate(cluster.gpus) if gpu.node == node] for node in nodes]
@@ -172,10 +172,11 @@ def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
 
 
 def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
-    """Return requests unserved, highest KV demand over free memory, and homes; both infinite if a model has no room.
+    """Return the requests a second unserved, the highest KV demand over free memory, and homes.
 
-    Each model goes where least is lost; among equals to the least busy GPUs, then to the emptiest (placement.py). It
-    takes meshes of its degree; where the cut has none, a part of the next larger ones.
+    Both numbers are infinite if a model has no room. Each model goes where the unserved rates grow least; among equals
+    to the least busy GPUs, then to the emptiest (placement.py). It takes a mesh of its degree; where the cut has none,
+    part of a mesh of the next larger size.
     """
     gpus = estimator.cluster.gpus
     here: list[list[Llm]] = [[] for _ in gpus]
@@ -210,9 +211,9 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
 
 
 def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefills: bool = True) -> dict[str, Gpus]:
-    """Algorithm 1: the best greedy placement over all partitions; `prefills` run on the same GPUs, or elsewhere.
+    """Return the best greedy placement over all partitions (Algorithm 1); `prefills`: on the same GPUs.
 
-    Raises Infeasible when no order finds room in any.
+    Where no order finds room, a placement is searched. Raises Infeasible if there is none either.
     """
     estimator = Estimator(cluster, prefills)
     popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
@@ -240,13 +241,13 @@ def no_room(cluster: Cluster, llms: Sequence[Llm]) -> Infeasible:
 
 # ---------------------------------------------------------------- placement that chooses degrees
 
-Candidates = Mapping[int, Llm]  # of a model, by degree
+Candidates = Mapping[int, Llm]  # one model at each of its degrees
 
 
 def on_meshes(
     estimator: Estimator, models: Sequence[Candidates], cut: Sequence[Gpus]
 ) -> tuple[float, float, dict[str, Gpus]]:
-    """Algorithm 1 within a mesh group (smart_placement); returns what `greedy` does.
+    """Place models on one mesh group by Algorithm 1 (smart_placement); return the same values as `greedy`.
 
     Each model goes to the mesh whose throughput grows most, at the degree of the mesh's size; among equals to the
     smallest, then to the least busy, then to the emptiest.
@@ -278,10 +279,10 @@ def on_meshes(
 
 
 def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool = True) -> dict[str, Gpus]:
-    """Algorithm 1 (optimize): the best placement over all mesh groups of no more meshes than models.
+    """Return the best placement over all mesh groups with no more meshes than models (Algorithm 1, optimize).
 
-    Models go by rate x size, the largest first. Where each group has more meshes, those of the fewest are tried. Raises
-    Infeasible when no group has room.
+    Models go by rate x size, the largest first. Where every group has more meshes, those with the fewest are tried.
+    Raises Infeasible when no group has room.
     """
     estimator = Estimator(cluster, prefills, by_degree=True)
     every = [m for model in models for m in model.values()]
@@ -305,8 +306,8 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     degrees: str = choice("set", "own")  # of parallelism: the model set's (MuxServe++), or those of Algorithms 1 and 2
-    adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
+    adapt_s: float = number(8.0, 0, 64)  # between two adaptations of quotas (scheduler.py, adapt_interval); 0: none
+    quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: first come first served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     sharing: str = choice("fluid", "turns")  # models of a mesh step side by side under MPS, or one at a time
     prefill: str = choice("beside", "apart")  # on the GPUs where a model decodes, or on others (Weaver, section 5)
@@ -319,7 +320,7 @@ class MuxServe:
     Q: dict[int, dict[str, int]] = field(default_factory=dict, init=False)  # bytes, by GPU and model
     seen: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # decode steps, tokens at the last look
     busy: dict[int, str] = field(default_factory=dict, init=False)  # the model whose prefill runs on a GPU
-    last: dict[int, str] = field(default_factory=dict, init=False)  # whose was the last one
+    last: dict[int, str] = field(default_factory=dict, init=False)  # the model whose prefill ran there last
     starved: set[str] = field(default_factory=set, init=False)  # prompts lacked memory (scheduler.py: wait_for_cache)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -393,7 +394,7 @@ class MuxServe:
         yield from (action for m in self.home for action in self.grant(m))
 
     def placed(self, shared: Cluster) -> Mapping[str, Gpus]:
-        """Return where each model lives: as given, or on GPUs of the cluster at a degree by `degrees`."""
+        """Return the home of each model: as given, or chosen on the shared GPUs, at a degree by `degrees`."""
         names, elastic, beside = list(shared.models), self.kv == "elastic", not self.apart
         if shared.homes:
             return spread(shared, elastic)
@@ -403,7 +404,7 @@ class MuxServe:
         return {m: homes[m] for m in names}
 
     def prefilling(self, n: int) -> Iterable[Action]:
-        """Instances for prompts on the GPUs from the n-th on, of the largest degree that leaves each model its own."""
+        """Open instances for prompts on the GPUs from the n-th on, at the largest degree that leaves each its own."""
         models, rest = dict(self.cluster.models), self.cluster.gpus[n:]
         each = max(1, len(rest) // len(models))
         for m, model in models.items():
@@ -414,7 +415,7 @@ class MuxServe:
             yield from (Load(batch.inst), Run(batch, "prefill"), Admit(m, batch))
 
     def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
-        """Open the lane that stands open: all of a model's, or its decode lane."""
+        """Open the lane that stays open: that of both phases if engines batch, else the decode lane."""
         if self.lanes == "engine":
             yield Run(self.batch(m), seqs=seqs, sms=self.partition(self.decode_share) if self.decode_share else None)
         else:
@@ -428,7 +429,7 @@ class MuxServe:
             yield from self.open(m, self.most(m) if self.quotas == "sequences" else None)
 
     def most(self, m: str) -> int:
-        """Mean requests that a model's quota holds."""
+        """Return the number of mean requests that a model's quota holds."""
         return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
 
     def batch(self, m: str) -> Batch:
@@ -436,13 +437,13 @@ class MuxServe:
         return Batch(Inst(m, self.home[m]))
 
     def candidates(self, name: str) -> Candidates:
-        """Algorithm 2 (set_candidate_mesh_size): a model at each degree at which a GPU holds its part."""
+        """Return a model at each degree at which a GPU holds its part (Algorithm 2, set_candidate_mesh_size)."""
         each = {tp: self.llm(name, tp) for tp in self.cluster.models[name].degrees}
         fitting = {tp: m for tp, m in each.items() if m.weight + m.floor <= self.cluster.gpus[0].mem_bytes}
         return fitting or each  # the placement says then that there is no room
 
     def llm(self, name: str, tp: int | None = None) -> Llm:
-        """Plan and sizes of a model at a degree (the set's), and the fewest profiled SMs that serve its rate alone."""
+        """Return plan and sizes of a model at a degree (None: the set's), with the fewest SMs that serve its rate."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
         size = model.weight_bytes * model.tp
         model = model.at(tp or model.tp)
@@ -482,7 +483,7 @@ class MuxServe:
             left, total = dict(spare), sum(spare.values())
             for m in needy:
                 if queue[m] < (1 + GROWTH) * mean[m] or not total:
-                    continue  # hardly anybody waits
+                    continue  # hardly any request waits
                 more = min(max(1, int(GROWTH * mean[m])), int(queue[m] - mean[m])) * self.llms[m].seq
                 for d, most_of in spare.items():
                     part = min(int(more * most_of / total), left[d])
@@ -494,7 +495,7 @@ class MuxServe:
                 yield from self.grant(m)
 
     def spare(self, m: str, Q: int, seqs: int) -> int:
-        """Bytes of a donor's free sequences, at least one; never of its floor (ours)."""
+        """Return the bytes of a donor's free sequences, at least one, but none of its least quota (ours)."""
         return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - self.least(self.llms[m]))))
 
     def least(self, m: Llm) -> float:

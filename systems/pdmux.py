@@ -86,24 +86,24 @@ class Predictor:
             self.prefill[s] = [fit(some, [profile.prefill_s(inst, n, s) for _, n in some]) for some in prompts]
 
     def decode_s(self, b: int, c: int, s: int) -> float:
-        """T_d."""
+        """Return T_d in s."""
         alpha, beta, gamma = self.decode[s][c > DECODE_RANGES[0][1]]
         return alpha * c + beta * b + gamma
 
     def prefill_s(self, n: int, s: int) -> float:
-        """T_p."""
+        """Return T_p in s."""
         n = max(n, LEAST_TOKENS)
         alpha, beta, gamma = self.prefill[s][(n > PREFILL_RANGES[0][1]) + (n > PREFILL_RANGES[1][1])]
         return alpha * n * n + beta * n + gamma
 
 
 def between(low: int, high: int) -> list[int]:
-    """Five counts from one to another, evenly apart."""
+    """Return five evenly spaced counts from `low` to `high`."""
     return [low + k * (high - low) // 4 for k in range(5)]
 
 
 def fit(points: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Coefficients:
-    """Coefficients of both columns and the constant whose relative errors have the least squares."""
+    """Return the coefficients of both columns and the constant, by least squares of relative errors."""
     rows = np.column_stack([np.array(points, float), np.ones(len(points))]) / np.array(seconds)[:, None]
     scale = np.abs(rows).max(axis=0)
     alpha, beta, gamma = (np.linalg.lstsq(rows / scale, np.ones(len(points)), rcond=None)[0] / scale).tolist()
@@ -114,14 +114,14 @@ def fit(points: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Coeffici
 
 
 def divisions(gpu: Gpu) -> list[tuple[int, int]]:
-    """(s_p, s_d) with s_p >= s_d >= 16, at most six and evenly apart, the largest s_p first (divide_sm)."""
+    """Return at most six evenly spaced (s_p, s_d) with s_p >= s_d >= 16, the largest s_p first (divide_sm)."""
     fit = [(s, gpu.sms - s) for s in gpu.sm_choices if gpu.sms - s <= s <= gpu.sms - LEAST_DECODE_SMS]
     step = max(1, len(fit) // DIVISIONS)
     return fit[::step][:DIVISIONS][::-1]
 
 
 def forward_count(n: int) -> int:
-    """Layers of a slice of a prefill of n tokens."""
+    """Return SGLang's layers of a slice of a prefill of n tokens."""
     return max(1, SPLIT_FORWARD_TOKEN_BUDGET // max(1, n))
 
 
@@ -130,28 +130,28 @@ def forward_count(n: int) -> int:
 
 @dataclass(slots=True)
 class Tenant:
-    """A model on its GPUs: who waits for its prefill, and what its two lanes are told."""
+    """A model on its GPUs: the requests that wait for a prefill, and the last orders of its two lanes."""
 
     batch: Batch
     model: Model
     itl_s: float
     predict: Predictor | None
-    near: list[Tenant] = field(default_factory=list)  # it, and all that share GPUs with it or with those that do
+    near: list[Tenant] = field(default_factory=list)  # itself, and all that share its GPUs, directly or through others
     waiting: dict[int, int] = field(default_factory=dict)  # prompt tokens of requests without a first token, in order
-    prompts: dict[int, int] = field(default_factory=dict)  # of all requests
-    due_s: dict[int, float] = field(default_factory=dict)  # of those that wait, by their TTFT SLO
+    prompts: dict[int, int] = field(default_factory=dict)  # prompt tokens of all requests
+    due_s: dict[int, float] = field(default_factory=dict)  # deadlines of those that wait, by their TTFT SLO
     told: dict[Phase, Run] = field(default_factory=dict)
-    begun_s: float = 0.0  # when the prefill in flight began, later by what preempted it took
-    ahead: int | None = None  # who preempted it
-    since_s: float = 0.0  # and when
+    begun_s: float = 0.0  # when the prefill in flight began, plus the seconds it was preempted for
+    ahead: int | None = None  # the request that preempted it
+    since_s: float = 0.0  # when that was
 
     @property
     def fast(self) -> Batch:
-        """The batch of who goes first."""
+        """The batch of the request that preempts."""
         return self.batch._replace(tag=1)
 
     def order(self, phase: Phase, sms: int | None = None, layers: int | None = None) -> Iterator[Run]:
-        """Tell a lane its SMs and slices, if they are new."""
+        """Order a lane to take these SMs and slices, unless its last order says the same."""
         some = None if layers is None or layers >= self.model.layers else max(1, layers)
         batch = self.fast if phase == "prefill" and self.ahead is not None else self.batch
         run = Run(batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
@@ -165,12 +165,12 @@ class Tenant:
         return "prefill" not in self.told
 
     def close(self) -> Iterator[Run]:
-        """Start no prefill before the next order: it is to begin on SMs of its own."""
+        """Close the lane for prompts, so that the next prefill begins by an order, on that order's SMs."""
         if not self.closed:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
-        """Tell whether a prefill is under way, or the next one's KV has room; `alone`: no decode could make any."""
+        """Tell whether a prefill is under way or can begin: its KV has room, or (`alone`) no decode could make any."""
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         return self.room(next(iter(self.waiting)), view)
@@ -188,10 +188,10 @@ class PDMux:
     cluster: Cluster
     rule: str = choice("predict", "table", "h200", "none")
     itl_s: float = number(0.0, 0, 10)  # SLO of the time between tokens; 0: each model's own TPOT SLO
-    guard: float = number(1.0, 0, 4)  # times the most that the paper measured on the GPU
+    guard: float = number(1.0, 0, 4)  # in multiples of the largest measured slow-down (`worst`)
     preempt: bool = choice(False, True)  # short prompts before long ones, by their TTFT SLO
-    ahead: int = number(64, 0, 4096)  # steps: a division is to meet the SLO with the context that it has by then
-    kv: str = choice("auto", "paged", "elastic")  # of the KV cache; auto: see `kv_manager`
+    ahead: int = number(64, 0, 4096)  # steps by which contexts are taken to grow before a division must meet the SLO
+    kv: str = choice("auto", "paged", "elastic")  # how the KV cache is managed; auto: see `kv_manager`
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Preempted}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(init=False)
@@ -209,7 +209,7 @@ class PDMux:
         self.options = {"kv": kv}
         uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
         uses |= {"Run.sms", "Run.steps:0"}
-        self.preempt = self.preempt and self.rule == "predict"  # who predicts nothing knows of nobody who is late
+        self.preempt = self.preempt and self.rule == "predict"  # the other rules do not predict which prompts are late
         slo = {"Request.slo"} if self.rule == "predict" and (not self.itl_s or self.preempt) else set()
         self.uses = frozenset(uses | slo)
         gpu, models = self.cluster.gpus[0], self.cluster.models
@@ -244,7 +244,7 @@ class PDMux:
                 t = self.tenants[r.model]
                 t.waiting[r.id] = t.prompts[r.id] = r.prompt_tokens
                 t.due_s[r.id] = r.arrival_s + r.ttft_slo_s
-                if len(t.waiting) == view.batch(t.batch).waiting:  # none of its own is under way
+                if len(t.waiting) == view.batch(t.batch).waiting:  # no prefill of this model is under way
                     yield from self.divide(t, view)
                 elif self.preempt and self.first(t, r.id, view):
                     t.ahead, t.since_s = r.id, view.now_s
@@ -275,7 +275,7 @@ class PDMux:
     # ------------------------------------------------------------ preemption, section 3.4.2
 
     def first(self, t: Tenant, rid: int, view: View) -> bool:
-        """Tell whether a new prompt goes before the prefill in flight: it is late behind it, and not the reverse."""
+        """Tell whether a new prompt preempts the prefill in flight: it would be late behind it, but not the reverse."""
         run, s = t.told.get("prefill"), view.batch(t.batch)
         if t.ahead is not None or t.predict is None or run is None:
             return False
@@ -284,7 +284,7 @@ class PDMux:
         own_s = t.predict.prefill_s(t.waiting[rid], s_p)
         rest_s = t.predict.prefill_s(sum(t.waiting[r] for r in flying), s_p) - (view.now_s - t.begun_s)
         last_s = view.now_s + own_s + max(rest_s, 0.0)
-        # Who was preempted has had its first token, and no limit any more.
+        # A request that lost its KV has had its first token, so it has no deadline any more.
         return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
 
     def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
@@ -344,7 +344,7 @@ class PDMux:
             yield from t.order("prefill", s_p, self.layers(t, s, slice_s, s_p))
 
     def layers(self, t: Tenant, s: BatchState, slice_s: float, s_p: int | None) -> int:
-        """N_PL, so that a slice takes about `slice_s`."""
+        """Return N_PL, with which a slice takes about `slice_s`; without a predictor, SGLang's."""
         n = min(s.prefill_tokens, STEP_TOKENS) if t.ahead is None else t.waiting[t.ahead]
         if t.predict is None:
             return forward_count(n)
@@ -356,7 +356,7 @@ class PDMux:
         return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
     def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
-        """(s_p, s_d) of SGLang at a decode batch of b (adjust_stream_groups)."""
+        """Return SGLang's (s_p, s_d) at a decode batch of b (adjust_stream_groups)."""
         if self.rule == "h200":
             return next((s_p, s_d) for s_p, s_d, least in reversed(H200) if b >= least)
         there = divisions(gpu)
@@ -364,7 +364,7 @@ class PDMux:
 
 
 def worst(gpu: Gpu) -> float:
-    """Return the largest slow-down of a decode step beside a prefill that the paper measured on a GPU, or on any."""
+    """Return the largest measured slow-down of a decode step beside a prefill: a GPU's own, else the H100's."""
     return next((most for kind, most in GUARD.items() if gpu.kind.startswith(kind)), WORST)
 
 

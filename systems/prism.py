@@ -69,7 +69,7 @@ class Demand(NamedTuple):
 def alg1(
     models: Sequence[Demand], C: Sequence[float], nodes: Sequence[int], tau: float = 0.0, argmin: str = "before"
 ) -> dict[str, Gpus]:
-    """Algorithm 1: a place for each model, parts on distinct GPUs of a node; who fits nowhere is left out."""
+    """Return the places of models by Algorithm 1, parts on distinct GPUs of a node, without those that fit nowhere."""
     w_req_rate, shared_kv = [0.0] * len(C), list(C)
     placed: dict[str, Gpus] = {}
     for m in sorted(models, key=lambda m: -m.d):
@@ -94,9 +94,9 @@ def alg1(
 
 
 def alg2(jobs: Iterable[tuple[float, float]], start_s: float = 0.0) -> list[int]:
-    """Algorithm 2: indices of the requests that can be prefilled in time, as many as possible.
+    """Return the indices of as many requests as can be prefilled in time, by Algorithm 2.
 
-    Jobs are a deadline and the seconds of a prefill each, by deadline. Moore, "An n Job, One Machine Sequencing
+    Jobs are (deadline, seconds of prefill), sorted by deadline. Moore, "An n Job, One Machine Sequencing
     Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a prefill ends too late, the longest one so far
     goes.
     """
@@ -129,23 +129,23 @@ class Tenant:
     model: Model
     c: float  # prefill speed, tokens a second
     w: int  # bytes: weights, and the KV pages that its engine keeps mapped
-    need: int  # bytes that a GPU must have for it to come: w, and one longest request
+    need: int  # bytes that a GPU must have for it to be loaded: w, and one longest request
     home: Gpus | None = None  # where its requests go; None: it is out
     next: Gpus | None = None  # where a second copy is on its way
     d: float = 0.0
-    var: float = 0.0  # of d's estimate
+    var: float = 0.0  # variance of d's estimate
     queue: list[Entry] = field(default_factory=list)  # not let in yet
-    late: deque[Entry] = field(default_factory=deque)  # ... and past hope
+    late: deque[Entry] = field(default_factory=deque)  # not let in, and late in any order
     filling: int = 0  # prompt tokens let in and not prefilled
     live: int = 0  # requests let in and not finished
     since_s: float = -math.inf  # idle since
     seen: deque[float] = field(default_factory=deque)  # arrivals of the window
-    places: list[Gpus] = field(default_factory=list)  # where it ever was
+    places: list[Gpus] = field(default_factory=list)  # everywhere that it was loaded, ever
     made: deque[tuple[float, int]] = field(default_factory=deque)  # (tick, tokens since the start) of the window
 
     @property
     def idle(self) -> bool:
-        """Without any request."""
+        """True if it has no request."""
         return not (self.live or self.queue or self.late)
 
 
@@ -155,15 +155,15 @@ class Site:
 
     shared_kv: int  # bytes beside weights
     leaving: int = 0  # bytes of weights that are on their way out
-    models: list[Tenant] = field(default_factory=list)  # that live on it, or have a part there
-    serving: list[Tenant] = field(default_factory=list)  # that take requests, their first part on it
+    models: list[Tenant] = field(default_factory=list)  # those that live on it, or have a part there
+    serving: list[Tenant] = field(default_factory=list)  # those that take requests and have their first part on it
 
 
 Ratio = tuple[float, float, int]  # the KVPR of a GPU, the variance of its estimate, the GPU
 
 
 class Ratios:
-    """KVPR of all GPUs under a placement. What a change makes of it is computed of the GPUs concerned alone."""
+    """KVPR of all GPUs under a placement; after a change only the GPUs concerned are computed again."""
 
     def __init__(self, gpus: Sequence[Gpu], models: Sequence[Tenant], at: Mapping[str, Gpus]) -> None:
         self.gpus, self.at = gpus, at
@@ -181,7 +181,7 @@ class Ratios:
         return sum([m.d for _, m in here]) / shared_kv, sum([m.var for _, m in here]) / shared_kv**2, g
 
     def after(self, move: Mapping[str, Gpus]) -> Ratio:
-        """Return the largest ratio once models have moved to the places given, () for none."""
+        """Return the largest ratio once models have moved to the given places; () stands for eviction."""
         concerned = dict.fromkeys(g for name, place in move.items() for g in (*self.at.get(name, ()), *place))
         ratios = list(islice((r for r in self.ranked if r[2] not in concerned), 1))
         for g in concerned:
@@ -221,7 +221,7 @@ class Prism:
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
-    sites: list[Site] = field(default_factory=list, init=False)  # by GPU; none: they are to be looked through again
+    sites: list[Site] = field(default_factory=list, init=False)  # by GPU; empty until they are computed again
     inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
@@ -280,7 +280,7 @@ class Prism:
     # ------------------------------------------------------------ where models live
 
     def site(self, g: int) -> Site:
-        """Return what is on GPU g; all GPUs are looked through again once a copy came or left."""
+        """Return the site of GPU g; the sites of all GPUs are computed again after a copy came or left."""
         if not self.sites:
             self.sites += [Site(gpu.mem_bytes) for gpu in self.cluster.gpus]
             for (name, place), state in self.copies.items():
@@ -295,7 +295,7 @@ class Prism:
         return self.sites[g]
 
     def weigh(self, m: Tenant, now_s: float) -> None:
-        """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
+        """Estimate d_j from the window, and from the forecast for the part of the window before the start."""
         while m.seen and m.seen[0] < now_s - self.window_s:
             m.seen.popleft()
         plan = self.cluster.plan[m.name]
@@ -309,7 +309,7 @@ class Prism:
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
     def place(self, models: Sequence[Tenant]) -> dict[str, Gpus]:
-        """Alg. 1 on what is known now, in GiB."""
+        """Return the places that Alg. 1 gives for the present estimates, in GiB."""
         demands = [Demand(m.name, m.d, m.w / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models]
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
@@ -334,7 +334,7 @@ class Prism:
         yield from self.partition()
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
-        """Load a model: as its home, or beside its home until that can be left."""
+        """Load a copy of a model: as its home, or as its next home if it has one that it can leave later."""
         self.copies[m.name, place] = state
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
         self.sites.clear()
@@ -344,7 +344,7 @@ class Prism:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once those inside have finished; who still waits goes where it lives next."""
+        """Evict a model once its requests inside have finished; those that wait go to its next home."""
         assert m.home is not None
         place, m.home, m.next = m.home, m.next, None
         self.copies[m.name, place] = "leaving"
@@ -375,11 +375,11 @@ class Prism:
                 if best is None or (len(gone), full, kvpr) < best[0]:
                     best = (len(gone), full, kvpr), place, gone
         if best is None:
-            self.out[m.name] = None  # not there, then wherever it can
+            self.out[m.name] = None  # if not at that home, it is loaded anywhere else
             return
         for v in best[2]:
             yield from self.leave(v)
-        if all(self.site(g).shared_kv >= need for g in best[1]):  # else once they have left
+        if all(self.site(g).shared_kv >= need for g in best[1]):  # otherwise it comes once they have left
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
@@ -399,11 +399,11 @@ class Prism:
         return evicted if lacks <= 0 else None
 
     def spare(self, m: Tenant, now_s: float) -> bool:
-        """Idle for long enough to go."""
+        """Tell whether a model has been idle for `idle_s`, so that it may be evicted."""
         return m.idle and now_s - m.since_s >= self.idle_s
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
-        """Serve a model from the place where it is loaded, and leave the place where it was."""
+        """Serve a model from the place where it is loaded now, and evict it where it was before."""
         self.copies[m.name, place] = "in"
         self.sites.clear()
         if m.next == place:
@@ -458,9 +458,10 @@ class Prism:
         return now[0] - then[0] > self.tau + self.z * math.sqrt(now[1] + then[1])
 
     def change(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move one model where it is placed, or let two change places, one of them on the GPU of largest KVPR.
+        """Move one model to its place by Alg. 1, or exchange two, one of them on the GPU of largest KVPR.
 
-        Of what lowers the largest KVPR by more than tau and the noise, whatever lowers it most; first of what fits now.
+        Of the moves that lower the largest KVPR by more than tau and the noise, the one that lowers it most is made.
+        Moves that fit now come before those for which both models have to leave first.
         """
         ratios = Ratios(self.cluster.gpus, homes, at)
         *_, worst = ratios.largest
@@ -494,7 +495,7 @@ class Prism:
         return room and not {*x.home} & {*(m.home or ())} and (m.name, x.home) not in self.copies
 
     def partition(self) -> Iterator[Action]:
-        """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
+        """Without memory on demand, split the memory beside weights and kept pages into limits by the forecast."""
         for g in range(len(self.cluster.gpus)) if not self.elastic else ():
             if here := self.site(g).models:
                 floor = [float(one_request(m.model)) for m in here]
@@ -505,13 +506,13 @@ class Prism:
     # ------------------------------------------------------------ who is let in
 
     def priority(self, r: Request) -> float:
-        """Return what requests are sorted by: the deadline, or under fcfs the arrival."""
+        """Return the time by which requests are sorted: the deadline, or under fcfs the arrival."""
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
         """Queue a request, and load its model or wake its GPU.
 
-        It waits at least for what else comes in the instant, so that Alg. 2 runs once.
+        The GPU wakes after all other events of the instant, so that Alg. 2 runs once for all.
         """
         m = self.models[r.model]
         m.seen.append(r.arrival_s)
@@ -558,7 +559,7 @@ class Prism:
                 continue
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
-                owner = m.name if self.kv == "paged" else ""  # else all models draw on what is free
+                owner = m.name if self.kv == "paged" else ""  # otherwise all models share the free memory
                 for i in m.home:
                     if (owner, i) not in free:
                         free[owner, i] = view.kv(owner, i).room_bytes if owner else view.free_bytes(i)

@@ -57,7 +57,7 @@ PREFILL_S = (0.2, 2.0)  # gpu/request_queue.py, bounds of the guess of a prefill
 PREFILL_TOKENS = 2048.0  # gpu/request_queue.py: tokens a second of that guess
 UNSTABLE = 15.0  # policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
 SMOOTHED = 6  # policy/simple_global.py, window_size_seconds = 30: ticks
-DEMAND_S = 60.0  # ours: over which tokens are counted
+DEMAND_S = 60.0  # ours: tokens are counted over this time
 Entry = tuple[float, int, Request]  # by priority, then id
 
 
@@ -75,7 +75,7 @@ class Tenant:
     flight: deque[int] = field(default_factory=lambda: deque(maxlen=SMOOTHED))  # requests at the last ticks
     demand: float = 0.0  # KV bytes a second over the TPOT SLO
     made: deque[tuple[float, int]] = field(default_factory=deque)  # (tick, tokens since the start) of the window
-    places: dict[Gpus, None] = field(default_factory=dict)  # where it ever was
+    places: dict[Gpus, None] = field(default_factory=dict)  # everywhere that it was loaded, ever
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class PrismReleased:
                     return
 
     def unstable(self, homes: Sequence[Tenant], at: Mapping[str, Gpus]) -> int:
-        """Pairs of GPUs one of which has more than 15 times the other's memory per request."""
+        """Return the number of pairs of GPUs of which one has over UNSTABLE times the other's memory per request."""
         each = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in homes if g in at[m.name]]
@@ -184,17 +184,17 @@ class PrismReleased:
         return sum(a > UNSTABLE * b for a in each for b in each)
 
     def active(self) -> list[Tenant]:
-        """Models that are in."""
+        """Return the models that are loaded and not leaving."""
         return [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
 
     def spare(self, m: Tenant, now_s: float) -> bool:
-        """Idle for long enough to go."""
+        """Tell whether a model has been idle for `idle_s`, so that it is evicted."""
         return not m.live and not m.queue and now_s - m.since_s >= self.idle_s
 
     # ------------------------------------------------------------ where models live
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Models start by falling demand of the forecast, each where demand over free memory is lowest."""
+        """Load models by falling forecast demand, each where demand over free memory is lowest."""
         self.start_s = now_s
         for m in self.models.values():
             m.since_s = now_s
@@ -206,28 +206,28 @@ class PrismReleased:
                 yield from self.bring(m, min(places, key=self.pressures), "in")
 
     def weigh(self, m: Tenant, now_s: float) -> None:
-        """Tokens of the window, and what the forecast says of the part of it that lies before the start."""
+        """Estimate demand from the tokens of the window, and from the forecast for its part before the start."""
         plan = self.cluster.plan[m.name]
         before = plan.rate_rps * max(0.0, DEMAND_S - (now_s - self.start_s))
         tokens = m.made[-1][1] - m.made[0][1] + before * (plan.prompt_tokens + plan.output_tokens)
         m.demand = tokens / DEMAND_S * m.model.kv_token_bytes / m.model.tpot_slo_s
 
     def free(self, g: int, *, soon: bool = False) -> int:
-        """Bytes of GPU g beside weights; `soon`: once those that are leaving have left."""
+        """Return the bytes of GPU g beside weights; `soon`: once the models that are leaving have left."""
         used = (footprint(self.models[name].model, elastic=True) for (name, place), state in self.copies.items()
                 if g in place and not (soon and state == "leaving"))  # fmt: skip
         return self.cluster.gpus[g].mem_bytes - sum(used)
 
     def pressures(self, place: Gpus) -> list[float]:
-        """Demand over free memory of a group's GPUs, the largest first."""
+        """Return demand over free memory for each GPU of a group, the largest first."""
         return sorted((sum(m.demand for m in self.at(g)) / max(self.free(g), 1) for g in place), reverse=True)
 
     def at(self, g: int) -> list[Tenant]:
-        """Models that live on GPU g, or have a part there."""
+        """Return the models that live on GPU g, or have a part there."""
         return [m for m in self.models.values() if m.home is not None and g in m.home]
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
-        """Load a model."""
+        """Load a model as its home, and open its lane."""
         self.copies[m.name, place] = state
         self.out.pop(m.name, None)
         m.places[place] = None
@@ -236,7 +236,7 @@ class PrismReleased:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once those inside have finished; who still waits goes where it lives next."""
+        """Evict a model once its requests inside have finished; those that wait go where it is loaded next."""
         assert m.home is not None
         self.copies[m.name, m.home] = "leaving"
         yield Evict(Inst(m.name, m.home))
@@ -265,15 +265,15 @@ class PrismReleased:
             if best is None or key < best[0]:
                 best = key, place, gone
         if best is None:
-            self.out[m.name] = None  # not there, then wherever it can
+            self.out[m.name] = None  # if not at the place decided, it is loaded anywhere else
             return
         for v in best[2]:
             yield from self.leave(v)
-        if all(self.free(g) >= need(m) for g in best[1]):  # else once they have left
+        if all(self.free(g) >= need(m) for g in best[1]):  # otherwise it comes once they have left
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, now_s: float) -> list[Tenant] | None:
-        """Choose models to evict so that a model has a worker and room on GPU g; None if there is none."""
+        """Choose models to evict so that a model has a worker and room on GPU g; None if it cannot."""
         if sum(g in place for _, place in self.copies) >= self.workers:
             return None
         here = [v for v in self.active() if v.home and g in v.home]
@@ -291,13 +291,13 @@ class PrismReleased:
     # ------------------------------------------------------------ who is let in
 
     def ask(self, m: Tenant, view: View) -> Sequence[Action]:
-        """Look at the queue of a model's GPU, last in the instant."""
+        """Wake the GPU of a model with waiting requests, after all other events of the instant."""
         if m.home and m.queue and len(m.waiting) <= BACKEND_MOST:
             return [Wake(view.now_s, f"gpu {m.home[0]}")]
         return ()
 
     def let_in(self, g: int) -> Iterator[Action]:
-        """Let requests into the engines of GPU g that have not too many waiting."""
+        """Let requests into the engines of GPU g, each behind at most BACKEND_MOST that wait in its engine."""
         here = [m for m in self.active() if m.home and m.home[0] == g]
         for e in sorted(e for m in here for e in m.queue[: max(0, BACKEND_MOST + 1 - len(m.waiting))]):
             r = e[2]
@@ -311,11 +311,11 @@ class PrismReleased:
 
 
 def need(m: Tenant) -> int:
-    """Bytes that a GPU must have for a model to come: its weights, the pages it keeps, and one longest request."""
+    """Return the bytes that a GPU must have for a model: its weights, the pages it keeps, one longest request."""
     return footprint(m.model, elastic=True) + one_request(m.model)
 
 
 def priority(r: Request) -> float:
-    """Arrival and SLO, less a guess of the prefill's seconds."""
+    """Return arrival + TTFT SLO, less a guess of the prefill's seconds."""
     guess_s = min(max(r.prompt_tokens / PREFILL_TOKENS, PREFILL_S[0]), PREFILL_S[1])
     return r.arrival_s + r.ttft_slo_s - guess_s

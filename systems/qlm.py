@@ -70,7 +70,7 @@ class Rates(NamedTuple):
     P: float
     S: float
     D: float
-    move_s: float  # of one request's KV to the host
+    move_s: float  # seconds to move one request's KV to the host
     rate_rps: float
 
 
@@ -79,7 +79,7 @@ class Queue(Slot):
     """A virtual queue, and its instance: GPUs that hold one model at a time."""
 
     groups: list[Group] = field(default_factory=list)
-    in_s: float | None = None  # when it should be in; None: it is
+    in_s: float | None = None  # when its model should be loaded; None: it is
 
     def running(self) -> list[Group]:
         """Return the groups with requests on the GPUs."""
@@ -93,10 +93,10 @@ class Group:
     id: int
     model: str
     slo_s: float
-    due_s: float  # of its first request
+    due_s: float  # deadline of its first request
     room: int  # how many may still join
-    n: deque[int]  # not yet pulled
-    home: Queue  # for good once requests run: the paper moves no group that has begun
+    n: deque[int]  # requests not yet pulled
+    home: Queue  # stays the same once requests run: the paper moves no group that has begun
     running: int = 0  # pulled and not ended
 
 
@@ -105,14 +105,14 @@ class After(NamedTuple):
 
     at_s: float
     model: str | None
-    leave_s: float  # before another model can come
-    sum_s: float = 0.0  # of penalties
-    late_s: float = -math.inf  # the largest
+    leave_s: float  # seconds before another model can be loaded
+    sum_s: float = 0.0  # sum of penalties
+    late_s: float = -math.inf  # largest penalty
 
 
 @dataclass(slots=True)
 class Qlm:
-    """Groups, virtual queues, and who is served where and when."""
+    """Groups, virtual queues, and a scheduler that orders them."""
 
     cluster: Cluster
     way: str = choice("sleep", "cold", "disk", "host", "pool", "parallel")
@@ -148,7 +148,7 @@ class Qlm:
         self.options = {
             "kv": "paged",
             "process": "kept" if self.way == "sleep" else "gpu",
-        }  # who sleeps keeps its process
+        }  # a model that sleeps keeps its process
         self.rates = {m: self.rated(m) for m in self.cluster.models}
         work = {m: self.work(m) for m in self.rates}
         self.queues = [Queue(self.cluster, gpus) for gpus in instances(self.cluster, work)]
@@ -258,14 +258,14 @@ class Qlm:
     # ------------------------------------------------------------ RWT estimator
 
     def waiting_s(self, g: Group) -> float:
-        """W_g. Deviations are added group by group, which is more than they come to together."""
+        """Return W_g in s. Deviations of groups are summed, which is more than the deviation of their sum."""
         n, r = len(g.n), self.rates[g.model]
         return whole((n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta)
 
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
-        """Return the state of a queue after groups in an order, from what its instance does now.
+        """Return the state of a queue after `groups` in their order, beginning with what its instance does now.
 
-        Requests that run and are overtaken are evicted.
+        Requests that run and are overtaken are evicted first.
         """
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
@@ -273,7 +273,7 @@ class Qlm:
         return self.follow(After(whole(at_s), q.model, leave_s), groups)
 
     def follow(self, s: After, groups: Sequence[Group]) -> After:
-        """More groups, one after the other."""
+        """Return the state after s and some more groups, one after another."""
         at_s, model, leave_s, sum_s, late_s = s
         for g in groups:
             r = self.rates[g.model]
@@ -285,7 +285,7 @@ class Qlm:
     # ------------------------------------------------------------ global scheduler
 
     def schedule(self, now_s: float) -> None:
-        """Give all queues new orders where some group waits and the orders in force will not do."""
+        """Reorder all queues if a group can still move, and either a penalty exceeds v or a queue is empty."""
         free = sum(not g.running for q in self.queues for g in q.groups[len(self.fixed(q)) :])
         if not free:
             self.v = 0.0
@@ -355,7 +355,7 @@ class Qlm:
     def listed(
         self, s: After, todo: Sequence[Group], v: float, order: Sequence[Group] = ()
     ) -> Iterator[tuple[list[Group], After]]:
-        """Orders of any of the groups behind s with their ends; those of a class stay first come first served."""
+        """Yield orders of some of the groups after state s, with their ends; a class stays first come first served."""
         yield list(order), s
         for g in todo:
             end = self.follow(s, [g])
@@ -370,7 +370,7 @@ class Qlm:
         return [rid for rid, g in self.pulled.items() if g in groups]
 
     def fitting(self, g: Group) -> Sequence[int]:
-        """Return the indices of the queues that may serve a group; of its own alone once the group has begun."""
+        """Return the indices of the queues that may serve a group: its own alone once the group has begun."""
         return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
 
     def mean_batch(self, m: str, view: View) -> float:
@@ -380,7 +380,7 @@ class Qlm:
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
 
     def work(self, m: str) -> float:
-        """GPU-seconds a second that a model's forecast asks for."""
+        """Return the GPU-seconds a second that a model's forecast asks for."""
         r = self.rates[m]
         return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp
 
@@ -394,9 +394,10 @@ Ways = Mapping[frozenset[int], Sequence[Way]]  # by the jobs that are done
 
 
 def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, ...] | None:
-    """For each machine one of its options, so that every job is done once: least sum of sums + weight x the largest.
+    """Choose an option for each machine so that every job is done once at the least cost; None if impossible.
 
-    Exact, machine by machine. Of equal ones that with the first options is taken. None: no options do every job once.
+    The cost is the sum of the options' sums + weight x their largest penalty. The search is exact, machine by machine.
+    Of equal choices the one with the first options is taken.
     """
     each = [gathered((jobs, (t, t + weight * late, (j,))) for j, (jobs, t, late) in enumerate(of)) for of in options]
     every = frozenset[int]().union(*(jobs for ways in each for jobs in ways))
@@ -405,7 +406,7 @@ def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, .
 
 
 def joined(some: Ways, more: Ways) -> Ways:
-    """Ways of machines beside those of one machine more."""
+    """Combine the ways of some machines with those of one machine more."""
     return gathered(
         (jobs | new, (t + u, max(value + u, t + added), (*taken, *j)))
         for jobs, ways in some.items()
@@ -417,7 +418,7 @@ def joined(some: Ways, more: Ways) -> Ways:
 
 
 def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
-    """Ways by the jobs that they do, less those that no further machine makes the best."""
+    """Group ways by the jobs that they do, without those that no further machine can make the best."""
     by_jobs: dict[frozenset[int], list[Way]] = {}
     for jobs, way in pairs:
         by_jobs.setdefault(jobs, []).append(way)
@@ -425,9 +426,9 @@ def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
 
 
 def unbeaten(ways: Iterable[Way]) -> list[Way]:
-    """Keep by rising sum the ways with a lower value than all before them.
+    """Keep, in order of rising sum, the ways whose value is lower than that of all before them.
 
-    With the same beside them, the others stay behind.
+    Whatever further machines add to both, the other ways do not become better.
     """
     kept: list[Way] = []
     for way in sorted(ways):
@@ -442,5 +443,5 @@ def ids(groups: Iterable[Group]) -> frozenset[int]:
 
 
 def whole(s: float) -> float:
-    """Seconds, rounded to a whole multiple of WHOLE."""
+    """Return seconds rounded to a whole multiple of WHOLE."""
     return round(s / WHOLE) * WHOLE

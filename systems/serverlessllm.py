@@ -51,8 +51,8 @@ class Job:
 
     model: str
     rids: dict[int, None] = field(default_factory=dict)
-    long_s: float = 0.0  # of its longest request, under `sjf`
-    cost_s: float = 0.0  # what it was reckoned to take when it was opened, its load included
+    long_s: float = 0.0  # seconds of its longest request, under `sjf`
+    cost_s: float = 0.0  # seconds that it was estimated to take when it was opened, its load included
     runs: bool = False
     until_s: float = 0.0  # when its last request should be done, once it runs
 
@@ -62,7 +62,7 @@ class Instance(Slot):
     """GPUs that hold one model at a time, and their jobs."""
 
     jobs: list[Job] = field(default_factory=list)  # the first one runs
-    behind_s: float = 0.0  # of jobs that do not run yet
+    behind_s: float = 0.0  # estimated seconds of jobs that do not run yet
     used_s: float = -math.inf  # when a request last ended on it
 
 
@@ -81,8 +81,8 @@ class ServerlessLlm:
     all: list[Instance] = field(init=False)
     S: Mapping[str, float] = field(init=False)
     load_s: Mapping[str, float] = field(init=False)  # from host memory
-    disk_s: Mapping[str, float] = field(init=False)  # from disk; of no model where hosts hold all
-    disk_until_s: dict[int, float] = field(default_factory=dict, init=False)  # by node: loads from its disk end
+    disk_s: Mapping[str, float] = field(init=False)  # from disk; empty where hosts hold all
+    disk_until_s: dict[int, float] = field(default_factory=dict, init=False)  # when loads from its disk end, by node
     where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"place": "fewest", "order": "sjf"}}
@@ -185,7 +185,7 @@ class ServerlessLlm:
         if (x.jobs[-1].model if x.jobs else x.model) != m:
             return (wait_s + self.loading_s(x, m, view), used_s), x, None
         last = x.jobs[-1] if x.jobs else None
-        if last and len(last.rids) < self.most:  # with it
+        if last and len(last.rids) < self.most:  # the request joins it
             wait_s -= max(0.0, last.until_s - now_s) if last.runs else self.S[m]
         return (wait_s, used_s), x, last
 

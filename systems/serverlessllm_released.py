@@ -75,7 +75,7 @@ class Entry:
     request: Request
     worker: Worker
     group: Group  # (plus) its batch; else it is alone in one
-    token: bool = False  # it has one
+    token: bool = False  # its first token is made
     kv: bool = False  # its prompt is computed and kept
     dropped: bool = False  # it is on its way out
 
@@ -86,7 +86,7 @@ class Group:
 
     model: str
     entries: list[Entry] = field(default_factory=list)
-    prefill_s: float | None = None  # of its prompts to compute, once it is known and if there are any
+    prefill_s: float | None = None  # seconds of its prompts to compute; None: unknown, or no prompts
 
     def add(self, e: Entry) -> None:
         """Take a request in as the last."""
@@ -169,7 +169,7 @@ class ServerlessLlmReleased:
         return e
 
     def keeps(self, e: Entry, *, kv: bool) -> None:
-        """Note whether a request's KV is kept, on which what is left of its batch depends."""
+        """Note whether a request's KV is kept; the seconds left of its batch depend on it."""
         e.kv, e.group.prefill_s = kv, None
 
     def prefilled(self, rid: int, now_s: float) -> None:
@@ -223,7 +223,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
 
     def batches(self, cut: Iterable[Group]) -> list[Group]:
-        """Cut a queue anew, given in batches: each request joins the first batch of its model with room."""
+        """Cut a queue, given in batches, again: each request joins the first batch of its model with room."""
         new: list[Group] = []
         last: dict[str, Group] = {}  # by model; those before it are full
         for batch in filter(lambda batch: batch.entries, cut):
@@ -266,7 +266,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ a worker
 
     def follow(self, x: Worker, view: View) -> Iterator[Action]:
-        """Run the front of a worker's queue, for which its model may have to come; interrupt what else runs."""
+        """Run the front of a worker's queue, loading its model if need be; interrupt all other requests that run."""
         first = next((e.request.model for e in x.queue if not e.dropped), None)
         swap = first not in (None, x.model) and not x.loading
         m = first if swap else x.model

@@ -54,21 +54,21 @@ MARGIN = 0.95  # of each SLO: config.py, TTFT_baseline and TPOT
 SAFETY = 1.05  # power_estimator.py, estimate_duration
 AHEAD = 512  # tokens beside a request's own: worker.py, get_kv_usage
 RETRY_S = 0.25  # gateway.py, create_completion
-QUOTAS = ((10e9, 4), (20e9, 2))  # bytes of weights below which; 3B: 4, 7B and 8B: 2, 13B and 22B: 1
+QUOTAS = ((10e9, 4), (20e9, 2))  # (bytes of weights, steps of a turn below); 3B: 4, 7B and 8B: 2, 13B and 22B: 1
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request, wherever it is."""
+    """A request, in a worker or waiting for one."""
 
     request: Request
     worker: Worker | None = None
     made: int = 0  # tokens, when it last entered a worker or had its prefill
-    excused_s: float = 0.0  # of loads
+    excused_s: float = 0.0  # seconds of loads that it waited for
     again_s: float = math.inf  # when it asks again
 
     def due_s(self, made: float) -> float:
-        """Return when the token behind so many is due."""
+        """Return when the token after `made` tokens is due, in s."""
         r = self.request
         later_s = r.tpot_slo_s * made if made else 0.0
         return r.arrival_s + self.excused_s + MARGIN * (r.ttft_slo_s + later_s)
@@ -83,7 +83,7 @@ class Queue(NamedTuple):
     """The prompts of a worker together."""
 
     tokens: int
-    took_s: float  # that they take by the profile
+    took_s: float  # seconds that they take by the profile
     due_s: float  # the earliest deadline
 
 
@@ -95,17 +95,17 @@ class Worker:
     batch: Batch
     model: Model
     jobs: dict[int, Job] = field(default_factory=dict)
-    prompts: dict[int, Job] = field(default_factory=dict)  # of these, the ones whose KV is not whole
-    kv_bytes: int = 0  # that it may take
+    prompts: dict[int, Job] = field(default_factory=dict)  # the jobs whose KV is not whole
+    kv_bytes: int = 0  # most KV bytes on each of its GPUs
     loading: bool = True
     idle_s: float = math.inf  # since when it has no request
-    steps: int = 0  # of its turns
+    steps: int = 0  # steps of all its turns
     turns: int = 0  # the number of its last turn, of all on its node
     order: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap of its decodes; some have left
-    queue: Queue | None = None  # of its prompts; None since they changed
+    queue: Queue | None = None  # kept by `queued`; None once prompts have changed
 
     def queued(self, profile: Profile) -> Queue:
-        """Return what its prompts come to together: it is asked at each arrival, and changes rarely under overload."""
+        """Return the sums of its prompts, kept because each arrival asks for them and overload rarely changes them."""
         if self.queue is None:
             jobs = self.prompts.values()
             self.queue = Queue(
@@ -130,7 +130,7 @@ class Worker:
         return due_s
 
     def decodes(self, job: Job, made: int) -> None:
-        """Count a request whose KV is whole to the decodes."""
+        """Move a request whose KV is whole from the prompts to the decodes."""
         if self.prompts.pop(job.request.id, None) is not None:
             job.made, self.queue = made, None
             tpot_s = job.request.tpot_slo_s
@@ -145,7 +145,7 @@ class Node:
     gpus: Gpus
     room: int  # bytes of each GPU
     workers: dict[str, Worker] = field(default_factory=dict)
-    turn: Worker | None = None  # whose lane is open
+    turn: Worker | None = None  # the worker whose lane is open
     since_s: float | None = None  # when its turn began; none: it has no end
     turns: int = 0
     leaving: set[str] = field(default_factory=set)  # models whose weights are not gone yet
@@ -169,7 +169,7 @@ class Slinfer:
     cluster: Cluster
     sharing: bool = choice(True, False)  # config.py, enable_sharing; False: one worker a node
     preempt: bool = choice(True, False)  # enable_preempt
-    packing: bool = choice(True, False)  # enable_defragmentation; False: least full first, and nobody is preempted
+    packing: bool = choice(True, False)  # enable_defragmentation; False: least full first, without preemption
     least_tokens: int = number(4096, 0, 1 << 20)  # minimal_tokens_per_instance
     growth: float = number(0.25, 0, 1)  # kv_scale_watermark
     keep_s: float = number(1.0, 0, 3600)  # keep_alive_time
@@ -247,7 +247,7 @@ class Slinfer:
     # ------------------------------------------------------------ turns: node.py, schedule
 
     def turn(self, node: Node, view: View) -> Iterator[Action]:
-        """Give the next turn to the worker with the earliest deadline; one that is alone has it until it is not."""
+        """Give the next turn to the worker with the earliest deadline; a lone one keeps it until another is ready."""
         ready = [w for m, w in node.workers.items() if w.jobs and not w.loading and m not in node.stuck]
         if node.turn is not None:
             if node.since_s is None and any(w is not node.turn for w in ready):
@@ -281,7 +281,7 @@ class Slinfer:
     # ------------------------------------------------------------ requests: pool.py, schedule_incoming_request
 
     def enter(self, job: Job, view: View) -> Iterator[Action]:
-        """Let a request enter a worker of its model that takes it, or whose neighbour makes room, or a new one."""
+        """Let a request enter a worker that takes it, one whose neighbour makes room, or a new one; else it waits."""
         m, sign = job.request.model, -1 if self.packing else 1
         model = self.cluster.models[m]
         mine = [node.workers[m] for node in self.nodes if m in node.workers]
@@ -373,7 +373,7 @@ class Slinfer:
             more = self.need(w, None, view, 1 + self.growth)
             if more < w.kv_bytes / (1 + self.growth):  # worker.py, check_whether_need_kv_scale_in
                 yield from self.sized(w, more)
-        else:  # its engine's limit stays: a new one is in force only after the next request is let in, which 0 fails
+        else:  # its engine's limit stays: a limit of 0 would hold until a request is let in, and would let none in
             w.kv_bytes, w.idle_s = 0, view.now_s
             yield Wake(view.now_s + self.keep_s, "idle")
         yield from self.turn(w.node, view)
@@ -388,7 +388,7 @@ class Slinfer:
         yield Wake(min(left_s, default=math.inf), "idle")
 
     def stop(self, w: Worker, *, drain: bool) -> Iterator[Action]:
-        """Stop a worker; its requests are nobody's."""
+        """Stop a worker; its requests are then in no worker."""
         del w.node.workers[w.batch.inst.model]
         w.node.leaving.add(w.batch.inst.model)
         for job in w.jobs.values():
@@ -414,7 +414,7 @@ class Slinfer:
         return w.node.used + (w.model.weight_bytes if new else 0) - w.kv_bytes + need - w.node.room
 
     def part(self, w: Worker, job: Job | None, view: View) -> float:
-        """Return a decode step over its TPOT: worker.py, update_time_slice."""
+        """Return the seconds of a worker's decode step over its TPOT SLO: worker.py, update_time_slice."""
         seqs = len(w.jobs) + (job is not None)
         if not seqs or w.model.tpot_slo_s == math.inf:
             return 0.0
@@ -449,9 +449,9 @@ class Slinfer:
         return next((v for v in others if v.model.weight_bytes + v.kv_bytes >= lacking), None)
 
     def need(self, w: Worker, job: Job | None, view: View, times: float = 1.0) -> int:
-        """Return the KV memory that a worker needs, with one request more, so many times: worker.py, get_kv_usage.
+        """Return the KV bytes that a worker needs, with `job` if given, by a factor `times`: worker.py, get_kv_usage.
 
-        It is never more than the node has beside the weights, so that a request that fits alone is taken.
+        They are never more than the node has beside the weights, so that a request that fits alone is taken.
         """
         seqs = len(w.jobs) + (job is not None)
         tokens = w.tokens(view, self.cluster.profile) + (job.tokens if job else 0) + AHEAD * seqs

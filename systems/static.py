@@ -17,7 +17,7 @@ all placements.
 
 `replicas` is what an operator does with room to spare: models have copies, as the forecast asks for them (`copies` in
 harness/policy/placement.py), and a request goes to the copy with the fewest requests. r_m is then that of a copy. Where
-no copy helps, it is skipped: `static` says the same.
+no copy helps, the run is skipped, since it would equal that of `static`.
 
 `production-stack` sends requests to copies as vLLM's router does by default (vllm-project/production-stack 008a23b,
 src/vllm_router/routers/routing_logic.py, RoundRobinRouter, and the same in 5ae0b10): the k-th request of all models, k
@@ -86,7 +86,7 @@ class Static:
                     yield Admit(request.id, idlest(m, places, view))
 
     def start(self) -> Iterable[Action]:
-        """Load every model and its copies with their limits; the requests of a model without copies have one way."""
+        """Load every model and its copies with their limits; route all requests of a model that has no copies."""
         homes = spread(self.cluster, by=self.placement)
         self.places.update(replicas(self.cluster, homes) if self.replicas else {m: [at] for m, at in homes.items()})
         for m, places in self.places.items():

@@ -106,13 +106,13 @@ class Pool:
     queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)  # those that wait, in order of arrival
     waiting: Counter[str] = field(default_factory=Counter)  # the same, counted by model
     servers: dict[str, Server] = field(default_factory=dict)  # in order of their start
-    leaving: str | None = None  # the server that is awaited, and takes no more
+    leaving: str | None = None  # the server whose last request is awaited; it takes no more
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
 
 
 @dataclass(slots=True)
 class Swap:
-    """A queue for each router, and which server stops for which."""
+    """A queue for each router, and rules by which servers stop for others."""
 
     cluster: Cluster
     queue: str = choice("collated", "fifo")
@@ -208,7 +208,7 @@ class Swap:
         return bool(mine & its)
 
     def kv_bytes(self, m: str) -> int:
-        """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
+        """Return the KV bytes that a server reserves on each GPU: for `slots` requests, or one if that is too much."""
         model = self.cluster.models[m]
         free = max(gpu.mem_bytes for gpu in self.cluster.gpus) - model.weight_bytes
         reserved = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
@@ -219,8 +219,9 @@ class Swap:
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
         """Yield for each router its models and where they may be served.
 
-        Those are all places, or those that share a group of GPUs; or of all groups, where one may stop another. The
-        model of the most weight is placed first, each where the least is so far: alone, if there is a group for each.
+        A router has all places (pools=one), the models of one group of GPUs, or (victim=group) those of all groups,
+        where one may stop another. Models are placed by falling weight (`spread`), each in the group with the least
+        weight so far: alone, if there is a group for each.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
@@ -307,7 +308,7 @@ class Swap:
             yield from self.serve(pool, now_s)
 
     def look(self, now_s: float) -> Iterator[Action]:
-        """Stop servers in which no look of the last `keep_s` saw a request, nor this one."""
+        """Stop servers in which neither this look nor those of the last `keep_s` saw a request."""
         yield Wake(now_s + self.look_s, "look")
         for pool in dict.fromkeys(self.home.values()):
             for m, server in list(pool.servers.items()):
@@ -326,7 +327,7 @@ class Swap:
     # ------------------------------------------------------------ the queue
 
     def arrived(self, request: Request, now_s: float) -> Iterator[Action]:
-        """Add a request to the queue; it passes the others where its server lets it."""
+        """Add a request to the queue, by priority, and send it past older ones where its server's rule allows it."""
         m, pool = request.model, self.home[request.model]
         pool.queue[request.id] = request
         pool.waiting[m] += 1
@@ -337,7 +338,10 @@ class Swap:
             yield from self.send(pool, request, now_s)
 
     def serve(self, pool: Pool, now_s: float) -> Iterator[Action]:
-        """Send what may be sent, oldest first. A server is started for the first that waits alone."""
+        """Send the requests that may be sent, oldest first, and start servers for the first that waits.
+
+        With victim=cost, group or none, servers start for every model that has requests waiting.
+        """
         if pool.leaving is not None and not pool.servers[pool.leaving].serving:
             yield from self.stop(pool, pool.leaving)
         while pool.queue:
@@ -353,13 +357,16 @@ class Swap:
                 yield from self.make_way(pool, m, now_s)
 
     def takes(self, pool: Pool, m: str) -> bool:
-        """Tell whether requests of a model may be sent to its server: one that starts takes those of all others."""
+        """Tell whether a model's requests may be sent to its server, which may still be starting.
+
+        With victim=group, a server that is up takes none while others beside it have to stop first.
+        """
         if m not in pool.servers or m == pool.leaving:
             return False
         return self.victim != "group" or pool.servers[m].up_s == math.inf or self.room(pool, m) is not None
 
     def passes(self, server: Server, now_s: float) -> bool:
-        """Tell whether requests of a server pass older ones."""
+        """Tell whether requests for a server pass older ones for others."""
         return self.queue == "collated" or (self.stay_s > 0.0 and now_s < server.up_s + self.stay_s)
 
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
@@ -377,9 +384,9 @@ class Swap:
             yield Wake(math.inf, f"idle {request.model}")
 
     def make_way(self, pool: Pool, m: str, now_s: float) -> Iterator[Action]:
-        """Stop servers until that of model m has room, and start it; not yet, where one of them must be awaited.
+        """Stop servers until that of model m has room, and start it.
 
-        Nor before its own last server is gone.
+        It has to wait while a server that must stop still serves, and until the model's previous server is gone.
         """
         if m in pool.stopping or m == pool.leaving:
             return
@@ -440,7 +447,7 @@ class Swap:
         return not self.pinned or all(used[g] + self.need[m] <= self.cluster.gpus[g].mem_bytes for g in place)
 
     def excluded(self, pool: Pool, m: str) -> Sequence[str]:
-        """Return the servers beside which model m has none: those of its group, and by `exclusive` of others."""
+        """Return the servers beside which model m cannot run: those of its group, and by `exclusive` of others."""
         mine = {g for at in pool.places[m] for g in at}
         others = [n for n in pool.servers if n != m and not self.pins[n]] if not self.pins[m] else []
         return [n for n in others if (self.alone[m] and not self.lasting[n]) or mine & set(place_of(pool.servers[n]))]
@@ -453,7 +460,7 @@ class Swap:
         yield Run(batch)
 
     def stop(self, pool: Pool, m: str) -> Iterator[Action]:
-        """Stop a server that serves nobody."""
+        """Stop a server that has no requests."""
         pool.stopping.add(m)
         yield Evict(pool.servers.pop(m).batch.inst)
         if self.timed(m):

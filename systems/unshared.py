@@ -21,7 +21,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """Model k on GPUs from k on, round and round, or where homes are given: it does not matter."""
+    """Model k on the GPUs from k on, cyclically, or on its given home; where it is has no effect."""
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)

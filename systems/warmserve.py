@@ -75,8 +75,8 @@ class Traffic:
     requests: int = 0
     area: float = 0.0  # requests x seconds, in this window up to `last_s`
     last_s: float = 0.0
-    highest: int = 0  # in this window, after an arrival
-    steps: deque[tuple[float, int]] = field(default_factory=deque)  # when it changed, and to what
+    highest: int = 0  # largest load of this window, just after an arrival
+    steps: deque[tuple[float, int]] = field(default_factory=deque)  # (when the load changed, to what)
     means: list[float] = field(default_factory=list)  # of the windows that are over
     peaks: list[float] = field(default_factory=list)
 
@@ -92,8 +92,8 @@ class Traffic:
     def recent(self, now_s: float) -> float:
         """Return the mean load of the last `RECENT_S`: common.py, get_avg_load.
 
-        As there, if the load changed in that time, the one that held at its start counts from its own beginning, also
-        the part before.
+        As in the release, if the load changed in that time, the load that held at its start counts for all of its own
+        duration, including the part before.
         """
         since_s, until_s, area = now_s - RECENT_S, now_s, 0.0
         while len(self.steps) > 1 and self.steps[1][0] <= since_s:
@@ -113,7 +113,7 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """Weights of a model on a group of GPUs, in or on their way."""
+    """Weights of a model on a group of GPUs, loaded or being loaded."""
 
     inst: Inst
     gpus: Gpus
@@ -127,7 +127,7 @@ class Instance:
     copy: Copy
     since_s: float
     kv_bytes: int  # of each of its GPUs, beside weights
-    keeps: int  # of these
+    keeps: int  # those that it has not given up to copies
     requests: int = 0
 
     @property
@@ -166,9 +166,9 @@ class WarmServe:
     busy: dict[int, Instance] = field(default_factory=dict, init=False)  # by GPU
     at: dict[int, Instance] = field(default_factory=dict, init=False)  # by request
     waiting: dict[int, Request] = field(default_factory=dict, init=False)  # in order of arrival
-    ends_s: float = field(default=math.inf, init=False)  # of this window
+    ends_s: float = field(default=math.inf, init=False)  # end of this window
     ticks: bool = field(default=False, init=False)
-    changed: bool = field(default=True, init=False)  # what copies are prewarmed by, since they were
+    changed: bool = field(default=True, init=False)  # True if inputs of prewarming changed since it ran
 
     leaves_idle: ClassVar[str] = "a request that finds no instance asks again a second later (request_handler)"
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -428,7 +428,7 @@ class WarmServe:
                 yield Load(copy.inst, self.way)
 
     def group(self, m: str, score: float, free: Sequence[float], here: Sequence[Sequence[Scored]]) -> Gpus | None:
-        """Return the group for a copy: where its score is highest, else anywhere; then where the sum is least."""
+        """Return the GPUs for a copy: first those where all scores are lower, then by least sum; None without room."""
         model, best = self.cluster.models[m], None
         for gpus in self.groups[model.tp]:
             if any(free[g] < model.weight_bytes for g in gpus):

@@ -192,13 +192,13 @@ class Weaver:
 
 
 def wait_s(ops: Mapping[float, int], slack_s: float) -> float:
-    """W (formula 3), of so many kernels of each length beside a slack of K - N."""
+    """Return W (formula 3) in s: `ops` has the number of kernels of each length, `slack_s` is K - N."""
     late = sum(n * max(T - slack_s, 0.0) ** 2 for T, n in ops.items())
     return late / (2 * sum(n * T for T, n in ops.items()))
 
 
 def grain(T: Sequence[float], slack_s: float, threshold_s: float) -> float:
-    """Algorithm 1: the longest kernel once the longest were halved, one after the other."""
+    """Return the seconds of the longest kernel once Algorithm 1 has halved the longest, one after another."""
     ops, slack_s = Counter(t for t in T if t > 0), max(slack_s, 0.0)
     while wait_s(ops, slack_s) > threshold_s and (longest := max(ops)) > slack_s:
         ops[longest / 2] += 2 * ops.pop(longest)

@@ -26,20 +26,20 @@ def rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def zipf(models: int, s: float) -> F8:
-    """Shares of `models` ranks, share ~ rank^-s, summing to 1."""
+    """Return the shares of `models` ranks, ~ rank^-s, which sum to 1."""
     positive("models", models)
     weight = np.arange(1, models + 1, dtype=np.float64) ** -s
     return np.asarray(weight / weight.sum(), np.float64)
 
 
 def poisson(rng: np.random.Generator, rate_rps: float, span_s: float) -> F8:
-    """Independent arrivals: exponential gaps."""
+    """Draw Poisson arrivals: gaps are exponential."""
     positive("rate_rps", rate_rps)
     return _renewal(lambda n: rng.exponential(1 / rate_rps, n), 1 / rate_rps, span_s)
 
 
 def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -> F8:
-    """Gamma gaps of coefficient of variation `cv`: 1 is Poisson, above it bursts."""
+    """Draw arrivals with Gamma gaps of coefficient of variation `cv`: 1 is Poisson, above it bursts."""
     positive("rate_rps", rate_rps)
     positive("cv", cv)
     shape = cv**-2
@@ -47,7 +47,7 @@ def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -
 
 
 def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: float) -> F8:
-    """Weibull gaps: shape 1 is Poisson, below it a heavier tail of gaps."""
+    """Draw arrivals with Weibull gaps: shape 1 is Poisson, below it gaps have a heavier tail."""
     positive("rate_rps", rate_rps)
     positive("shape", shape)
     scale = 1 / (rate_rps * math.gamma(1 + 1 / shape))
@@ -65,10 +65,10 @@ def clusters(
     duty: float = 1.0,
     on_s: float = 600.0,
 ) -> F8:
-    """On/off clusters: Poisson clusters while on, of geometric size (mean `size`) with exponential gaps inside.
+    """Draw on/off clusters: Poisson while on, of geometric size (mean `size`), with exponential gaps inside.
 
     On and off times are lognormal (sigma 1) of means `on_s` and `on_s (1 - duty) / duty`; the mean rate over all time
-    is `rate_rps`. What falls beyond the span wraps around, so that no end is thinned.
+    is `rate_rps`. Arrivals beyond the span wrap around, so that no end is thinned.
     """
     for name, value in (("rate_rps", rate_rps), ("gap_s", gap_s), ("on_s", on_s)):
         positive(name, value)
@@ -102,13 +102,13 @@ def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, 
 
 
 def bounded(what: str, requests: float, way: str, most: int = MOST_REQUESTS) -> None:
-    """UserError where there are more requests than a run can hold."""
+    """Raise UserError if there are more requests than a run can hold."""
     if not requests <= most:
         raise UserError(f"{what} is {requests:.3g} requests, above {most:,} ({way})")
 
 
 def positive(name: str, value: float) -> None:
-    """UserError unless `value` is finite and above 0."""
+    """Raise UserError unless `value` is finite and above 0."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{name} is {value}, not above 0")
 

@@ -21,7 +21,7 @@ SHOWN = 8  # streams that a line lists
 class Chosen:
     """New names of streams, streams to leave out, by their new names, and seconds by which requests come later.
 
-    These are by stream or, where the log has the column `src`, by gateway.
+    Seconds are given by stream or, where the log has the column `src`, by gateway.
     """
 
     rename: Mapping[str, str]
@@ -41,7 +41,7 @@ def chosen(
     served: Iterable[str] = (),
     shift_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Chosen | None:
-    """Return what is asked of a log's streams; None where nothing is. `served` are the streams of a set's models."""
+    """Return the choices of a log's streams, None without any. `served` are the streams of a set's models."""
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None
 
@@ -49,8 +49,8 @@ def chosen(
 def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
     """Return a canonical table with streams renamed and without those that are dropped, and a note that says so.
 
-    The metadata have the share of requests that stay (`kept_share`), beside what an earlier choice left. UserError for
-    a stream that is not there, and where none is left.
+    The metadata's `kept_share` is the share of requests that stay, times that of an earlier choice. Raises UserError
+    for an unknown stream, and where no request is left.
     """
     rows, notes = _shifted(rows, how.shift_s)
     names = rows["model"].combine_chunks()
@@ -86,7 +86,7 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
 
 
 def _shifted(rows: pa.Table, shift_s: Mapping[str, float]) -> tuple[pa.Table, list[str]]:
-    """Move the requests of some streams or gateways in time, in order again; the first is not before 0."""
+    """Shift the requests of some streams or gateways in time, and sort all again; none comes before 0."""
     if not shift_s:
         return rows, []
     when, mean_gap_s = rows["arrival_s"].to_numpy().copy(), schema.metadata(rows)["span_s"] / rows.num_rows

@@ -29,7 +29,7 @@ HEAD_RECORDS = 1000  # names of columns are looked for in these
 
 
 def names_of(path: Path) -> list[str]:
-    """List the names of a file's columns; those inside of objects with dots."""
+    """List the names of a file's columns; dots join the names inside of objects."""
     kind = records.kind(path)
     if kind == "parquet":
         return list(_schema(path).names)
@@ -39,7 +39,7 @@ def names_of(path: Path) -> list[str]:
 
 
 def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the names in the first records: not all have all."""
+    """List the names that occur in the first records, each of which may lack some."""
     return list(dict.fromkeys(name for row in islice(rows, HEAD_RECORDS) for name in records.paths(row)))
 
 
@@ -75,7 +75,7 @@ def _csv(path: Path, wanted: list[str]) -> Source:
     try:
         rows = pyarrow.csv.read_csv(
             path,
-            read_options=pyarrow.csv.ReadOptions(use_threads=False),  # only so are rows numbered
+            read_options=pyarrow.csv.ReadOptions(use_threads=False),  # rows are numbered only without threads
             parse_options=pyarrow.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=bad_row),
             convert_options=pyarrow.csv.ConvertOptions(
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
@@ -150,7 +150,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
-    """Turn records into columns; one that a record lacks is empty there."""
+    """Turn records into columns; a name that a record lacks is null in its row."""
     _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:
@@ -167,7 +167,7 @@ def _alike(values: list[Any], _low: int, high: int) -> bool:
 
 
 def first_bad(fine: Callable[[int, int], bool], count: int) -> int:
-    """Find the first value that `fine` rejects, by halving: it lies in [low, high), and none lies before."""
+    """Return the index of the first bad value, by bisection; `fine(low, high)` tells if all in [low, high) are good."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -179,7 +179,7 @@ def first_bad(fine: Callable[[int, int], bool], count: int) -> int:
 
 
 def _inferred(values: list[Any]) -> pa.Array | None:
-    """Values as a column of the type that they have; None where there is none."""
+    """Return values as a column of the type that they share; None if they share none."""
     for kind in (None, pa.list_(pa.uint64())):  # hashes of 64 bits
         with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
             return pa.array(values, kind)
@@ -187,7 +187,7 @@ def _inferred(values: list[Any]) -> pa.Array | None:
 
 
 def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
-    """Give rows their numbers, from 1: there is no header."""
+    """Return a source whose rows are numbered from 1, as there is no header."""
     return _placed(path, columns, np.arange(1, len(next(iter(columns.values()))) + 1))
 
 

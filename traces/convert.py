@@ -44,9 +44,9 @@ def convert(
 ) -> pa.Table:
     """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
 
-    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); one that is not named
-    is found where the file has a usual name for it. Any other canonical column is taken where it is named. `how`: see
-    `canonical`. UserError names all columns that are missing, or file, row, column and value.
+    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); those that `columns`
+    lacks are found by usual names. Other canonical columns are read only if `columns` has them. `how`: see `canonical`.
+    UserError names all columns that are missing, or file, row, column and value.
     """
     columns = dict(columns or {})
     if model is not None and "model" in columns:
@@ -164,7 +164,7 @@ def canonical(
 
 
 def _validate(path: Path, source: Source, time_unit: TimeUnit | None, tier: str) -> None:
-    """Raise UserError for a unit or a tier that there is not, and for a file without rows."""
+    """Raise UserError for an unknown unit or tier, and for a file without rows."""
     if time_unit is not None and time_unit not in get_args(TimeUnit):
         raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
     if tier not in schema.TIERS:
@@ -183,7 +183,7 @@ def _short(tokens: Mapping[str, NDArray[np.int64]], max_tokens: int | None, left
 
 
 def _models(source: Source, columns: Mapping[str, str], model: str | None, order: NDArray[np.int64]) -> pa.Array:
-    """Return the model of each row, or the one that is given for all. UserError for what is no name."""
+    """Return the model of each row, or the one given for all. UserError for an empty or unprintable name."""
     if model is not None:
         if not (model and model.isprintable()):
             raise UserError(f'--model "{model}" is no name')
@@ -208,7 +208,7 @@ def _span_s(path: Path, when: NDArray[np.float64], span_s: float | None) -> floa
 
 
 def _filled(source: Source, columns: Mapping[str, str]) -> None:
-    """UserError for an empty value, but of ids and states; one model may stand for all rows."""
+    """Raise UserError for an empty value in any column but those of ids and states."""
     for key, name in columns.items():
         if key not in usual.OPTIONAL and (values := source.columns.get(name)) is not None and values.null_count:
             row = values.is_null().index(True).as_py()
@@ -217,7 +217,7 @@ def _filled(source: Source, columns: Mapping[str, str]) -> None:
 
 
 def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
-    """Return the rows that a request can be made of, and add the others to `left`, by the first reason of each."""
+    """Return the rows that are valid requests, and count the others in `left`, by the first reason of each."""
     count = len(next(iter(source.columns.values())))
     keep = np.ones(count, bool)
     arrays = dict(source.columns)
@@ -252,7 +252,7 @@ def _blank(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def _floats(values: pa.Array) -> NDArray[np.float64]:
-    """Values as numbers; nan for what is none."""
+    """Return values as numbers, NaN for those that are not."""
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
     with suppress(pa.ArrowException):
@@ -284,7 +284,7 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
 def _times(
     source: Source, column: str, unit: TimeUnit, sort: bool, trust: bool
 ) -> tuple[NDArray[np.float64], float | None]:
-    """Seconds from the start, sorted or refused, and 1.0 where the source counts whole seconds."""
+    """Return seconds from the start, and 1.0 if all are whole, else None; refuse unsorted rows unless `sort`."""
     raw = source.columns[column]
     if unit == "datetime":
         when = _dates(source, column, raw)
@@ -333,7 +333,7 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
 
 
 def _stamps(raw: pa.Array) -> pd.Series:
-    """Dates, without a zone of UTC; none for what is no date."""
+    """Return dates, of UTC where they have no zone; NaT for values that are not dates."""
     import pandas as pd  # only for dates
 
     stamps: pd.Series = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
@@ -341,7 +341,7 @@ def _stamps(raw: pa.Array) -> pd.Series:
 
 
 def _clock(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
-    """Seconds of HH:MM:SS[.mmm]."""
+    """Return the seconds of HH:MM:SS[.mmm]."""
     text = raw.cast(pa.string())
     parts = pc.extract_regex(text, CLOCK)
     if parts.null_count:
@@ -360,7 +360,7 @@ def _numbers(source: Source, column: str, kind: pa.DataType, why: str) -> NDArra
 
 
 def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None) -> pa.Array:
-    """Cast a column; the first value that does not go is found by halving."""
+    """Cast a column. UserError names the first value that cannot be cast, found by bisection."""
     values = source.columns[column]
     if pa.types.is_boolean(values.type):
         raise UserError(f'{source.where(0)}: column "{column}" holds truth values, {why or f"not {kind}"}')

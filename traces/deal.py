@@ -1,18 +1,18 @@
-"""A log of one stream is dealt to models: whole sessions, or bursts, so that each model has a stated share of requests.
+"""A log of one stream is split among models by whole sessions or bursts, to stated shares of its requests.
 
-A name is a log of the manifest and how it is dealt, as in "azure-conv+models=8+deal=1+max_tokens=8192": to how many
-models, which deal of many, and the longest prompt + output that is kept. For a log of one's own `--spread` says the
-same, as in 12:zipf=1.2,idle=some,together=pairs.
+A name is a log of the manifest and how it is split, as in "azure-conv+models=8+deal=1+max_tokens=8192": among how many
+models, which of many random splits, and the longest prompt + output that is kept. For a user's own log `--spread` says
+the same, as in 12:zipf=1.2,idle=some,together=pairs.
 
 What stays together: a session, where the log numbers them; else a client; else requests that share a block beyond those
 that all of them begin with (a conversation's turns, each with the last one's prompt before its own); else requests
 between which no gap is longer than the mean gap of the log: then nothing in the log says what belongs together, and the
-trace's note says so. Dealt one by one, requests would come at every model as Poisson's.
+trace's note says so. Split one by one, requests would arrive at every model as a Poisson process.
 
 Shares are those of hyperbolic-like's streams, in its order, so that the k-th stream is that of a set's k-th model in
-both; or those of ranks, share ~ rank^-zipf. Logs that are dealt so know no idle models: `idle` gives each model but the
+both; or those of ranks, share ~ rank^-zipf. No model of such a split is ever idle: `idle` gives each model but the
 hottest times of use (of twenty minutes in the mean, or a sixth of a shorter log) and of rest, in which new sessions go
-to others; with `together` several models have the same.
+to others; with `together` several models share these times.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Asked:
     idle: str = "none"  # a key of IDLE
     together: str = "none"  # a key of TOGETHER
     deal: int = 0
-    max_tokens: int | None = None  # what is longer is left out, and counted
+    max_tokens: int | None = None  # longer requests are left out, and counted
 
     def __str__(self) -> str:
         parts = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "log")
@@ -109,7 +109,7 @@ def _value(where: str, key: str, value: str) -> Any:
 
 
 def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
-    """Deal a table as it is asked; with a note that says how, and what the log does not tell."""
+    """Split a table as asked; return it, and a note that says how, and what the log does not tell."""
     assert how.models is not None
     kind = unit_kind(rows)
     table = deal(rows, how.models, how.deal, how)
@@ -121,9 +121,9 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
 
 
 def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None) -> pa.Table:
-    """Deal the rows of a canonical table to so many models, in one of many ways; its own streams are left aside.
+    """Split the rows of a canonical table among models, at random by `number`; its own streams are ignored.
 
-    The same number deals the same way. A model's count is off its share by at most the requests of the largest unit.
+    The same number splits the same way. A model's count is off its share by at most the requests of the largest unit.
     The units are numbered in `session_id`; times, lengths and blocks stay.
     """
     how = how or Asked("", models)
@@ -145,10 +145,10 @@ def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None)
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
-    """Draw owners of units that begin at these times: each goes to a model in use, as what is left of its share says.
+    """Draw owners of units that begin at `begin_s`: models in use, with chances by what is left of their shares.
 
-    Times of use and of rest are exponential; models of a group of `together` have the same, the hottest one none. Where
-    no model in use has anything left, the unit goes to one that rests.
+    Times of use and of rest are exponential; models of a group of `together` share them, and the hottest model never
+    rests. Where no model in use has anything left, the unit goes to one that rests.
     """
     draw = rng(number, "rest", len(shares))
     span_s = float(begin_s.max()) + 1.0
@@ -182,7 +182,7 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
 
 
 def unit_kind(rows: pa.Table) -> str:
-    """Tell what of a log stays together: sessions, clients, prefixes of prompts, or bursts."""
+    """Return the kind of a log's units: sessions (also those that prefixes of prompts tell), clients, or bursts."""
     for column, kind in (("session_id", "sessions"), ("tenant", "clients"), ("prefix_hashes", "sessions")):
         if column in rows.column_names and rows[column].null_count < rows.num_rows:
             return kind
@@ -208,7 +208,7 @@ def units(rows: pa.Table) -> I8:
 
 
 def owners(sizes: I8, shares: F8, number: int) -> I8:
-    """Draw the owner of each unit of so many requests: units in random order, cut where the shares add up."""
+    """Draw the owner of each unit, of `sizes` requests: units in random order, cut by the models' shares."""
     order = rng(number, "deal", len(shares)).permutation(len(sizes))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
     owner = np.empty(len(sizes), np.int64)
@@ -237,6 +237,6 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:
-    """Group arrivals by the gaps between them that are longer than the mean one."""
+    """Group arrivals into bursts, between which gaps are longer than the mean gap."""
     gaps_s = np.diff(arrival_s.to_numpy())
     return np.concatenate(([0], np.cumsum(gaps_s > gaps_s.mean()))) if len(gaps_s) else np.zeros(1, np.int64)

@@ -51,7 +51,7 @@ class Drawn(NamedTuple):
 
 
 def draw(name: str | Preset, seed: int) -> Drawn:
-    """Draw a preset's trace; UserError for a name that is none."""
+    """Draw a preset's trace; UserError for an unknown name."""
     p = preset(name) if isinstance(name, str) else name
     match p.name:
         case "arena-like":
@@ -74,7 +74,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Make a canonical table of what a generator draws; `fit` says how near it comes to what it is fitted to."""
+    """Make a canonical table of what a generator draws; `fit` says how near it comes to its target."""
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
     columns = {
@@ -183,7 +183,10 @@ def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
 
 
 def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
-    """Stamps uniform over either half of the use, which every `PER_S` has; a span is cut into whole ones, stretched."""
+    """Draw stamps, uniform over each half of the time of use, which repeats every `PER_S`.
+
+    The span has a whole number of such cycles, stretched to fill it.
+    """
     cycles = max(1, round(span_s / PER_S))
     cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
     at_s = np.interp(share, (0.0, early, 1.0), (use_s[0], sum(use_s) / 2, use_s[1]))
@@ -191,7 +194,7 @@ def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[f
 
 
 def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
-    """One request a tick of a clock that all such streams share, its ticks in random order; then round again."""
+    """Draw one request a tick of a clock that all such streams share, in random order of ticks, again and again."""
     ticks = max(1, round(span_s / TICK_S))
     order = np.argsort(draw.uniform(0, 1, ticks))
     nth = order[np.arange(count) % ticks]
@@ -199,7 +202,7 @@ def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float)
 
 
 def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
-    """One herd in each `herd_s`, anywhere in it, so long as half of the requests at least come otherwise."""
+    """Draw a herd anywhere in each `herd_s`, as long as herds have at most half of the requests."""
     herds = round(p.span_s / p.herd_s)
     sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
     sizes = sizes[np.cumsum(sizes) <= count / 2]
@@ -224,7 +227,7 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Streams exchange their requests in every period of `drift_s` but the first; stamps and totals stay."""
+    """Exchange the requests of streams in every period of `drift_s` but the first; stamps stay."""
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]
     owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
@@ -232,7 +235,7 @@ def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
 
 
 def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
-    """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
+    """Draw pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
     r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # correlation of the normals whose ranks correlate so
     a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
     of_prompt, of_output = p.quantiles
@@ -242,5 +245,5 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
 
 
 def _cdf(x: F8) -> F8:
-    """Return the standard normal's."""
+    """Return the distribution function of the standard normal at x."""
     return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))

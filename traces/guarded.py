@@ -1,4 +1,4 @@
-"""The place that turns whatever goes wrong in a reader into a line, and bounds what a file may be and unpack to."""
+"""Errors of readers as one line each, and bounds on the kind of a file and on the size that it unpacks to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.policy.types import UserError
 
 UNPACKED = 8.0  # GB of an archive, unless an option allows more
 MOST_GB: ContextVar[float] = ContextVar("most_gb", default=UNPACKED)
-DEFLATE = 1032  # times, at most, that gzip's bytes unpack to
+DEFLATE = 1032  # bytes, at most, that a byte of gzip unpacks to
 BLOCK = 1 << 20
 SAID = 80  # characters of an error of a library
 WRONG = (OSError, EOFError, zlib.error, csv.Error, struct.error, pa.ArrowException, TypeError, ValueError, LookupError,
@@ -26,7 +26,7 @@ WRONG = (OSError, EOFError, zlib.error, csv.Error, struct.error, pa.ArrowExcepti
 
 @contextmanager
 def reading(path: Path, line: int | None = None) -> Iterator[None]:
-    """Raise UserError, with the file and where it is known the row, for whatever a reader stumbles over within."""
+    """Turn the errors of a reader within into UserError, with the file and, if known, the line."""
     where = str(path) if line is None else f"{path}:{line}"
     try:
         yield
@@ -42,7 +42,7 @@ def reading(path: Path, line: int | None = None) -> Iterator[None]:
 
 
 def regular(path: Path) -> None:
-    """Raise UserError for a path that is no file and no folder, or an archive that unpacks to more than is allowed."""
+    """Raise UserError for a path that is neither file nor folder, or an archive that unpacks to more than allowed."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
     if not (path.is_file() or path.is_dir()):

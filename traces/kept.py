@@ -1,4 +1,4 @@
-"""A log given where a trace is meant: converted once, its streams chosen and dealt, and kept as Parquet."""
+"""A log given where a trace is meant: converted once, its streams chosen and split, and kept as Parquet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def meant(
 ) -> tuple[str, str]:
     """Return the trace that a name or a path means, and a line that says how a log was read.
 
-    A log is converted below `folder`, its streams chosen and dealt where that is asked. UserError for what cannot be
-    dealt or has no streams to choose; a file that is not there is told of later.
+    A log is converted below `folder`, and its streams are chosen and split as asked. Raises UserError for a trace that
+    cannot be split, or has no streams to choose; a missing file is reported later.
     """
     if (path := Path(text)).is_file():
         trace, report = canonical(path, folder, how, streams)
@@ -41,8 +41,8 @@ def canonical(
 ) -> tuple[Path, str]:
     """Return the canonical Parquet of a log below `folder`, and a line that says how it was made.
 
-    Its name has the hash of the log's bytes and of how its streams are chosen and dealt, so that the same log is
-    converted once. A canonical Parquet of which nothing is asked is its own.
+    Its name has the hash of the log's bytes and of how its streams are chosen and split, so that the same log is
+    converted once. A canonical Parquet of which nothing is asked is returned itself.
     """
     already = path.suffix == ".parquet" and not schema.foreign(path)
     asked = [way for way in (streams, how) if way is not None]
@@ -67,7 +67,7 @@ def canonical(
     return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
 
 
-VERSION = 2  # another version converts anew
+VERSION = 2  # a change of it makes logs be converted again
 
 
 def _read(path: Path) -> pa.Table:

@@ -1,7 +1,7 @@
 """Lengths of requests by name: drawn from laws of a data set's means, or from the rows of a log.
 
-A paper may give the means of a data set and no table of its requests. What two laws of the same means differ in is what
-the means leave open.
+A paper may give the means of a data set and no table of its requests. The difference between two laws of the same means
+shows what the means leave open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the law of lengths of a name; empty where it is of no law."""
+    """Return the law in a name of lengths, a key of LAWS; "" for a name without a law."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
@@ -57,7 +57,7 @@ def source() -> Path:
 
 @cache
 def rows(longest: int) -> I4:
-    """Read prompt and output tokens of Azure-Conv's requests of at most so many tokens, shape (requests, 2)."""
+    """Read prompt and output tokens of Azure-Conv's requests of at most `longest` tokens, shape (requests, 2)."""
     with source().open(encoding="utf-8") as file:
         pairs = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
     return np.array([pair for pair in pairs if min(pair) > 0 and sum(pair) <= longest], np.int32)
@@ -66,8 +66,8 @@ def rows(longest: int) -> I4:
 def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: int) -> I4:
     """Draw prompt and output tokens of n requests, shape (n, 2), with the means of a data set.
 
-    Pairs beyond `longest` tokens are drawn again. The law is of a mean so much larger that those which stay have the
-    data set's own.
+    Pairs beyond `longest` tokens are drawn again. The law's means are raised so that the pairs that stay have the data
+    set's means.
     """
     numbers, scale = LAWS[law], np.array(_scale(data, law, longest))
     kept = np.empty((0, 2))

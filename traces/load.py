@@ -2,7 +2,8 @@
 
 A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
 the bench; where only a fitted stand-in is there, it is used and `notice` says so. A name with a slash is one of a
-family, as `aegaeon-synth/40-0.1-1.0-1.0`. A log of one stream is dealt to models, as `azure-conv+models=8` (deal.py).
+family, as `aegaeon-synth/40-0.1-1.0-1.0`. A log of one stream is split among models by a name as `azure-conv+models=8`
+(deal.py).
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Trace:
     prefix: Prefix | None  # what prompts have in common, where known; an id is of one stream
     src_row: NDArray[np.int64]  # line of the source
     source: str  # file, for messages
-    maker: str | None  # generator that draws it anew for each seed
+    maker: str | None  # generator that draws it again for each seed
     ordered: bool  # its k-th stream belongs to a set's k-th model
-    fit: str | None  # a synthetic one is "within", or off its targets where this says (traces/realism.py)
-    resolution_s: float | None  # its stamps are as coarse as this; None: fine
+    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/realism.py)
+    resolution_s: float | None  # resolution of its stamps; None: fine
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
     greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
-    left_out: str = ""  # what its name asks to leave out: how many of how many requests
+    left_out: str = ""  # says how many requests its name leaves out, of how many
     kept_share: float = 1.0  # share of a log's requests that is left once streams were dropped
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class Trace:
 
     @property
     def longest_tokens(self) -> int:
-        """No request has more prompt and output tokens; of a generator, whatever the seed."""
+        """The most prompt + output tokens of a request; of a generator, with any seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
         columns = self.prompt_tokens, self.output_tokens
@@ -74,11 +75,11 @@ class Trace:
 
     @property
     def longest_output_tokens(self) -> int:
-        """No request that is replayed has more output tokens."""
+        """The most output tokens of a request of this trace."""
         return max(int(self.output_tokens[z].max()) for z in spilled.pieces(len(self), self.output_tokens))
 
     def where(self, row: int) -> str:
-        """`file:row` of a request, for messages."""
+        """Return `file:row` of a request, for messages."""
         return f"{self.source}:{self.src_row[row]}"
 
     def first(self, n: int) -> Trace:
@@ -129,7 +130,7 @@ def trace(name: str) -> Trace:
 
 
 def _nameable(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise UserError for the name of a family, and for fields of what takes none."""
+    """Raise UserError for a family without a member, and for fields of a trace that takes none."""
     head, plus, _ = name.partition("+")
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
@@ -155,9 +156,9 @@ def _of_file(path: Path) -> Trace:
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
-    """Read a log as its name asks: dealt to models, or without long requests.
+    """Read a log as its name asks: split among models, or without long requests.
 
-    The note of the trace says what was done, and how many requests were left out.
+    The trace's note says how it was split, and how many requests were left out.
     """
     rows = readers.read(entry["reader"], path, **({"max_tokens": asked.max_tokens} if asked.max_tokens else {}))
     notes = [str(entry["note"])]
@@ -173,19 +174,19 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
 
 
 class Family(NamedTuple):
-    """One of a family of files, as its name says."""
+    """A member of a family of files, as its name says."""
 
-    label: str  # without what was asked of it
+    label: str  # its name without fields
     entry: Mapping[str, Any]  # the family's
     models: int
     rate_rps: float
     prompt_x: float  # times the lengths of ShareGPT
     output_x: float
-    max_tokens: int | None  # what is longer is to be cut
+    max_tokens: int | None  # longer requests are cut
 
     @property
     def generator(self) -> str:
-        """Draws its kind: the generator's name."""
+        """The name of a generator that draws its kind. Raises UserError if none does."""
         scales = {(1.0, 1.0): "", (2.0, 1.0): "+lengths=sharegpt-ix2", (1.0, 2.0): "+lengths=sharegpt-ox2"}
         if (lengths := scales.get((self.prompt_x, self.output_x))) is None:
             raise UserError(f"{self.label} is not here, and no generator draws its lengths")
@@ -198,7 +199,7 @@ COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def family(name: str) -> Family | None:
-    """Read FAMILY/M-RATE-IN-OUT[+max_tokens=N]; none for another kind of name. UserError where it is of that kind."""
+    """Read FAMILY/M-RATE-IN-OUT[+max_tokens=N]; None for a name without a family, UserError for a malformed one."""
     label, *pairs = name.split("+")
     head, slash, member = label.partition("/")
     if not slash or "family" not in (entry := manifest().get(head, {})):
@@ -228,9 +229,9 @@ def _of_family(name: str, member: Family) -> Trace:
 
 
 def sized(name: str, models: int) -> str:
-    """Return the name under which a run of so many models knows a trace: a generator's says its streams.
+    """Return the name of a trace in a run of `models` models; a generator's says how many streams it has.
 
-    The name of a trace that is not here gives way to that of the generator which stands in for it.
+    A trace that is not here gets the name of the generator that stands in for it.
     """
     if (member := family(name)) is not None:
         return name if present(name) else member.generator
@@ -245,7 +246,7 @@ def sized(name: str, models: int) -> str:
 
 
 def log(name: str) -> bool:
-    """Tell whether a named trace is a file of one stream, which can be dealt to models."""
+    """Tell whether a named trace is a file of one stream, which can be split among models."""
     return name in manifest() and "reader" in manifest()[name] and manifest()[name]["models"] == 1
 
 
@@ -262,7 +263,7 @@ def present(name: str) -> Path | None:
     entry = manifest()[name]
     if "sample" in entry:
         return HERE / "sample" / str(entry["sample"])
-    if "family" in entry:  # any of it
+    if "family" in entry:  # any member
         return next(
             (file for folder in folders() for file in sorted(folder.glob(entry["family"].replace("{}", "*") + "*"))),
             None,
@@ -281,7 +282,7 @@ def _first(*paths: str) -> Path | None:
 
 
 def listing() -> list[dict[str, Any]]:
-    """List the manifest for a reader: its facts by name, `here` (a path or none) and how to `fetch` what is not."""
+    """List the manifest's traces: their facts, `here` (a path or None), and how to `fetch` one that is not here."""
     return [
         {"name": name, **{key: entry[key] for key in FACTS}, "here": present(name), "fetch": entry.get("fetch")}
         for name, entry in manifest().items()
@@ -406,7 +407,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {  # types of what the metadata of a tra
 
 
 def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
-    """Read the metadata of a canonical table; UserError for what is of another kind than it should be."""
+    """Read the metadata of a canonical table; UserError for a value of a wrong kind."""
     meta = schema.metadata(rows)
     for key, kinds in KINDS.items():
         text = (rows.schema.metadata or {}).get(key.encode())
@@ -436,7 +437,7 @@ def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
-    """Words in natural order ("rank-9" before "rank-10"); each row's index."""
+    """Return the words in natural order ("rank-9" before "rank-10"), and each row's index."""
     words, codes = _words(column)
     used = sorted({words[i] for i in np.unique(codes)}, key=_natural)
     place = {name: i for i, name in enumerate(used)}

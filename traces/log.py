@@ -1,10 +1,10 @@
 """Logs of gateways and servers become canonical tables: stamps, counts, model names and keyed hashes, nothing else.
 
 A reader names the fields of a record by their canonical columns, and may say why a record is left out: it failed, or a
-cache answered it. Prompts, answers, keys and names of users are never read: what is no such field does not leave it.
+cache answered it. Prompts, answers, keys and names of users are not used: only the named fields leave a record.
 
 Conversations and blocks of prompts are numbered by a hash whose key is the log itself (BLAKE2b of its bytes, apart from
-the SHA-256 that the metadata has): the same log gives the same numbers, and who has the table alone cannot try names.
+the SHA-256 that the metadata has): the same log gives the same numbers, and names cannot be told from the table alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def read(
     """Read a log by its fields of arrival_s, model, prompt_tokens, output_tokens and other canonical columns.
 
     `expand` may split records, or add fields to them. `skip` says why a record is left out, "" where it is no request
-    at all. Of tables only the fields are read, and those that are `also` named; all without it. A stamp that is a
-    number counts `unit` seconds. Rows are put in the order of their stamps, for logs are written as requests end.
+    at all. Of tables only the fields are read, and those in `also`; without `also`, all are. A stamp that is a number
+    counts `unit` seconds. Rows are put in the order of their stamps, for logs are written as requests end.
     UserError names the line of a bad row; with `drop_bad` such rows are left out and counted by reason in the
     metadata's `dropped`, beside those that the reader leaves out.
     """
@@ -165,18 +165,18 @@ def seconds(value: Any, unit: float = 1.0) -> float | None:
 
 
 def _name(model: Any) -> str | None:
-    """Return the name of a model; None for what is none."""
+    """Return the name of a model; None for a value that is not one."""
     named = isinstance(model, str | int) and not isinstance(model, bool) and not blank(model)
     return str(model).encode("utf-8", "replace").decode() if named else None
 
 
 def blank(value: Any) -> bool:
-    """Tell whether a log has nothing there."""
+    """Tell whether a value of a log is missing, or nothing but spaces."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def total(*counts: Any) -> Any:
-    """Add counts that may be blank, or -1 where unknown; what is no number stays, for the check of rows."""
+    """Add counts that may be blank, or -1 (unknown); if one is no number, return the first, for the check of rows."""
     known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):
         return known[0] if known else None
@@ -187,7 +187,7 @@ def total(*counts: Any) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return an object, also one that is a cell of a table as JSON; an empty one for everything else."""
+    """Return a mapping that is given as such, as JSON in a cell, or as pairs; an empty one for everything else."""
     if isinstance(value, str) and value[:1] == "{":
         try:
             value = json.loads(value)
@@ -214,7 +214,7 @@ def _whole(row: Mapping[str, Any], block_tokens: int) -> Sequence[int]:
 
 
 def _counts(values: list[Any]) -> pa.Array:
-    """Return counts as numbers where all are, else as text, in which what is wrong can be shown."""
+    """Return counts as numbers if all are numbers, else as text, so that messages can show a bad one."""
     numbers = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
     if numbers:
         try:
@@ -233,14 +233,14 @@ def _key(path: Path) -> bytes:
 
 
 class _Hashes:
-    """Numbers for names, by a key."""
+    """Numbers for names: hashes with a key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._known: dict[tuple[int, int], int] = {}
 
     def of(self, what: str, name: Any, row: int) -> int:
-        """Return the number of a name; a row without one is a kind of its own."""
+        """Return the number of a name; a row without a name gets a number of its own."""
         text = f"row {row}" if blank(name) else f"{what} {name}"
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 

@@ -1,6 +1,6 @@
 """Poisson streams with rates of their own: their requests, drawn from one generator.
 
-Stored results depend on the order of its draws, which each family has of old:
+Stored results depend on the order of its draws, which stays as it is for each family:
 
 hot-cold   of each stream in turn its count, then its stamps; then lengths
 power-law  all counts, at least 1 each, then all stamps; then lengths
@@ -28,7 +28,7 @@ class Requests(NamedTuple):
 
 
 def draw(family: str, rates: Sequence[float], span_s: float, lengths: Lengths, seed: int) -> Requests:
-    """Draw the requests of a family's streams; `lengths` draws the tokens of so many, in order of arrival."""
+    """Draw the requests of a family's streams; `lengths(n, rng)` draws the tokens of n, in order of arrival."""
     rng = np.random.default_rng(seed)
     early: I4 | None = None
     if family == "hot-cold":

@@ -26,9 +26,9 @@ def read(
 ) -> Prefix:
     """Read a column of hashes as ids of whole blocks, numbered from 0 for each stream apart.
 
-    A row has an id for each whole block of its prompt; one more, of its last tokens, is left out, for no engine shares
-    a block that is not full. A row may have none at all. UserError where the ids are no chains, each id always behind
-    the same one.
+    A row has an id for each whole block of its prompt, or none at all; one more id, of its last tokens, is left out, as
+    no engine shares a block that is not full. Raises UserError unless ids form chains: each id always follows the same
+    one.
     """
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
@@ -60,7 +60,7 @@ def read(
 
 
 def odd(lists: pa.Array, block_tokens: int, prompt_tokens: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which rows have ids of another number than their blocks, or an empty one."""
+    """Tell which rows have more or fewer ids than blocks, or an empty id."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
     given, (whole, rest) = np.diff(offsets), np.divmod(prompt_tokens.astype(np.int64), block_tokens)
     ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -86,7 +86,7 @@ def numbered(*keys: NDArray[Any]) -> I8:
 
 
 def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:
-    """Tokens of each prompt that a cache without limit has from requests before it: whole blocks, never all tokens."""
+    """Return the tokens of each prompt that a cache without limit has: whole blocks, but never the whole prompt."""
     new = np.zeros(len(prefix.ids), bool)
     new[np.unique(prefix.ids, return_index=True)[1]] = True
     seen = np.concatenate(([0], np.cumsum(~new)))

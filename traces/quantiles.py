@@ -31,7 +31,7 @@ SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
 def ranged(tokens: int, ratio: float) -> Law:
-    """Return the law of a length: each whole number within this share of it as often; of 0 it is one length."""
+    """Return the law of lengths that are uniform within the share `ratio` of `tokens`; with 0 all are equal."""
     least, most = math.ceil(tokens * (1 - ratio)), math.floor(tokens * (1 + ratio))
     return Law((0.0, 1.0), (least - 0.5, most + 0.5) if ratio else (tokens, tokens), log=False)
 
@@ -57,6 +57,6 @@ RANK_CORRELATION = {  # Spearman's, of prompt and output
 
 
 def quantile(u: NDArray[np.float64], law: Law) -> NDArray[np.int32]:
-    """Return the lengths at some shares, whole tokens."""
+    """Return the lengths at the quantiles `u`, in whole tokens."""
     tokens = np.exp(np.interp(u, law.at, np.log(law.tokens))) if law.log else np.interp(u, law.at, law.tokens)
     return np.clip(np.rint(tokens), math.ceil(law.tokens[0]), math.floor(law.tokens[-1])).astype(np.int32)

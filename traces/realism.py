@@ -49,10 +49,10 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Measured values, one a row of `ROWS` (null where there is none), with their window and streams."""
+    """Measured values by row of `ROWS`, as far as they were measured, with their window and streams."""
 
     window_s: float
-    streams: tuple[str, ...]  # these are compared; none named: all
+    streams: tuple[str, ...]  # the streams that are compared; empty: all
     source: str
     values: Mapping[Statistic, float]
 
@@ -69,7 +69,7 @@ def targets() -> Mapping[str, Target]:
 
 
 class Realism(NamedTuple):
-    """A generator's statistics beside its target's: the mean over many draws, and what follows."""
+    """A generator's statistics, as means over many draws, beside its target's, and the verdict."""
 
     target: Target
     mean: Mapping[Statistic, float]
@@ -78,7 +78,7 @@ class Realism(NamedTuple):
 
 @cache
 def realism(maker: str) -> Realism | None:
-    """Hold the draws of a generator against its target; none where nothing was measured for it."""
+    """Compare the draws of a generator with its target; None if it has no target."""
     p = synthetic.preset(maker)
     rate = f"x{p.rate_rps:g}" if p.rate_rps else ""
     stem = p.name.removesuffix("-drift")
@@ -90,9 +90,9 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """Say how near the generator of a trace comes to its target; of another trace, what its file says.
+    """Return how near the generator of a trace comes to its target; for another trace, what its file says.
 
-    `used` are the streams of a model set with their shifts: a released set is held against its own part of the target.
+    `used` are the streams of a model set with their shifts: a released set is compared with its own part of the target.
     """
     if trace.maker is None:
         return trace.fit
@@ -105,26 +105,26 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
 
 
 def pick(value: Any, row: Statistic) -> float:
-    """One number of a statistic; nan where it has none."""
+    """Return one number of a statistic, NaN if it has none."""
     if row.at is None:
         return float(value)
     return float(value[row.at]) if value else math.nan
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Mean over the windows of a draw of each row."""
+    """Return the mean of each row over the windows of a draw."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
 
 def mean(draws: Iterable[Mapping[Statistic, float]]) -> dict[Statistic, float]:
-    """Mean of each row over draws."""
+    """Return the mean of each row over draws."""
     every = list(draws)
     return {row: _mean(draw[row] for draw in every) for row in every[0]}
 
 
 def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, float]:
-    """Return how far each row is off: in points of 1 for shares, else relative."""
+    """Return how far each row is off: the difference for shares, else the relative error."""
     return {
         row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
@@ -132,7 +132,7 @@ def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, flo
 
 
 def verdict(means: Mapping[Statistic, float], target: Target) -> str:
-    """`within`, or the judged rows that are too far off, worst first: "off: idle P75 s +48 %"."""
+    """Return `within`, or the judged rows that are too far off, worst first: "off: idle P75 +48 %"."""
     far = {row: x / (POINTS if row.points else SHARE) for row, x in off(means, target).items() if row.judged}
     worst = sorted((row for row, x in far.items() if not abs(x) <= 1), key=lambda row: -abs(far[row]))
     if not worst:
@@ -152,7 +152,7 @@ def shown(row: Statistic, x: float) -> str:
 def table(
     draw: Mapping[Statistic, float], means: Mapping[Statistic, float], target: Target
 ) -> Iterator[tuple[str, ...]]:
-    """Cells: statistic, target, mean of the draws, how far it is off, this draw."""
+    """Yield rows of cells: statistic, target, mean of the draws, how far it is off, this draw, a note."""
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
     far = off(means, target)
     for row, value in target.values.items():

@@ -11,7 +11,7 @@ from traces import synthetic
 from traces.load import Trace, trace
 from traces.stats import stats
 
-SPAN_S = (600.0, 7200.0)  # a draw that is compared has the trace's own, within these
+SPAN_S = (600.0, 7200.0)  # bounds the span of a draw that is compared, which is else the trace's own
 REGIMES = ("hyperbolic-like", "hyperbolic-like-drift", "arena-like", "aegaeon-like")
 # What is compared, and by how much two of one kind differ: shares within 5 points, times and CV within a quarter.
 SHARES = ("top1_share", "bottom60_share", "active_fraction")
@@ -20,7 +20,7 @@ POINTS, RATIO = 0.05, math.log(1.25)
 
 
 class Likeness(NamedTuple):
-    """A regime beside a trace."""
+    """A regime compared with a trace."""
 
     regime: str
     distance: float  # mean of how many times its tolerance each statistic is off; about 1 is as near as draws are
@@ -32,7 +32,7 @@ class Likeness(NamedTuple):
 def likenesses(facts: Mapping[str, Any]) -> list[Likeness]:
     """Compare the statistics of a trace with those of each regime, the nearest first.
 
-    None for a trace of one model, or one that is too short.
+    The list is empty for a trace of one model, or one that is too short.
     """
     if facts["models"] < 2 or facts["span_s"] < SPAN_S[0]:
         return []

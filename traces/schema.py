@@ -118,9 +118,9 @@ class Form(NamedTuple):
 
 
 def long(path: Path) -> Form | None:
-    """Return the form of a canonical Parquet that is read in pieces: too long for memory, and each row by itself.
+    """Return the form of a canonical Parquet to read in pieces: too long for memory, without clients and prefixes.
 
-    None for all others, also for what is no Parquet: `read` says so.
+    None for all others, also for a file that is not Parquet: `read` raises the error.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -138,7 +138,7 @@ def pieces(path: Path) -> Iterator[pa.Table]:
     """Read the columns of a canonical Parquet that every trace has, a piece after another; UserError as `read`."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
-        for group in range(file.num_row_groups):  # over all at once it reads ahead without an end
+        for group in range(file.num_row_groups):  # one iteration over all groups would read ahead without bound
             for batch in file.iter_batches(spilled.PIECE, row_groups=[group], columns=names):
                 batch.validate(full=True)
                 yield pa.Table.from_batches([batch])
@@ -179,7 +179,7 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 
 
 def foreign(path: Path) -> bool:
-    """Tell whether a Parquet has none but foreign columns of time and tokens, as rows of a run have."""
+    """Tell whether a Parquet is rows of a run, or has no canonical columns of ids, times and outputs."""
     try:
         names = set(pq.read_schema(path).names)
     except (OSError, ValueError, MemoryError, pa.ArrowException):
@@ -192,7 +192,7 @@ def _first(error: BaseException) -> str:
 
 
 def metadata(rows: pa.Table) -> dict[str, Any]:
-    """Read the JSON metadata of a canonical table; foreign keys are left alone."""
+    """Read the JSON metadata of a canonical table; keys whose values are not JSON are skipped."""
     meta = {}
     for key, value in (rows.schema.metadata or {}).items():
         try:
@@ -203,7 +203,7 @@ def metadata(rows: pa.Table) -> dict[str, Any]:
 
 
 def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Hash of what a workload is built from, whatever file held it."""
+    """Return the hash of the names and arrays that a workload is built from, whatever file held them."""
     digest = sha256("\n".join(models).encode())
     for name, values in sorted(arrays.items()):
         digest.update(f"\0{name}:{values.dtype.str}\0".encode())
@@ -213,7 +213,7 @@ def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any,
 
 
 def file_sha256(path: Path) -> str:
-    """Hash of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     digest = sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -13,9 +13,9 @@ from traces.prefix import seen_tokens
 F8 = NDArray[np.float64]
 
 IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
-ACTIVE_S = 120.0  # a model is active for so long after a request (Prism)
+ACTIVE_S = 120.0  # how long a model is active after a request (Prism)
 MINUTE_S, HOUR_S = 60.0, 3600.0
-NEAR_S = 10.0  # apart at most, of returns that come together
+NEAR_S = 10.0  # most time between returns that come together
 BOTTOM = 0.6  # share of the models that are the least popular
 LONG_TOKENS = 8192  # what Llama 3 served at first
 
@@ -45,7 +45,7 @@ MEANS = {  # what a trace's name, tier, requests, models, span and rate do not t
 def stats(trace: Trace) -> dict[str, Any]:
     """Measure popularity, burstiness, idleness and lengths: what MEANS names, and more.
 
-    Standard deviations are of the population (ddof 0). The ends of a trace are no gaps.
+    Standard deviations are of the population (ddof 0). The time before the first and after the last request is no gap.
     """
     n, span_s = len(trace), trace.span_s
     counts = np.bincount(trace.model, minlength=len(trace.models))
@@ -98,7 +98,7 @@ def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:
 
 
 def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
-    """(models, seconds): a request in (t - 2 min, t]."""
+    """Tell for each model and second t whether a request came in (t - 2 min, t]: (models, seconds)."""
     at = np.arange(0.0, span_s, 1.0)
     before = [
         np.searchsorted(times, at, "right") > np.searchsorted(times, at - ACTIVE_S, "right") for times in by_model
@@ -107,7 +107,7 @@ def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
 
 
 def _together(by_model: list[F8]) -> float | None:
-    """Share of returns from idleness that lie near one of another model; None where there is at most one return."""
+    """Return the share of returns from idleness near a return of another model; None with at most one return."""
     returns = [times[1:][np.diff(times) > ACTIVE_S] for times in by_model]
     when, owner = np.concatenate(returns), np.repeat(np.arange(len(returns)), [len(each) for each in returns])
     if len(when) < 2:
@@ -122,7 +122,7 @@ def _together(by_model: list[F8]) -> float | None:
 
 
 def _hours(trace: Trace) -> NDArray[np.int64]:
-    """(models, whole hours): counts of requests."""
+    """Return the requests of each model in each whole hour: (models, hours)."""
     whole = int(trace.span_s // HOUR_S)
     inside = trace.arrival_s < whole * HOUR_S
     hour = (trace.arrival_s[inside] // HOUR_S).astype(np.int64)
@@ -137,7 +137,7 @@ def _peak_hour(trace: Trace) -> float | None:
 
 
 def _drift(trace: Trace) -> float | None:
-    """Half the sum of changes of shares (total variation) between hours that follow each other."""
+    """Return the mean, over successive hours, of half the sum of changes of shares (total variation)."""
     counts = _hours(trace)
     shares = counts[:, counts.sum(0) > 0] / np.maximum(1, counts.sum(0))[counts.sum(0) > 0]
     return float(np.abs(np.diff(shares, axis=1)).sum(0).mean() / 2) if shares.shape[1] > 1 else None

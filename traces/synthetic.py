@@ -47,13 +47,13 @@ class Preset:
     span_s: float = 600.0
     rate_rps: float = 0.0  # each stream's, where all have the same; else the most popular one's
     alpha: float = 0.9  # exponent of popularity
-    cold_rps: float = 1.0  # the stream "cold" has it
-    drift_s: float = 0.0  # streams exchange their popularity every so many seconds; 0: never
+    cold_rps: float = 1.0  # rate of the stream "cold"
+    drift_s: float = 0.0  # seconds after which streams exchange their popularity; 0: never
     herd_s: float = 0.0  # mean seconds between the herds of a stream that has them; 0: none come
     lengths: str = "arena"
-    max_tokens: int = 8192  # longest prompt + output: what is longer loses the prompt's start
-    clients: int = 0  # a closed loop's stream has so many; 0: requests come by themselves
-    requests: int = 0  # each stream's clients send so many together; 0: `WAVES` a client
+    max_tokens: int = 8192  # longest prompt + output: a longer request loses the prompt's start
+    clients: int = 0  # of each stream of a closed loop; 0: requests come by themselves
+    requests: int = 0  # that each stream's clients send together; 0: `WAVES` a client
     prompt: int = 1024  # tokens of each request where lengths are "fixed"
     output: int = 256
     range_ratio: float = 0.0  # fixed lengths are drawn evenly within this share of both, as vLLM's bench does
@@ -73,7 +73,7 @@ class Preset:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Requests per second of each stream, where each has a rate of its own; else none."""
+        """Requests per second of each stream, where streams have rates of their own; else empty."""
         match self.name:
             case "poisson":
                 return (self.rate_rps,)
@@ -85,7 +85,7 @@ class Preset:
 
     @property
     def longest_tokens(self) -> int:
-        """No request has more tokens, whatever the seed."""
+        """The most prompt + output tokens of a request, with any seed."""
         if self.lengths in laws.NAMES:
             return self.max_tokens
         prompt, output = self.quantiles
@@ -137,12 +137,12 @@ class Stream(NamedTuple):
     duty: float = 1.0  # share of time in which it is used
     cycle_s: float = math.inf  # mean of an on and an off time together; infinite: one cycle in the span
     cluster: float = 1.0  # requests of a cluster
-    gap_s: float = 1.0  # between them
+    gap_s: float = 1.0  # mean gap between them
     stray: float = 0.0  # share of the requests that come at any time, on or off
     even: bool = False  # one request in each equal part of the on-time, not anywhere in it
     herds: bool = False
     tick: bool = False  # requests come by the clock
-    use_s: tuple[float, float] | None = None  # Poisson from here to there of each `PER_S`; None: by the above
+    use_s: tuple[float, float] | None = None  # Poisson between these times of each `PER_S`; None: by the above
     early: float = 0.5  # this share of its requests comes in the first half of `use_s`
 
 
@@ -193,13 +193,13 @@ REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
 def popularity(models: int) -> F8:
-    """Shares of the requests of hyperbolic-like's streams, in their order; they sum to 1."""
+    """Return the shares of requests of hyperbolic-like's streams, in their order; they sum to 1."""
     counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
     return np.asarray(counts / counts.sum(), np.float64)
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
-    """Stamps of a stream used again `shift_s` later on the circle [0, span_s); what falls before 0 comes at 0."""
+    """Return a stream's stamps `shift_s` later, on the circle [0, span_s); those before 0 become 0."""
     return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
 
 
@@ -224,7 +224,7 @@ def arena(models: int) -> tuple[Reused, ...]:
 
 
 def released(models: int) -> tuple[tuple[str, float], ...]:
-    """(Stream of Arena-Chat, shift in seconds) of each model of a released set; UserError where none is so large."""
+    """Return (stream of Arena-Chat, shift in s) of each model of the released set of this size; else UserError."""
     return tuple((f"dummy-lora-7b-rank-8-{stream.rank}", stream.shift_s) for stream in arena(models))
 
 
@@ -245,12 +245,12 @@ PRESETS: Mapping[str, Preset] = {
     )
 }
 RATED = frozenset(name for name, preset in PRESETS.items() if preset.rates)  # streams have rates of their own
-# as many streams as there are models
+# These have as many streams as there are models.
 SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like", "closed", "power-law"})
 FREE = ("models", "span_s", "rate_rps", "alpha", "cold_rps", "drift_s", "herd_s", "clients", "requests", "prompt",
         "output", "range_ratio", "think_s", "lengths", "max_tokens")  # fmt: skip
 OPEN = frozenset(PRESETS) - {"closed"}
-ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
+ONLY: Mapping[str, frozenset[str]] = {  # presets that have a field; a field that is not here is of all
     "models": frozenset(PRESETS) - {"poisson", "hot-cold"},
     "rate_rps": RATED | {"aegaeon-like"},
     "alpha": frozenset({"power-law"}),
@@ -261,10 +261,10 @@ ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
     **dict.fromkeys(("prompt", "output"), RATED | {"closed"}),
     **dict.fromkeys(("clients", "requests", "range_ratio", "think_s"), frozenset({"closed"})),
 }
-WAVES = 10  # requests of a client, unless said
+WAVES = 10  # requests of a client, unless `requests` is set
 NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
 MOST_MODELS, SAMPLE_REQUESTS = 1000, 200
-MOST = 1e9  # no number is larger: nanoseconds in 63 bits hold so many seconds
+MOST = 1e9  # largest number: as many seconds, in nanoseconds, fit 63 bits
 
 
 def free(name: str) -> list[str]:
@@ -327,7 +327,7 @@ def _out_of_bounds(p: Preset) -> Iterator[str]:
 
 
 def _unfit(p: Preset) -> Iterator[str]:
-    """Yield what is wrong with numbers that are each in its bounds."""
+    """Yield what is wrong with numbers together, each of which is within its bounds."""
     if p.clients and p.sent <= p.clients:
         yield f"{p.sent} requests of {p.clients} clients: the first of each is only warm-up"
     if not 0 <= p.range_ratio < 1:
@@ -340,7 +340,7 @@ def _unfit(p: Preset) -> Iterator[str]:
 
 
 def _expected(p: Preset) -> float:
-    """About how many requests there are."""
+    """Return about how many requests there are."""
     match p.name:
         case "arena-like":
             return sum(ARENA_COUNTS) * p.span_s / PER_S

@@ -13,16 +13,16 @@ from workloads.build import build, closed
 from workloads.models import ModelSet
 from workloads.picking import Assign, Rows, in_pieces
 
-RARE = 100  # requests in the trace; a P95 of fewer is that of five
+RARE = 100  # requests in the trace; a P95 of fewer depends on the slowest five
 DRAWN = 1000  # requests that stand in for a rare model's
 
 
 def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
-    """Jobs at rate scale 1 without SLOs: the replayed trace; of models below `RARE`, `DRAWN` Poisson arrivals instead.
+    """Return jobs at rate scale 1 without SLOs: the trace's, but `DRAWN` Poisson arrivals for a model below `RARE`.
 
     These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
-    the trace that the model can serve. They last as long as it takes, and share no blocks of their prompts. A closed
-    loop is measured as it is, and of a trace that is too long for memory as many requests as that holds, the first.
+    the trace that the model can serve. They may last longer than the span, and share no blocks of their prompts. A
+    closed loop is measured as it is. Of a trace that is too long for memory, the first requests that fit are used.
     """
     if in_pieces(trace):
         trace = trace.first(spilled.MOST_HELD)

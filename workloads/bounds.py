@@ -20,7 +20,7 @@ SHOWN = 60  # characters of a wrong value
 
 
 def count(value: Any, name: str, key: str, where: str) -> int:
-    """Return a dimension's number. UserError names the file and the key where it is no whole number in its bounds."""
+    """Return a dimension's number. UserError, with file and key, unless it is a whole number within its bounds."""
     least, most = LIMITS[name]
     if type(value) is not int:
         raise UserError(f"{where}: {key} is {shown(value)}, not a count")
@@ -30,7 +30,7 @@ def count(value: Any, name: str, key: str, where: str) -> int:
 
 
 def shown(value: Any) -> str:
-    """Return a value of a file on one line, cut."""
+    """Return a value of a file on one line, cut to SHOWN characters."""
     try:
         text = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # thousands of digits, or lists within lists

@@ -8,7 +8,7 @@ replays one of them, and planners see the other. Of a synthetic trace they see w
 
 A prompt shares blocks with prompts of its own model, copy and pass through the trace, and with no others: copies and
 repetitions stand for other users of the same kind, so that a higher rate or a longer window brings no hits that the
-trace does not have. Clients that are turned apart may share in another order than theirs in the trace.
+trace does not have. Clients whose offsets differ may share blocks in another order than in the trace.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Origin = Literal["held-out", "window", "trace", "prefix"]
 SCALINGS: tuple[Scaling, ...] = ("none", "rotate", "replicate", "time", "clients")
 
 WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
-PLAN_SEED = 10_000  # from here on synthetic traces are drawn for planners
-PRIOR = 1  # requests that a plan takes a model to have which it does not see
+PLAN_SEED = 10_000  # seeds from here on draw the synthetic traces that planners see
+PRIOR = 1  # requests that a plan assumes of a model that it does not see
 PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
-ROUNDING = 1e-9  # a scale so close to a whole number is one
-FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
-MOST_FILES = 256  # the requests of a long workload wait there to be sorted
+ROUNDING = 1e-9  # a scale this close to a whole number counts as whole
+FIRST_S = 1e-6  # a closed loop begins this long before 0, so that its first wave is warm-up
+MOST_FILES = 256  # requests of a long workload wait in these to be sorted
 
 
 def build(
@@ -116,13 +116,13 @@ def build(
     )
 
 
-REQUEST = np.dtype(  # a long workload waits as these to be sorted; equal stamps are sorted by key
+REQUEST = np.dtype(  # form in which requests of a long workload wait to be sorted; equal stamps are sorted by key
     [("arrival_s", "f8"), ("key", "i8"), ("model", "i4"), ("prompt_tokens", "i4"), ("output_tokens", "i4")]
 )
 
 
 def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) -> Jobs:
-    """Build the workload of a trace that is taken in pieces: requests are dealt to stretches of time, and sorted there.
+    """Build the workload of a trace in pieces: requests are divided among stretches of time, and sorted within each.
 
     The order is that of a sort of all: ties go by copy, then by row of the trace.
     """
@@ -168,9 +168,9 @@ def closed(trace: Rows) -> synthetic.Preset | None:
 
 
 def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
-    """UserError where a run, or the copies that it is cut from, would be of more requests than can be held.
+    """Raise UserError if a run, or the copies that it is cut from, would have more requests than can be held.
 
-    Also where its clients are to be scaled and the trace names none.
+    Also raise it if clients are to be scaled and the trace names none.
     """
     if scaling == "clients" and closed(trace) is None:
         _named_clients(trace, trace.tenant)
@@ -189,16 +189,16 @@ def _named_clients(trace: Rows, tenant: I4 | None) -> None:
 
 
 def window_span_s(trace: Rows, origin: str) -> float:
-    """Seconds after which what a seed replays repeats."""
+    """Return the seconds after which the rows that a seed replays repeat."""
     return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
 
 
 def _loop(
     trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
-    """Each model has its own clients: they all begin `warmup_s` before 0, and send the model's rows in turn.
+    """Make a closed loop's jobs: each model's clients begin `warmup_s` before 0, and send the model's rows in turn.
 
-    A client's next request comes `think_s` after it has the end of its last one.
+    A client's next request comes `think_s` after its last one has ended.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
@@ -231,10 +231,10 @@ def plan(
     seed: int = 0,
     assign: Assign = "released",
 ) -> dict[str, Plan]:
-    """Tell what offline planners may know of each model: rate and mean lengths.
+    """Return the rate and the mean lengths of each model, as offline planners may know them.
 
     held-out  of the other fold of a replayed trace; of a synthetic one, of what another seed draws
-    window    of the fold that the seed replays, or of what it draws: a bound, for nobody knows the future
+    window    of the fold that the seed replays, or of what it draws: a bound, as no planner knows the future
     trace     of the whole trace
     prefix    of its first tenth
 
@@ -290,7 +290,7 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
 
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
-    """Return requests per second at rate scale 1: as the generator means them, or as counted where a seed replays."""
+    """Return requests per second at rate scale 1: the generator's own, or those counted in the rows replayed."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
         return math.fsum(made.rates) or made.rate_rps * len(models.members)
@@ -322,7 +322,7 @@ class _Window(NamedTuple):
     def requests(self, rows: Picked, thinned: dict[int, I8] | None = None) -> tuple[F8, I8, I8, I8]:
         """Return the stamps of the requests that rows become, and the row, the copy and the lap of each.
 
-        Of a trace in pieces `thinned` counts by copy the rows of earlier pieces, by model.
+        For a trace in pieces, `thinned` has for each copy the rows of earlier pieces, counted by model.
         """
         when, row, copy, lap = _copies(
             rows, self.rate_scale, self.scaling, self.seed, {} if thinned is None else thinned
@@ -338,9 +338,9 @@ def _copies(
 ) -> tuple[F8, I8, I8, I8]:
     """Turn copies of the rows around the circle: stamps in [0, span_s), and the row, the copy and the lap of each.
 
-    Those that were turned past the end, to the start of the circle, are in the lap before. `thinned` is as above.
+    Rows turned past the end, to the start of the circle, are in the lap before. `thinned`: see `_Window.requests`.
     """
-    unit, turn = rows.model, rows.turn  # what is thinned, and what turns, as a whole
+    unit, turn = rows.model, rows.turn  # rows of a unit are thinned together, rows of a turn share an offset
     if scaling == "clients" and rows.tenant is not None:
         pair = rows.model * (rows.tenant.max(initial=0) + 1).astype(np.int64) + rows.tenant
         unit = turn = np.unique(pair, return_inverse=True)[1].astype(np.int32)
@@ -382,9 +382,9 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Rows of which every stream keeps `share`, evenly along its requests; and its requests so far.
+    """Return the rows that keep `share` of every unit, evenly along its requests, and each unit's requests so far.
 
-    `before` are those of the rows before these, by stream.
+    `before` are each unit's requests in earlier pieces.
     """
     order = np.argsort(unit, kind="stable")
     counts = np.bincount(unit, minlength=len(before))
@@ -397,7 +397,7 @@ def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tupl
 
 
 def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:
-    """Rows of whole clients, in random order until each model has `share` of its rows."""
+    """Return the rows of whole clients, taken in random order until each model has `share` of its rows."""
     counts = np.bincount(unit)
     owner = np.zeros(len(counts), np.int32)
     owner[unit] = served

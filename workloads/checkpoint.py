@@ -28,7 +28,7 @@ MOST_BYTES = 4_000_000  # a larger config is refused; those with a list of all m
 MOST_INDEX = 200_000_000  # bytes of an index: those of the largest checkpoints have 20 MB
 INDEX = "model.safetensors.index.json"
 MOST_TOTAL = 1e16  # bytes of a checkpoint
-NEAR = 0.01  # the keys explain the checkpoint to this share of an index's bytes
+NEAR = 0.01  # largest relative difference of bytes by keys and by an index
 NAMES: Mapping[str, tuple[str, ...]] = {
     name: tuple(keys.split())
     for name, keys in {
@@ -170,7 +170,7 @@ def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[st
 
 
 class _Config:
-    """The keys of one config, with what is asked of them in their own words."""
+    """The keys of one config, and methods that each read a part of the shape from them."""
 
     def __init__(self, label: str, raw: Mapping[str, Any], where: str) -> None:
         self.label, self.where, self.raw = label, where, raw
@@ -367,7 +367,7 @@ class _Config:
         return Sliding(slide, tokens) if slide and tokens else None
 
     def unlike(self, shape: Shape) -> Shape:
-        """Return a shape whose layers that do not slide have the heads that a config states for them alone.
+        """Return a shape whose full layers have the heads that a config states for these, not for sliding layers.
 
         As in transformers, their KV heads count only where keys serve as values (`attention_k_eq_v`).
         """
@@ -394,7 +394,7 @@ class _Config:
         return self.whole(key, "window") if self.keys.get(key) else None
 
     def vision(self, hidden: int) -> int:
-        """Count the parameters of a vision tower and of its way into the text model."""
+        """Count the parameters of a vision tower and of its projection into the text model."""
         tower = next((self.raw[key] for key in VISION if isinstance(self.raw.get(key), dict)), None)
         if tower is None:
             return 0
@@ -448,12 +448,12 @@ def _json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    """Return the keys of a file beside a config; none where there is no such file."""
+    """Return the keys of a file beside a config; {} if there is no such file."""
     return _json(path) if path.is_file() else {}
 
 
 def _total(path: Path) -> float | None:
-    """Return the bytes of all tensors that an index states; None where there is none, or it does not say."""
+    """Return the bytes of all tensors as an index states them; None without an index, or if it does not."""
     if not path.is_file():
         return None
     metadata = _json(path, MOST_INDEX).get("metadata")

@@ -1,6 +1,6 @@
 """Checkpoints of a folder, a line each: `python -m workloads.describe FOLDER|FILE ...`.
 
-Every `config.json`, `*_config.json` and `.gguf` below a folder is read; what is not understood is a line, too.
+Every `config.json`, `*_config.json` and `.gguf` below a folder is read; one that is not understood gets a line, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def files(path: Path) -> Iterator[Path]:
 
 
 def line(path: Path) -> str:
-    """Return a line on a checkpoint: its parameters, weights, KV and formats, or what of it is not understood."""
+    """Return a line on a checkpoint: its parameters, weights, KV and formats, or why it is not understood."""
     try:
         return f"{path}: {words(checkpoint.read(str(path)))}"
     except UserError as error:

@@ -2,7 +2,7 @@
 
 The form: ggml-org/ggml docs/gguf.md (version 2 and 3, little-endian). Bytes of a type: blocks of ggml-common.h, as
 `gguf.constants.GGML_QUANT_SIZES` has them. A Q4_K_M or Q8_0 is no format of its own: it is the types of its tensors.
-Counts of the header are held against the bytes that the file has, and so are the tensors' places.
+Counts of the header are checked against the bytes that the file has, and so are the tensors' places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_DIMS = 4  # a tensor has no more, as in ggml
 ALIGNMENT = 32  # bytes, of the tensors' data, unless a key says another
 KINDS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
-# Number of a type: numbers of a block, and its bytes.
+# The number of a type, with the numbers in its block and the block's bytes.
 TYPES: Mapping[int, tuple[int, int]] = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
@@ -41,7 +41,7 @@ REFUSED = ("attention.kv_lora_rank", "ssm.state_size", "wkv.head_size", "full_at
 
 
 def read(path: Path, label: str) -> Shape:
-    """Read the shape of a `.gguf` file; UserError, of one line, where it is none or its keys are not understood."""
+    """Read the shape of a `.gguf` file; UserError, of one line, if it is none or its keys are not understood."""
     with path.open("rb") as file:
         try:
             keys, tensors = Header(file, path.stat().st_size).read()
@@ -197,7 +197,7 @@ class Header:
         return self._bytes(self._count(1)).decode("utf-8")
 
     def _count(self, each: int) -> int:
-        """Read a count of things of at least so many bytes each; ValueError where the file has no room for them."""
+        """Read a count of items of at least `each` bytes; ValueError if the rest of the file is too short for them."""
         count = int(self._number("Q"))
         if count * each > self._size - self._at:
             raise ValueError(f"a count of {count}, and {self._size - self._at} bytes are left")

@@ -110,7 +110,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """An SLO."""
+    """An SLO in seconds."""
 
     ttft_s: Positive
     tpot_s: Positive
@@ -167,23 +167,23 @@ class SetFile:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of a set, and the trace's stream that was released for it (none: by order, or by popularity)."""
+    """One model of a set, and the trace's stream that was released for it (None: by order, or by popularity)."""
 
     name: str  # unique in its set
     shape: Shape
     tp: int = 1
     stream: str | None = None
-    shift_s: float = 0.0  # the stream comes so much later, as where a released set uses it again
+    shift_s: float = 0.0  # by which the stream comes later, as where a released set uses it again
     released_s: tuple[float, float] | None = None  # TTFT, TPOT: the authors' SLO base, before the scale
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """The models that share the GPUs, hottest streams not necessarily first."""
+    """The models that share the GPUs, not necessarily in order of traffic."""
 
     name: str
     members: tuple[Served, ...]
-    trace: str = ""  # its own, by name
+    trace: str = ""  # name of the set's own trace
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ class ModelSet:
 
 @cache
 def shapes() -> dict[str, Shape]:
-    """Every shape of `shapes.toml` and `checkpoints.toml` by name."""
+    """Return every shape of `shapes.toml` and `checkpoints.toml` by name."""
     named = {
         name: checkpoint.of_config(name, entry.config, name).shape._replace(sampled=entry.sampled)
         for name, entry in checkpoints().items()
@@ -215,7 +215,7 @@ def shapes() -> dict[str, Shape]:
 
 @cache
 def repos() -> Mapping[str, str]:
-    """Name of each shape by its id on huggingface.co, as `Qwen/Qwen3-14B`."""
+    """Return the name of each shape by its id on huggingface.co, as `Qwen/Qwen3-14B`."""
     listed: dict[str, Checkpoint | Named] = {**toml.read(HERE / "shapes.toml", Shapes).shapes, **checkpoints()}
     return {entry.repo: name for name, entry in listed.items() if entry.repo}
 
@@ -233,7 +233,7 @@ def named(name: str) -> str:
 
 @cache
 def checkpoints() -> Mapping[str, Named]:
-    """Every checkpoint of `checkpoints.toml` by name."""
+    """Return every checkpoint of `checkpoints.toml` by name."""
     return toml.read(HERE / "checkpoints.toml", Checkpoints).checkpoints
 
 
@@ -270,7 +270,7 @@ def _cut(text: str, shape: Shape, tp: int) -> None:
 
 
 def parsed(text: str) -> Asked:
-    """Take a model as asked for apart. UserError for a qualifier that is unknown, or stated twice."""
+    """Parse a model as asked for. Raises UserError for a qualifier that is unknown, or stated twice."""
     name, *qualifiers = text.split(":")
     entry: dict[str, Any] = {}
     for part in qualifiers:
@@ -309,14 +309,14 @@ def _no_model(name: str) -> str:
 
 
 def sets() -> tuple[str, ...]:
-    """Names of the sets that come with the bench."""
+    """Return the names of the sets that come with the bench."""
     return tuple(sorted(path.stem for path in (HERE / "sets").glob("*.toml")))
 
 
 def model_set(name: str) -> ModelSet:
     """Load a set by name, by the path of its TOML, or as models ("llama-3.1-8b,m/config.json:tp=2:dtype=fp8*3").
 
-    SET+models=N is N models of a set by name, its list begun again as often as it takes. UserError names the file and
+    SET+models=N is N models of a set by name, whose list is repeated as often as needed. UserError names the file and
     key of a mistake.
     """
     head, plus, count = name.partition("+models=")

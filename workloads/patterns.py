@@ -1,4 +1,4 @@
-r"""Regular expressions of strangers, matched in bounded time: every place where a match may stand is followed at once.
+r"""Regular expressions from files of others, matched in bounded time: all places of a match are followed at once.
 
 A backtracking matcher takes exponential time for `(\w+\.?)+!`. Here the places of a name at which a part of a pattern
 may end are the bits of a number, so no place is visited twice for the same part. Python's own parser reads a pattern;
@@ -22,7 +22,7 @@ CATEGORIES: dict[str, Callable[[str], bool]] = {
 
 
 class Unbounded(ValueError):
-    """A pattern that is none, or that this matcher does not take."""
+    """An error: a text is not a regular expression, or one that this matcher does not take."""
 
 
 class Steps:
@@ -61,7 +61,7 @@ class Pattern:
         return bool(self._ends(self._parts, 1))
 
     def _ends(self, parts: Any, at: int) -> int:
-        """Return the places at which a sequence can end that begins at any of the places `at`."""
+        """Return the places, as bits, at which a sequence that begins at any of the places `at` can end."""
         for code, value in parts:
             self._steps.take()
             at = self._after(str(code), value, at)
@@ -85,7 +85,7 @@ class Pattern:
         raise Unbounded(f"{code.lower().replace('_', ' ')} in a pattern is not understood")
 
     def _taken(self, code: str, value: Any) -> int:
-        """Return the places of the characters that a part of one character takes."""
+        """Return the places, as bits, of the characters that a part of one character takes."""
         key = code, str(value)
         if key not in self._takes:
             self._takes[key] = sum(1 << i for i, c in enumerate(self._text) if _is(c, code, value))
@@ -101,7 +101,7 @@ class Pattern:
         done = 0
         while done < least and at:
             before, at, done = at, self._ends(body, at), done + 1
-            if at == before:  # it takes nothing: more of it changes nothing
+            if at == before:  # the body takes no character, so more repeats change nothing
                 break
         ends, new, unlimited = at, at, int(most) > MOST_CHARS
         if unlimited and len(body) == 1 and (code := str(body[0][0])) in ONE:
@@ -126,7 +126,7 @@ class Pattern:
 
 
 def _is(c: str, code: str, value: Any) -> bool:
-    """Tell whether a part of one character takes this one."""
+    """Tell whether a part of one character takes the character c."""
     match code:
         case "ANY":
             return c != "\n"

@@ -1,4 +1,4 @@
-"""The rows of a trace that a set of models serves: streams are dealt to models; of a long trace rows come in pieces."""
+"""The rows of a trace that a set of models serves, by the streams of its models; in pieces if the trace is long."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Assign = Literal["released", "shuffled", "square"]
 Rule = Literal["released", "by name", "in order", "by traffic", "shuffled", "square"]
 
 FOLDS = 2
-FOLDED_S = 7200.0  # from here on plans are of the first fold for every seed: always of an earlier period
+FOLDED_S = 7200.0  # from this span on every seed plans by the first fold, an earlier period
 
 
 class Rows(Protocol):
@@ -35,11 +35,11 @@ class Rows(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def maker(self) -> str | None:
-        """The generator that draws it anew for each seed; none: it is replayed."""
+        """The generator that draws it again for each seed; None: it is replayed."""
 
     @property
     def ordered(self) -> bool:
-        """Its k-th stream belongs to a set's k-th model."""
+        """True if its k-th stream belongs to a set's k-th model."""
 
     @property
     def span_s(self) -> float:
@@ -68,14 +68,14 @@ class Rows(Protocol):
         """Prefixes that prompts share, where known."""
 
     def where(self, row: int) -> str:
-        """`file:row` of a request, for messages."""
+        """Return `file:row` of a request, for messages."""
 
     def first(self, n: int) -> Rows:
         """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
 
 
 def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
-    """Return the fold that a seed replays where planners see another fold, or its window alone; None for all.
+    """Return the fold that a seed replays if planners see the other one, or this one alone; None: the whole trace.
 
     Even seeds replay the second fold, so that their plans are of an earlier period; odd ones the first. Of a trace of
     `FOLDED_S` and more every seed replays the second.
@@ -86,7 +86,7 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
 
 
 def _halved(trace: Rows) -> bool:
-    """Tell whether even seeds replay another half than odd ones."""
+    """Tell whether even seeds replay one half of the trace, and odd seeds the other."""
     return trace.maker is None and trace.span_s < FOLDED_S
 
 
@@ -94,11 +94,11 @@ class Assignment(NamedTuple):
     """Stream of each model of a set, and the seconds by which it comes later."""
 
     rule: Rule
-    streams: tuple[tuple[str, float], ...]  # keyed by model
+    streams: tuple[tuple[str, float], ...]  # in the order of the set's models
 
 
 def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
-    """Give each model of the set its stream, and name the rule that did. UserError where there are too few.
+    """Give each model of the set its stream, and name the rule that did. UserError if streams are too few.
 
     released    as the set names them, where the trace has its streams
     by name     else a model whose name equals a stream's has that one (the rest: by the rules below)
@@ -122,10 +122,10 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
 
 
 def square_seeds(trace: Rows, models: ModelSet) -> int:
-    """Tell how many seeds make a whole square of `assign="square"`; the first begins at seed 0, each next behind it.
+    """Return how many seeds make a whole square of `assign="square"`; squares follow each other from seed 0 on.
 
-    As many as the set has size classes. Of a replayed trace of which even and odd seeds have a half each, twice as
-    many: seeds 2k and 2k + 1 are one row of the square, so that either half has a whole square by itself.
+    There are as many as the set has size classes. Where even and odd seeds replay different halves of a trace, there
+    are twice as many: seeds 2k and 2k + 1 are one row of the square, so that either half has a whole square by itself.
     """
     return square_order(models) * (2 if _halved(trace) else 1)
 
@@ -156,7 +156,7 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     else:
         counts = _counts(trace)
         popular = [trace.models[k] for k in np.argsort(-counts, kind="stable") if trace.models[k] not in equal]
-        popular += [name for name in names if name not in {*trace.models, *equal}]  # none of these was drawn
+        popular += [name for name in names if name not in {*trace.models, *equal}]  # streams without any request
         others = [""] * len(left)
         for stream, k in zip(popular, rng(seed, "streams").permutation(len(left)), strict=False):
             others[k] = stream
@@ -176,9 +176,9 @@ def _counts(trace: Rows) -> I8:
 
 
 def _served(streams: list[str], names: Sequence[str], model: I4) -> tuple[I8, I4]:
-    """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream.
+    """Return the rows of the models' streams, in order, and the model of each.
 
-    `names` are those of the trace's streams, which `model` indexes.
+    A row occurs once for each model that uses its stream. `names` are the trace's streams, which `model` indexes.
     """
     index = {name: i for i, name in enumerate(names)}
     parts = [np.flatnonzero(model == index.get(stream, -1)) for stream in streams]
@@ -193,7 +193,7 @@ class Picked(NamedTuple):
 
     arrival_s: F8
     model: I4  # index into the set
-    turn: I4  # what turns together: models that use one stream
+    turn: I4  # equal for models that use one stream, which get one offset
     prompt_tokens: I4
     output_tokens: I4
     tenant: I4 | None
@@ -216,15 +216,15 @@ class Picked(NamedTuple):
 
 
 def in_pieces(trace: Rows) -> bool:
-    """Tell whether a trace is too long for memory, and is taken in pieces: of a file without shared prefixes."""
+    """Tell whether a trace is taken in pieces: too long for memory, and of a file without shared prefixes."""
     return len(trace.model) > spilled.MOST_HELD and trace.maker is None and trace.prefix is None
 
 
 class Picking(NamedTuple):
     """The rows of a trace that a set serves, and how they are picked.
 
-    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own,
-    `drawn` the seed of what it draws, if not that of the run.
+    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator if it is not the trace's
+    own, and `drawn` the generator's seed if it is not the run's.
     """
 
     trace: Rows
@@ -248,7 +248,7 @@ class Picking(NamedTuple):
 
 
 def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> Picked:
-    """Pick rows of the streams from a piece; a synthetic trace is drawn anew first. UserError for a row too long."""
+    """Pick rows of the streams from a piece; a synthetic trace is drawn first. UserError for a row too long."""
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]

@@ -36,7 +36,7 @@ FORMATS: Mapping[str, Format] = {
 KV_FORMATS = ("bf16", "fp8")
 LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt", "bitsandbytes")
-HEAD = "lm_head"  # it has 16 bits unless a config says otherwise: vLLM quantises it only by these
+HEAD = "lm_head"  # vLLM quantises it only if the config says so; else it has 16 bits
 NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 values, 32 for 256 of those
 
 
@@ -56,7 +56,7 @@ def of_checkpoint(shape: Shape, keys: Mapping[str, Any], beside: Mapping[str, An
 
 
 def loaded(shape: Shape, where: str, dtype: str | None, kv_dtype: str | None) -> Shape:
-    """Return a shape as a server loads it: of a 16-bit checkpoint quantised to `dtype`, its KV cache in `kv_dtype`."""
+    """Return a shape as a server loads it: a 16-bit checkpoint quantised to `dtype`, its KV cache in `kv_dtype`."""
     for key, value, known in (("dtype", dtype, tuple(FORMATS)), ("kv_dtype", kv_dtype, KV_FORMATS)):
         if value is not None and value not in known:
             raise UserError(f'{where}: no {key} "{value}"{meant(value, known)} ({", ".join(known)})')
@@ -82,7 +82,7 @@ def modules(shape: Shape) -> dict[str, list[tuple[str, int]]]:
     """List modules by name with their parameters, by group of `Formats`; one expert of a layer stands for all."""
     count, mats = parameters(shape), ("gate_proj", "up_proj", "down_proj") if shape.gated else ("up_proj", "down_proj")
     sparse = shape.experts.layers if shape.experts else 0
-    dense = shape.layers - sparse  # taken as the first ones
+    dense = shape.layers - sparse  # the first layers are taken to be dense
 
     def ffn(part: str, layers: Iterable[int], params: int) -> list[tuple[str, int]]:
         at = [f"model.layers.{i}.mlp{part}.{matrix}" for i in layers for matrix in mats]
@@ -250,7 +250,7 @@ def _expression(text: str, steps: Steps, wrong: Callable[[str], UserError]) -> C
 
 
 def _inner(name: str) -> str:
-    """Return a name without what a multimodal model puts before its layers, and with one word for shared experts."""
+    """Return a name without the prefix that a multimodal model gives its layers, with one word for shared experts."""
     at = name.find("layers.")
     short = name[at:] if at >= 0 else name.removeprefix("language_model.").removeprefix("model.")
     return short.replace("shared_expert.", "shared_experts.")

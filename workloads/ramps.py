@@ -1,4 +1,4 @@
-"""Staggered ramps: equal models whose request rates rise and fall one after the other, at stamps of their own.
+"""Staggered ramps: equal models whose request rates rise and fall one after the other, at fixed stamps.
 
 The load of kvcached's latency benchmark (ovg-project/kvcached 06c31e0, benchmarks/bench_latency_benefit,
 bench_kvcached_vllm.py, `get_ramp_up_down_requests`; results of 88b6753): a model is asked 1, 2, ... `peak`, ... 2, 1
@@ -56,7 +56,7 @@ def ramp(peak: int) -> NDArray[np.float64]:
 
 
 def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
-    """Quantiles of min(`cap`, a geometric length), whose chance to end gives the mean before the cut to quantiles."""
+    """Return n quantiles of min(`cap`, a geometric length), which has the mean `mean` before it is cut to quantiles."""
     if mean in {1, cap}:
         return np.full(n, int(mean), np.int32)
     if not 1.0 < mean < cap:

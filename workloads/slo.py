@@ -120,7 +120,7 @@ def is_base(text: str) -> bool:
 
 
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
-    """Return the rule in full that is asked for; None: the authors' base if a set has it for every model, else P95.
+    """Return the rule asked for in full; None: of the authors' base if a set has it for every model, else of P95.
 
     light8 alone has it (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a
     GPU take turns, and few rates then meet 5 x P95 of a GPU of their own; Prism's runs had 5 x the released bases.
@@ -130,7 +130,7 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 
 
 def in_full(text: str, scale: float | None = None) -> str:
-    """Return the rule of a base and a scale. Without one, a base stands at 5 and any other rule at 1.
+    """Return the rule of a base and a scale. Without a scale, a base gets 5 and any other rule 1.
 
     UserError as of `scaled`.
     """
@@ -138,9 +138,9 @@ def in_full(text: str, scale: float | None = None) -> str:
 
 
 def scaled(base: str, scale: float) -> str:
-    """Return the rule that is `scale` times a base; a rule that does not scale stands at scale 1.
+    """Return the rule that is `scale` times a base; a rule that cannot be scaled is returned as it is.
 
-    UserError for such a rule at another scale.
+    Raises UserError for such a rule unless the scale is 1.
     """
     positive("SLO scale", scale)
     if base.startswith("absolute:"):

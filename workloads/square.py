@@ -1,8 +1,8 @@
-"""Streams dealt to models by a Latin square: over its seeds each of the busiest streams meets each size class once.
+"""Streams assigned to models by a Latin square: over its seeds each busy stream meets each size class once.
 
 The models of a set fall into n classes of size. In every seed the n busiest streams have one model of each class, and
-over the n seeds of a square each of them has every class once. Which model of its class it is, and who gets the other
-streams, the seed draws. Classes count alike, however many models they have; `shuffled` counts models alike.
+over the n seeds of a square each of them has every class once. The seed draws which model of the class it is, and which
+models get the other streams. Classes count alike, however many models they have; with `shuffled` models count alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIKE = 1.25
 
 
 def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
-    """Cut the models of a set into classes of like weight, the heaviest first; a model is its place in the set."""
+    """Cut the models of a set into classes of like weight, the heaviest first, each a tuple of places in the set."""
     weights = np.array([weights_of(member.shape) for member in models.members], np.float64)
     order = np.argsort(-weights, kind="stable")
     cuts = np.flatnonzero(weights[order][:-1] >= ALIKE * weights[order][1:]) + 1
@@ -30,7 +30,7 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
 
 
 def square_order(models: ModelSet) -> int:
-    """Tell how many size classes a set has: the seeds of a square, and the streams that are dealt by it."""
+    """Return the number of size classes of a set: a square has as many seeds, and assigns as many streams."""
     return len(size_classes(models))
 
 
@@ -42,7 +42,7 @@ def latin(order: int, number: int) -> I8:
 
 
 def dealt(models: ModelSet, number: int) -> list[int]:
-    """Deal streams, the busiest first, to models: the place of each one's model in the set.
+    """Return for each stream, the busiest first, the place in the set of the model that it is assigned to.
 
     `number` // n is the square and `number` % n the row of it, n being the square's order.
     """

@@ -39,7 +39,7 @@ ROW_TEXT = {"decode1": "decode, 1 sequence", "decode64": "decode, 64 sequences",
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
 PROMPTS, OUTPUT = 60, 3000
-BEGIN_S, WINDOW_S, END_S = 6.0, (6.2, 7.5), 60.0  # prefills begin once all decode; where units are looked at; the end
+BEGIN_S, WINDOW_S, END_S = 6.0, (6.2, 7.5), 60.0  # prefills begin once all decode; units count in the window
 VICTIM, OTHER = (Batch(Inst(name, (0,))) for name in ("victim", "other"))
 
 
@@ -54,7 +54,7 @@ class Duel:
         self.parts: tuple[int | None, int | None] = PARTS if split else (None, None)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:  # noqa: ARG002 - both models run all the time
-        """Admit each request to its own model."""
+        """Load both models and open their lanes at the start; admit each request to its own model."""
         match event:
             case Woke("start"):
                 for batch, sms in zip((VICTIM, OTHER), self.parts, strict=True):
@@ -66,7 +66,7 @@ class Duel:
 
 
 def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
-    """Return the simulated seconds of a unit of each, side by side; an act "" is not there, and its unit NaN."""
+    """Return the simulated seconds of a unit of each, side by side; the act "" sends nothing, and its unit is NaN."""
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(
         served,
@@ -114,7 +114,7 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
 
 
 class Pair(NamedTuple):
-    """Two lanes at once: seconds of a unit of each, of those alone."""
+    """Two lanes at once: the seconds of each lane's unit, as a multiple of the seconds that it takes alone."""
 
     mode: str
     acts: tuple[str, str]
@@ -128,7 +128,7 @@ class Pair(NamedTuple):
 
 
 def measured(folder: Path) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Return the slow-downs of both lanes by mode and acts: the median of the duels of a pair."""
+    """Return the slow-downs of both lanes, each the median over duels, keyed by mode and the two acts."""
     slow: dict[tuple[str, str, str], list[list[float]]] = {}
     for duel in rounds.duels(folder):
         names = [rounds.WORKS.get(work._replace(part=""), "") for work in duel.works]
@@ -160,7 +160,7 @@ def rms(every: Sequence[Pair], mode: str) -> float:
 
 
 def holds(folder: Path) -> bool:
-    """Tell whether a folder is one of `make gpu`."""
+    """Tell whether a folder was written by `make gpu`."""
     return (folder / RAW).is_file()
 
 

@@ -42,15 +42,15 @@ BATCHES = ("Model", "Num of Hardware", "Input Output Length", "Batch Size")
 POISSON = "sim-to-real-accuracy-validation dcec3fd, its training rows (Apache-2.0)"
 CLOSED = "aiconfigurator 095f58a silicon_sample.csv, Qwen3-32B TP2 (Apache-2.0)"
 OFFLINE = "LLM-Inference-Bench 4211f5d All_results.csv (BSD-3-Clause)"
-# A token's way out is a published fit (BLIS, H100); the rows show only its sum with the way in.
+# The API's seconds for a token on its way out are a published fit (BLIS, H100); rows show only their sum with api_in_s.
 API_OUT_S = 0.0008
-# The rows of H100 alone would say as much: E2E of vllm-0.12 is off by 1.7 % (rms) with it, by 3.3 without a sort and by
-# 2.1 and 2.2 with 0.7e-10 and 1.95e-10.
+# The rows of H100 alone support the same value: E2E of vllm-0.12 is off by 1.7 % (rms) with SAMPLE_S, by 3.3 without a
+# sort, and by 2.1 and 2.2 with 0.7e-10 and 1.95e-10.
 SORT = (
     "sorting in PyTorch (vllm PR 40376, on a B200: 1.07 and 2.40 ms for 64 and 128 rows of 131,072), longer on cards"
     " below H100's bandwidth (assumed)"
 )
-SAMPLE_S = 1.36e-10  # the mean of these two, a row and entry
+SAMPLE_S = 1.36e-10  # seconds a row and entry: the mean of the two measurements in SORT
 
 
 # ---------------------------------------------------------------------------------------------------- rows
@@ -70,7 +70,7 @@ def _folder() -> Path:
     where = os.environ.get("MEASURED_DIR", "")
     if not where:
         raise UserError("set MEASURED_DIR to the folder of public end-to-end measurements")
-    return Path(where.split(os.pathsep)[0])  # others hold rows that no host profile is fitted on
+    return Path(where.split(os.pathsep)[0])  # no host profile is fitted on rows of the other folders
 
 
 def usable(setting: Setting) -> bool:
@@ -100,7 +100,7 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return tables of values by column that hold of these cases and of no other mixture of their values."""
+    """Return tables of values by column, whose combinations of values are those of these cases and no others."""
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)
     for k in range(1, len(columns) + 1):
@@ -116,9 +116,9 @@ def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 
 
 def inputs(cases: Sequence[Case]) -> str:
-    """Hash what fits are told: each row's conditions, load and measurements, and the table of the GPU's kernels.
+    """Hash the inputs of the fits: each row's conditions, load and measurements, and the table of the GPU's kernels.
 
-    The simulator is none of it: a refit of `stages` tells whether it still gives the same constant.
+    The simulator's code is not hashed: a refit of `stages` shows whether it still gives the same constant.
     """
     table = tomllib.loads((quantities.TABLES / f"{GPU}.toml").read_text("utf-8"))
     table.pop("co_run", None)  # it prices a model beside others
@@ -143,7 +143,7 @@ def vars_of(config: Config) -> dict[str, Any]:
 
 
 def stages(cases: Sequence[Case]) -> list[Case]:
-    """Select the rows of the newest engine that are stages: a whole Poisson run says nothing that they do not."""
+    """Select the rows of the newest engine that are stages: a row of a whole Poisson run only repeats its stages."""
     return [c for c in cases if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
 
@@ -162,7 +162,7 @@ def whole(case: Case) -> str:
 
 
 def first_token(base: quantities.HostProfile) -> Fit:
-    """Fit what API and tokeniser add to a first token: the median of what is left of TTFT."""
+    """Return a fit of `api_in_s`, of API and tokeniser: the median of measured less simulated TTFT."""
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         left = [c.measured["ttft"] - simulated["ttft"] for c, simulated in zip(cases, ours(cases, base), strict=True)]
@@ -172,7 +172,7 @@ def first_token(base: quantities.HostProfile) -> Fit:
 
 
 def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> Fit:
-    """Fit the named constants to `whole` requests."""
+    """Return a fit of the constants named in `start` to `whole` requests."""
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         y = np.array([c.measured[whole(c)] for c in cases])
@@ -204,7 +204,7 @@ def errors(cases: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> d
 
 
 def left_out(cases: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
-    """Return every case as a fit without each of its groups predicts it."""
+    """Return each case once for each of its groups, with its prediction by a fit without that group."""
     rows: list[Case] = []
     predicted: list[dict[str, float]] = []
     for group in dict.fromkeys(g for c in cases for g in groups(c)):
@@ -219,7 +219,7 @@ def profile(
 ) -> tuple[quantities.HostProfile, dict[str, Any]]:
     """Fit a host profile; return it with its table for `hosts.toml`.
 
-    The values of `columns` tell the rows that it is fitted on.
+    In the table, `rows` names the rows of the fit by their values of `columns`.
     """
     use = [c for c in cases if usable(c.setting)]
     host = hosts.rounded(fit(use))
@@ -295,7 +295,7 @@ def table() -> Table:
     profiles = fit()
     ramps = measured_ramps()
     card, turns = unnamed_card.tables(ramps, FITTED_ON)
-    next_one = file["host"]["vllm-0.14"]  # as the newest, but for what its own rows gave on another card
+    next_one = file["host"]["vllm-0.14"]  # is the newest's but for constants fitted on another card
     newest = {k: v for k, v in profiles[NEWEST].items() if k in quantities.HostProfile._fields}
     profiles["vllm-0.14"] = next_one | newest | {"on": {staggered.GPU: card}}
     every = {name: profiles.get(name, old) for name, old in file["host"].items()}

@@ -1,10 +1,11 @@
-"""KV memory that an idle model keeps for its prefix cache: kvcached's measured table, and ours beside it.
+"""KV memory that an idle model keeps for its prefix cache: as measured of kvcached, and as simulated.
 
-Measured is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34, benchmarks/bench_idle_footprint/README.md):
-the KV memory that stays mapped once traffic of `workload.py` has ended. It keeps at most 16,000 tokens cached
-(KVCACHED_MAX_CACHED_TOKENS), and a page is only given back if no block in it is cached. Pages that are parked for the
-next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both: its numbers leave them out. Ours replays requests of
-the same kinds, lengths and concurrency, drawn anew.
+The measurement is kvcached's `bench_idle_footprint` (ovg-project/kvcached 5315e34,
+benchmarks/bench_idle_footprint/README.md): the KV memory that stays mapped once traffic of `workload.py` has ended.
+kvcached keeps at most 16,000 tokens cached (KVCACHED_MAX_CACHED_TOKENS), and a page is only given back if no block in
+it is cached. Pages that are parked for the next request (KVCACHED_MIN_RESERVED_PAGES) come on top in both, and the
+measured numbers leave them out. The simulation replays requests of the same kinds, lengths and concurrency, but of
+other draws.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ class Footprint(NamedTuple):
     """The pages of a model whose traffic has ended."""
 
     page_bytes: int
-    parked_pages: float  # mapped, and no other model can have them
-    cached_tokens: int  # found by the next prompts, in memory that counts as free
+    parked_pages: float  # are mapped, so no other model can have them
+    cached_tokens: int  # can be hit by later prompts, but lie in memory that counts as free
     hit_tokens: int  # prompt tokens that hit
 
     @property
     def cached_pages(self) -> float:
-        """Pages that what is cached takes without holes."""
+        """The pages that the cached tokens would take if no page had holes."""
         return self.cached_tokens * kv_token_bytes(shape(MODEL)) / self.page_bytes
 
 
 def traffic() -> Jobs:
-    """Return requests as `build_requests` draws them: cold prompts, and hot prefixes that come in one by one."""
+    """Return requests as `build_requests` draws them: cold prompts, and hot prefixes that join one after another."""
     rng, n = np.random.default_rng(SEED), np.arange(REQUESTS)
     known = np.minimum(HOT, 1 + HOT * n // (REQUESTS - 1))
     hot = rng.random(REQUESTS) < HOT_RATIO
@@ -95,7 +96,7 @@ def footprint() -> Footprint:
 
 
 def rows(ours: Footprint) -> list[tuple[str, ...]]:
-    """Return lines of both, under a head."""
+    """Return the table's lines, measured and simulated, under a head."""
 
     def gib(pages: float) -> str:
         return f"{pages * ours.page_bytes / GIB:.2f}"
@@ -111,7 +112,7 @@ def rows(ours: Footprint) -> list[tuple[str, ...]]:
 
 
 def words(ours: Footprint) -> str:
-    """Say how far ours is from the measured ones, and why."""
+    """Say how far the simulated footprint is from the measured ones, and why."""
     every = [gib for each, pages in MEASURED.values() if len(pages) > 1 for gib in each]
     return (
         f"Ours leaves {min(every):.1f} to {max(every):.1f} GiB more to others for each idle model than kvcached does."

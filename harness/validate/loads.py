@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 16
 SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
-WAVES = 10  # each client of a closed loop sends so many requests; all clients begin at once
+WAVES = 10  # requests of each client of a closed loop; all clients begin at once
 SEED_OF_LENGTHS = 0  # draws the lengths of a closed loop whose requests differ
-PROMPTS = 50  # a Poisson run sends these one after the other, again and again (45 to 50 in the source)
+PROMPTS = 50  # distinct prompts of a Poisson run, which are sent in turn again and again (45 to 50 in the source)
 
 
 class Poisson(NamedTuple):
-    """Independent arrivals, a rate after the other."""
+    """Poisson arrivals, at one rate after another."""
 
-    stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
+    stages: tuple[tuple[float, float], ...]  # (requests per second, seconds at that rate)
     system: int  # tokens with which all prompts begin
     prompt: int
     output: int
 
     def jobs(self, seed: int = 0) -> Jobs:
-        """Draw all stages from a seed; prompts share what the system says, and each comes again."""
+        """Draw the arrivals of all stages; prompts share the system prompt, and PROMPTS of them are sent in turn."""
         draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
@@ -47,17 +47,17 @@ class Poisson(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A closed loop of clients that do not think."""
+    """A closed loop of clients without think time."""
 
     clients: int
     prompt: int
     output: int
-    least: float = 1.0  # prompts and outputs are drawn evenly between this part of them and all
+    least: float = 1.0  # lengths are drawn uniformly from this share of `prompt` and `output` to all of it
     first: bool = False  # the source's means count the first wave too
 
     @property
     def mean_output(self) -> float:
-        """Tokens of an output, in the mean."""
+        """The mean output tokens of a request."""
         return (int(self.least * self.output) + self.output) / 2
 
     def jobs(self) -> Jobs:
@@ -79,7 +79,7 @@ class Closed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """So many requests at once, and no others."""
+    """An offline batch: `size` requests at once, and no others."""
 
     size: int
     prompt: int
@@ -119,9 +119,9 @@ class Setting(NamedTuple):
     gpu: str
     model: str  # a name of workloads/shapes.toml
     tp: int
-    load: Load | None  # None: only free memory is asked for
+    load: Load | None  # None: only the KV blocks that fit are computed
     flags: tuple[tuple[str, Any], ...] = ()  # fields of Config, over those of the engine
-    given: Shape | None = None  # the row's file, or the caller, describes it
+    given: Shape | None = None  # the shape, if the row's file or the caller describes it
     served: int = SERVED_TOKENS  # longest prompt + output that is assumed to be served
     sampling: str = "checkpoint"  # or greedy, as in a spec
 
@@ -137,7 +137,7 @@ class Setting(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The machine."""
+        """The machine's configuration: the engine's usual settings, replaced by `flags`."""
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
         return Config(

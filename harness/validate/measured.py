@@ -25,13 +25,13 @@ from workloads.models import Checkpoint
 
 MOST_SHOWN = 60  # characters of a wrong value
 SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
-ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings no row has to state
+ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings rows may leave out
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
 MOST_COUNT = 2**31 - 1  # our tables hold no more
 MOST_S = 86_400.0  # a mean latency, or a batch, of a day
 MOST_REQUESTS = 200_000  # a row's load has no more; those of the files that we know have 9,000
 MOST_STAGES = 100
-FEWEST_REQUESTS = 20  # a Poisson load of fewer is refused: one in 5e8 draws has none
+FEWEST_REQUESTS = 20  # a Poisson load that expects fewer is refused; of 20, one draw in 5e8 is empty
 SAMPLINGS = ("greedy", "checkpoint")  # values of an optional column of any form
 MEANS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
 TAILS = ("ttft_p90", "ttft_p99", "e2e_p90", "e2e_p99")  # seconds; of rows that have them
@@ -61,11 +61,11 @@ class CsvRow:
     path: Path
     line: int
     values: Mapping[str, str]
-    shapes: Mapping[str, Shape]  # the caller gives them
-    group: str = ""  # its `Case` gets it once it is read
+    shapes: Mapping[str, Shape]  # shapes that the caller adds
+    group: str = ""  # is set when the row is read, and copied to its `Case`
 
     def bad(self, column: str, want: str) -> UserError:
-        """Return the error of a value that is not what a column holds."""
+        """Return the error for a column's value, which is not `want`."""
         text = self.values[column]
         text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
         return UserError(f'{column} is "{text}", not {want}')
@@ -100,14 +100,14 @@ class CsvRow:
         return value
 
     def seconds(self, column: str, per_s: float) -> float:
-        """Return the latency in a column of so many units a second, in s, between a nanosecond and a day."""
+        """Return the latency in a column of `per_s` units a second, in s: a nanosecond to a day, or UserError."""
         value = self.number(column) / per_s
         if not 1e-9 <= value <= MOST_S:
             raise self.bad(column, f"between a nanosecond and a day ({1e-9 * per_s:g} to {MOST_S * per_s:g})")
         return value
 
     def fits(self, setting: Setting, *columns: str) -> None:
-        """Refuse requests longer than what is served, by the longest of the columns that say their lengths."""
+        """Raise UserError if requests are longer than is served; it names the column of the longest length."""
         load, most = setting.load, setting.shape.max_tokens
         if load is not None and load.prompt + load.output > most:
             longest = max(columns, key=self.count)
@@ -121,7 +121,7 @@ class CsvRow:
         return self.shapes.get(name)
 
     def setting(self, engine: str, gpu: str, model: str, tp: str, load: Load | None, **flags: Any) -> Setting:
-        """Return the setting that the columns of GPU, model and degree state. `UnknownName` if we lack one."""
+        """Return the setting that columns state. Raises UnknownName for a GPU or a model that we lack."""
         name = self.values[model]
         given = self.given(name)
         ours = name if given else names.model(name, self.shapes)
@@ -129,7 +129,7 @@ class CsvRow:
         return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given, sampling=self.sampling())
 
     def sampling(self) -> str:
-        """Return how the client asked for tokens, by its column, else greedy if its script is known to ask so."""
+        """Return the sampling that the client asked for: its column, else greedy if its script is known to ask so."""
         known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"
         word = self.values.get("sampling") or known
         if word not in SAMPLINGS:
@@ -155,7 +155,7 @@ class CsvRow:
 
 Found = tuple[Setting, int | None, dict[str, float]]
 LONG_TOKENS = 16384  # served where rows of long prompts name no limit
-LOST_S = 100.0  # a mean TTFT above it is of a server that was not up yet, or of a queue that no row states
+LOST_S = 100.0  # a longer mean TTFT is that of a server that was not up yet, or of a queue that no row states
 
 
 def _poisson(row: CsvRow) -> Found:
@@ -192,8 +192,8 @@ def _closed(row: CsvRow) -> Found:
 def _quantised(row: CsvRow) -> Found:
     """Read a closed loop of a quantised model or a mixture; ms. The checkpoint's format counts, not the columns'.
 
-    Where attention is on fewer GPUs than the experts it is data-parallel, and a row counts one group's clients. Rows
-    without a version, or with a TTFT of minutes, are skipped.
+    Where attention spans fewer GPUs than the experts, attention is data-parallel, and the row counts the clients of one
+    of its groups. Rows without a version, or with a TTFT above LOST_S, are skipped.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
@@ -221,7 +221,7 @@ def _quantised(row: CsvRow) -> Found:
 
 
 def _offline(row: CsvRow) -> Found:
-    """Read one batch without a server (vLLM 0.5 and 0.6), as many tokens out as in; seconds of all of it."""
+    """Read one offline batch (vLLM 0.5 and 0.6) whose outputs are as long as its prompts; its latency is in s."""
     if row.values["Framework"] != "vLLM":
         raise names.unknown("engine", row.values["Framework"], ["vLLM"])
     length, size = row.count("Input Output Length"), row.count("Batch Size", MOST_REQUESTS)
@@ -238,7 +238,7 @@ def _pools(row: CsvRow) -> Found:
     flags = {
         "chunk_tokens": row.count("max_num_batched_tokens"),
         "mem_fraction": row.share("gpu_memory_utilization"),
-        "batch_cap": 256,  # not logged; `engines/process.py` tells what speaks for it
+        "batch_cap": 256,  # is not logged; `engines/costs/process.py` says what supports it
     }
     setting = row.setting(names.engine(name, version, ENGINES), "gpu", "model", "tp", None, **flags)
     return setting, None, {"kv_blocks": float(row.count("kv_blocks"))}
@@ -334,7 +334,7 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
             continue
         try:
             setting, stage, measured = form(row)
-            weight_bytes(setting.shape, setting.tp)  # raises where its heads do not split over so many GPUs
+            weight_bytes(setting.shape, setting.tp)  # raises UserError where its heads do not split over `tp` GPUs
         except UserError as error:
             yield row.skipped(error)
             continue

@@ -1,4 +1,4 @@
-"""Names in files of measured runs, as sources, papers and nvidia-smi write them, in ours; and those that we lack."""
+"""Names in files of measured runs, as written by sources, papers and nvidia-smi, in ours; and those that we lack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS = {  # as sources name them; other names are shapes' own, or ids of their
 }
 # Words of a GPU's name that tell no two of our kinds apart. PCIe and NVL do: those cards have other clocks and memory.
 EMPTY = frozenset("nvidia amd instinct gpu tensor core sxm sxm4 sxm5 oam hbm2 hbm2e hbm3 hbm3e".split())
-TUNED = frozenset("base chat hf instruct it".split())  # words of an id that change no dimension
+TUNED = frozenset("base chat hf instruct it".split())  # words of an id that do not change the model's dimensions
 NEAREST = 3
 
 
@@ -44,9 +44,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
 
 
 def gpu(name: str) -> str:
-    """Return a GPU kind of ours, by that or by a card's name as nvidia-smi and papers write it.
+    """Return our kind of GPU for a name: the kind itself, or a card's name as nvidia-smi and papers write it.
 
-    For example "NVIDIA H100 80GB HBM3". UnknownName if we lack it, or have several of that name.
+    An example is "NVIDIA H100 80GB HBM3". Raises UnknownName if we lack the kind, or have several of that name.
     """
     parts = re.findall(r"[a-z0-9]+", re.sub(r"(\d+) ?gi?b\b", r"\1g", name.lower()))
     words = "-".join(word for word in parts if word not in EMPTY)
@@ -59,7 +59,7 @@ def gpu(name: str) -> str:
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
-    """Return a shape's name: one of `given`, of `workloads/`, or that of an id on huggingface.co; else UnknownName."""
+    """Return the shape's name for a name of `given` or `workloads/`, or an id on huggingface.co; else UnknownName."""
     from workloads.models import shapes
 
     known = {*given, *shapes()}
@@ -70,9 +70,10 @@ def model(name: str, given: Iterable[str] = ()) -> str:
 
 
 def of_id(name: str) -> str | None:
-    """Return the shape of an id on huggingface.co, in any case; a model and its tuned kinds have one. None: we lack it.
+    """Return the shape's name for an id on huggingface.co, in upper or lower case; None if we lack it.
 
-    Thus `meta-llama/Meta-Llama-3.1-8B` has the shape of `meta-llama/Llama-3.1-8B-Instruct`.
+    A model and its tuned variants share a shape: `meta-llama/Meta-Llama-3.1-8B` has that of
+    `meta-llama/Llama-3.1-8B-Instruct`.
     """
     from workloads.models import repos
 
@@ -80,7 +81,7 @@ def of_id(name: str) -> str | None:
 
 
 def untuned(repo: str) -> str:
-    """Return an id on huggingface.co without what says how a model was tuned, or in which form its files are."""
+    """Return an id on huggingface.co in lower case, without "meta-" and the words of TUNED."""
     owner, _, name = repo.lower().partition("/")
     return f"{owner}/{'-'.join(part for part in name.removeprefix('meta-').split('-') if part not in TUNED)}"
 
@@ -91,11 +92,11 @@ QUANTISED = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen-3-235b-a22b:dtype=fp8_block", "fp8_block", "MoE"),
     "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b:dtype=fp8:kv_dtype=fp8", "fp8", "dense"),
 }
-# Conditions that these rows' own runs state and the columns do not: SemiAnalysisAI/InferenceX, of whose rows those of
-# gpt-oss are. `random-range-ratio: 0.8` (.github/workflows/benchmark-tmpl.yml) draws each length between 0.8 of it and
-# all (utils/bench_serving/benchmark_serving.py, `sample_random_requests`), and `kv-cache-dtype: fp8` is that of the
-# B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
-# Its client counts every request, the first wave too: `calculate_metrics` there takes the means over all outputs.
+# Conditions that no column states but the source of the rows does: those of gpt-oss are of SemiAnalysisAI/InferenceX.
+# `random-range-ratio: 0.8` (.github/workflows/benchmark-tmpl.yml) draws each length between 0.8 of the stated one and
+# all of it (utils/bench_serving/benchmark_serving.py, `sample_random_requests`), and `kv-cache-dtype: fp8` is set for
+# the B200 alone (benchmarks/single_node/gptoss_fp4_b200.sh, and _h100.sh, _h200.sh).
+# The client counts every request, the first wave too: `calculate_metrics` there takes the means over all outputs.
 LOADS = {"openai/gpt-oss-120b": (0.8, True)}
 # Their client sends temperature 0 (utils/bench_serving/backend_request_func.py, `async_request_openai_completions`).
 GREEDY = frozenset({"openai/gpt-oss-120b"})
@@ -105,7 +106,7 @@ KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 def quantised(name: str, dtype: str) -> tuple[str, str, str]:
     """Return a model with its formats, its format in a word, and MoE or dense. UnknownName if we lack it.
 
-    Of a 16-bit checkpoint the column `dtype` counts, of any other its own format (all rows of gpt-oss say nvfp4).
+    For a 16-bit checkpoint the column `dtype` counts, for any other its own format (all rows of gpt-oss say nvfp4).
     """
     from workloads.models import repos, shape, shapes
 
@@ -122,9 +123,9 @@ def quantised(name: str, dtype: str) -> tuple[str, str, str]:
 
 
 def generation(name: str, version: str, known: Collection[str]) -> tuple[str, str]:
-    """Return the host profile that serves an engine's version, and the version in words.
+    """Return the host profile to use for an engine's version, and the version in words.
 
-    A version that nobody measured takes the last one before it, or the first one there is; the words say so.
+    A version without a profile takes that of the last version before it, or else of the first; the words say so.
     """
     series, parts = name.lower(), version.split(".")[:2]
     keys = [key for key in known if key.startswith(f"{series}-")]

@@ -18,7 +18,7 @@ from harness.validate.validate import GROUP_AIM, furthest, groups, notes, scores
 Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
 WIDE = 100  # characters of a line
 PAGE_WIDE = 120  # characters of a line of docs/validation.md
-PROSE = Path(__file__).with_suffix(".txt")  # the page's texts, each behind its name
+PROSE = Path(__file__).with_suffix(".txt")  # texts of the page, each below a line with its name
 
 
 class Comparison(NamedTuple):
@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
     predictions: Sequence[str] = ()  # earlier predictions beside it, a line each
 
     def page(self, command: str, table: Table) -> str:
-        """Return it as Markdown, with the command that wrote it."""
+        """Return the comparison as Markdown, with the command that wrote it."""
         parts = (f"# {self.title}", self.answer, f"{self.how} Written by `{command}`.")
         lines = [line for part in parts for line in (*textwrap.wrap(part, WIDE, break_on_hyphens=False), "")]
         after = [x for line in self.predictions for x in ("", f"- {line.strip()}" if line[0] == " " else line)]
@@ -42,7 +42,7 @@ class Comparison(NamedTuple):
 def page(
     frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], kept: idle.Footprint, table: Table
 ) -> str:
-    """Return the page as Markdown; `shared` are lines on models that share a card, `kept` is what an idle one keeps."""
+    """Return the page as Markdown; `shared` are lines on models that share a card, `kept` is an idle model's memory."""
     return "\n".join(_lines(frame, skipped, shared, kept, table)) + "\n"
 
 
@@ -84,7 +84,7 @@ def compared(
     met: Sequence[str],
     table: Table,
 ) -> str:
-    """Return a comparison of an engine with the simulator as Markdown: what was said, pairs, cells, then the aims."""
+    """Return a comparison of an engine with the simulator as Markdown: notes (`told`), pairs, cells, aims (`met`)."""
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []
     lines += ["Attainment in %; errors of simulated latencies, beside the spread of the measured repeats.\n"]

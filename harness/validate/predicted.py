@@ -1,6 +1,6 @@
 """The same specs on servers and on the simulator with their cost table: `bench validate --engine E`.
 
-Nothing that is measured here goes back into the table. Runs are kept like all runs, so a second call goes on.
+Nothing that is measured here goes back into the table. Runs are kept like all runs, so a second call resumes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from harness.run.teller import Teller
 from harness.study.bases import TUNING_SEEDS, ahead, slo_target
 from harness.validate.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 
-# What servers that are started and stopped can run (bench list --matrix).
+# Systems that servers which are started and stopped can run (bench list --matrix).
 SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
 SHARES = (0.3, 0.7, 1.0)  # shares of the saturated rate
 SERVED = 512  # longest prompt + output
-# A request a second and model, at rate 1. Prompts are long, so that the client's lag is short beside a first token.
+# Each model gets a request a second at rate 1. Prompts are long, so that TTFT is long beside the client's lag.
 TRACE = f"aegaeon-like+rate_rps=1+lengths=uniform+max_tokens={SERVED}"
-FLOOD = 100.0  # a rate that no server keeps up with
+FLOOD = 100.0  # requests a second, more than any server keeps up with
 FLOOD_S = 10.0
 WARMUP_S = 2.0
 SHORT = 128  # tokens of a prompt whose solo latency the SLO is a multiple of
@@ -45,20 +45,20 @@ PAGE = 4096  # bytes of which memory is a multiple
 
 
 class Predicted(NamedTuple):
-    """Scored runs of both."""
+    """Scored runs of the servers and of the simulator."""
 
     frame: pd.DataFrame  # a line a run and measure, as `ranks` takes it
     attainment: str  # the measure that is compared
     rule: str
     machine: str  # the servers' machine, as their cost table names it
     notes: list[str]
-    waits: pd.DataFrame  # seconds of an ended request by cause, a column each: a line a run
+    waits: pd.DataFrame  # a line a run: the mean seconds of an ended request, a column for each cause
 
 
 class Memory(NamedTuple):
     """The memory of each GPU: the weights of its part of the models, and KV beside them."""
 
-    requests: int  # each model holds so many of the longest kind
+    requests: int  # longest requests, for whose KV each model has room
 
     def pool_bytes(self, spec: Spec) -> int:
         """Return the bytes for weights and KV of each GPU."""
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     judged: bool = True  # whether aims are judged
 
     def spec(self, count: int, engine: str) -> Spec:
-        """Return the spec of so many models on an engine, whose rate and seed are still to be set."""
+        """Return the spec of `count` models on an engine; the caller sets its system, rate and seed."""
         spec = Spec(
             "static",
             engine=engine,
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
 
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
-    """Return the spans of every run on servers, stored or not, before any begins."""
+    """Return the span of each planned run on servers, whether or not it is stored already."""
     asked = rule or slo_rule(plan)
     planned = list[Span]()
     for count in plan.counts:
@@ -115,7 +115,7 @@ def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
 
 
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:
-    """Run the plan on both. Raises UserError."""
+    """Run the plan on the simulator, then on the servers. Raises UserError where it cannot run."""
     asked = rule or slo_rule(plan)
     frames, notes, waits = list[pd.DataFrame](), list[str](), list[dict[str, object]]()
     for count in plan.counts:
@@ -150,7 +150,7 @@ def _waits_s(run: Path) -> dict[str, float]:
 
 
 def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
-    """Name the cause whose mean seconds a request differ most between both sides of a cell; "" where none is known."""
+    """Name the cause of waiting whose mean seconds a request differ most between both sides; "" if none is known."""
     here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
     sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
     if {SERVERS, SIMULATOR} - set(sides.index):
@@ -176,7 +176,7 @@ def grid(
 
 
 def _again(done: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
-    """Make invalid runs again, the last one of which is kept."""
+    """Repeat invalid runs, at most `times` times each; the last repeat replaces the run."""
     for _ in range(times):
         invalid = [task for task in done if (record.meta(out / task.folder).get("verdict") or {}).get("reasons")]
         for count, task in enumerate(invalid):
@@ -199,7 +199,7 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 
 
 def slo_rule(plan: Plan) -> str:
-    """Return an SLO rule in seconds: multiples of a short prompt and a step alone, and a server's start."""
+    """Return an SLO in seconds: a server's start and TTFT_X solo first tokens, and TPOT_X solo decode steps."""
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine
     profile = cluster(config, priced=priced).profile

@@ -1,10 +1,10 @@
-"""Predictions of the simulator, kept before a machine is asked: `results/predictions/NAME.toml`, and a page beside it.
+"""Predictions of the simulator, stored before a machine ran: `results/predictions/NAME.toml`, and its page.
 
-    python -m harness.validate.prediction requests      # draws the requests of REQUESTS anew: the same bytes of rows
+    python -m harness.validate.prediction requests      # draws the requests of REQUESTS again: the same bytes of rows
     python -m harness.validate.prediction NAME          # simulates CAMPAIGN; an existing prediction stays as it is
 
-CAMPAIGN is what `probe/ORDER.md` has real servers do. A prediction is never edited: tests hold its digest, and another
-law of sharing gets a file of its own. `bench validate FOLDER` prints predictions beside the folder's runs.
+CAMPAIGN is the one that `probe/ORDER.md` runs on real servers. A prediction is never edited: tests hold its digest, and
+another law of sharing gets a file of its own. `bench validate FOLDER` prints predictions beside the folder's runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PEAK, MODELS, PROMPT, CAP, MEAN = 12, 4, 512, 256, 128.0  # requests a second, m
 SYSTEMS = ("static:equal", "elastic", "swap:sleep")
 RATES = (2.0, 4.0, 6.0)
 SLO = "absolute:ttft=1,tpot=0.05"
-SAME = 0.01  # systems closer than this in attainment are not in order
+SAME = 0.01  # systems that differ by at most this in attainment have no order
 CAMPAIGN: dict[str, Any] = {
     "models": "llama-3.1-8b*4",
     "trace": str(REQUESTS.relative_to(ROOT)),
@@ -78,9 +78,9 @@ def draw(path: Path = REQUESTS) -> Path:
 
 
 def seen(rows: Rows, slo: Absolute) -> Seen:
-    """Reduce the rows of a run."""
+    """Return the compared figures of a run's rows."""
     tpot = tpot_s(rows)
-    met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # undefined for one token: met
+    met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # a TPOT of NaN, of one token, meets it
     ttft_ms, tpot_ms = (
         (1e3 * quantile(values, 0.5), 1e3 * quantile(values, 0.95))
         for values in (rows.ttft_s[rows.done], tpot[rows.done & ~np.isnan(tpot)])
@@ -89,7 +89,7 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
 
 
 def offered(run: Path, spec: Spec) -> Rows:
-    """Return the requests of a run's window: those of the warm-up meet what is not there yet."""
+    """Return the requests of a run's window, without the warm-up, when models are still loading."""
     rows = requests.rows(record.read(run))
     return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
 
@@ -107,7 +107,7 @@ def simulate() -> Iterator[Cell]:
 
 
 def write(name: str, folder: Path = FOLDER) -> Path:
-    """Keep a prediction of today. Raises UserError where one of that name is kept."""
+    """Simulate and store a prediction with today's date. Raises UserError if one of that name is stored."""
     path = folder / f"{name}.toml"
     if path.exists():
         raise UserError(f"{path} is kept as it is; another law gets another name")
@@ -126,7 +126,7 @@ def cells(path: Path) -> list[Cell]:
 
 
 def page(path: Path) -> str:
-    """Return a prediction as a page."""
+    """Return the Markdown page of a stored prediction."""
     about, told = tomllib.loads(path.read_text("utf-8")), cells(path)
     by = {(cell.system, cell.rate): cell.attainment for cell in told}
     rates, systems = sorted({c.rate for c in told}), list(dict.fromkeys(c.system for c in told))
@@ -149,9 +149,9 @@ def page(path: Path) -> str:
 
 
 def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
-    """Return how many predicted orders held, and of how many: pairs of systems that were measured at the same rate.
+    """Return how many predicted orders held, and how many there are: pairs of systems measured at the same rate.
 
-    Systems within SAME of each other have no order; where the measured ones have none, the predicted did not hold.
+    A pair predicted within SAME of each other is not counted; one measured within SAME counts as an order not held.
     """
     seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
     held = pairs = 0
@@ -166,7 +166,7 @@ def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[in
 
 
 def compare(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
-    """Return lines that hold each prediction of these specs, with their measured attainment, against them."""
+    """Return lines that compare each prediction with the measured attainment of specs of its models and trace."""
     lines = []
     for path in sorted(folder.glob("*.toml")):
         about = tomllib.loads(path.read_text("utf-8"))

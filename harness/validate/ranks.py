@@ -1,9 +1,9 @@
-"""The simulator beside servers: how both rank systems, then errors of attainment and latencies.
+"""The simulator compared with servers: how each ranks systems, then errors of attainment and latencies.
 
 Everything is judged on scored runs of the same specs on both: a condition is all of a spec but system and seed, and a
 repeat is a seed. A pair of systems counts where the servers themselves tell it apart: at least REPEATS valid repeats,
 and the 95 % interval of the paired difference in attainment has no 0. Runs that did not measure their servers
-(`invalid`) are in no number; a pair that lacks repeats for that says so.
+(`invalid`) enter no number; a pair that has too few repeats for that reason is marked so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.rows.statistics import paired
 
 REPEATS = 5
 FAR = 0.10  # a predicted difference of attainment counts as large from here on
-PAIRS = 8  # the servers must tell at least so many apart
+PAIRS = 8  # pairs that the servers must tell apart, at least
 QUANTILES = (50, 95, 99)
 METRICS = ("ttft", "tpot")
 AIMS = {50: 0.10, 95: 0.20}  # aims for the error of each quantile
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The simulator's ranking of a pair that the servers tell apart."""
+        """The simulator's ranking compared with the servers', or the reason why the servers do not rank the pair."""
         if self.servers.n < REPEATS:
             return "too few"
         if self.servers.low is None or not self.servers.low > 0.0:
@@ -57,7 +57,7 @@ class Pair(NamedTuple):
 
     @property
     def far(self) -> bool:
-        """True if a large difference was predicted."""
+        """True if the simulator predicts a difference of at least FAR."""
         return abs(self.simulator.mean) >= FAR
 
 
@@ -110,7 +110,7 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
 
 
 def _exchanged(x: Estimate) -> Estimate:
-    """Return the difference with the two sides exchanged."""
+    """Return the difference with the two systems exchanged."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
@@ -118,7 +118,7 @@ def _exchanged(x: Estimate) -> Estimate:
 def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
     """Return attainment, then quantiles of each latency, of every system under every condition.
 
-    A quantile that is infinite on either side, because so many requests never end, has no error.
+    A quantile that is infinite on either side, because too many requests never end, has no error.
     """
     kept, scored = valid(frame), list[Cell]()
     for measure in (attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)):
@@ -139,7 +139,7 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
 
 
 def summary(compared: Sequence[Pair]) -> list[str]:
-    """Say whether both rank alike, and whether the pairs are enough to judge by."""
+    """Say how many pairs the simulator ranks as the servers do, and whether the pairs are enough to judge by."""
     told = [pair for pair in compared if pair.verdict in {"alike", "wrong", "no difference"}]
     counts = {
         verdict: sum(pair.verdict == verdict for pair in compared) for verdict in ("alike", "wrong", "no difference")
@@ -163,7 +163,7 @@ def summary(compared: Sequence[Pair]) -> list[str]:
 
 
 def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
-    """Yield a table of all pairs, with those first that the servers tell apart by most."""
+    """Yield a table of all pairs: largest measured difference first, pairs with too few repeats last."""
     yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
     for pair in sorted(compared, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
@@ -211,9 +211,10 @@ def _error(cell: Cell | None) -> str:
 
 
 def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
-    """Say how many cells meet each aim, of those whose own repeats tell it: a 95 % interval no wider than the bound.
+    """Say how many cells meet each aim, among those whose repeats are precise enough to tell.
 
-    A cell's interval is of its measured mean over repeats. Where most are wider, windows are too short.
+    Repeats are if the 95 % interval of their measured mean extends at most by the aim's bound to each side. Where those
+    of most cells are not, windows are too short.
     """
     lines = []
     for measure, bound, words in (
@@ -238,7 +239,7 @@ def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> l
 
 
 def misses(scored: Sequence[Cell], attainment: str) -> list[Cell]:
-    """Return the cells beyond the bound of an aim, furthest off first, in multiples of that bound."""
+    """Return the cells whose error exceeds their aim's bound, the largest multiple of the bound first."""
     bounds = {attainment: ATTAINED} | {f"{m}_p{q}_s": AIMS[q] for m in METRICS for q in AIMS}
     beyond = [c for c in scored if c.measure in bounds and abs(c.error) > bounds[c.measure]]
     return sorted(beyond, key=lambda c: -abs(c.error) / bounds[c.measure])

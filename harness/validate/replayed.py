@@ -1,4 +1,4 @@
-"""A load on the simulator as a measured engine had it: the one replay behind every file of measured runs."""
+"""The replay of a measured engine's load on the simulator, which every file of measured runs goes through."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def replayed(
     host: quantities.HostProfile | None = None,
     quantum_s: float | None = None,
 ) -> requests.Rows:
-    """Run jobs under a system: what happened to each request.
+    """Run jobs under the system `name`, and return a row for each request.
 
-    `host` replaces the profile of the config, in steps without noise: what a fit tries. `quantum_s` replaces the
-    committed quantum of a turn.
+    `host`, a profile that a fit tries, replaces the config's own, and makes steps free of noise. `quantum_s` replaces
+    the committed quantum of a turn.
     """
     config = config if host is None else replace(config, noise=0.0)
     priced = _priced(config, host, quantum_s)
@@ -49,5 +49,5 @@ def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: floa
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
 def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
-    """Return the machine of a measured run, none of which sets a table, link or factor of its own."""
+    """Return the machine of a measured run; measured runs set no table, link or factor of their own."""
     return machine(Config(models, gpu=gpu, host=name), host)

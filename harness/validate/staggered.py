@@ -10,9 +10,10 @@ there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for e
 8,192 tokens a step.
 
 The card stands in for an unnamed one (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`unnamed_card`).
-What a process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an
-interval. Where no row tells, it is what the parts of a process add up to. The models are plain processes, without MPS,
-so they take turns on the card (`sharing=turns`). Nothing else is fitted, least of all the reserve and pages' size.
+The bytes that a process holds beside weights are estimated from the first instance of the static split (`process`), at
+several peaks, which gives an interval. Where no row allows that, they are the sum of a process's parts. The models are
+plain processes, without MPS, so they take turns on the card (`sharing=turns`). Nothing else is fitted, in particular
+not the reserve and the size of pages.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ SCORED = {"mean_ttft_s": "TTFT", "mean_tpot_s": "TPOT", "mean_e2e_s": "E2E"}
 KEYS = ["system", "peak", "instance"]  # these identify a row
 GPU, HOST, SHARE = "mi300x", "vllm-0.14", 0.90
 SIZES = {"7": "qwen-2.5-7b"}  # `size_b`
-FITTED = ("qwen-2.5-7b", 6, 256, 1024)  # the one set behind all that is fitted: model, models, prompt, cap
-FEW = 5  # the lowest peaks at which the first static instance queues: it is done before its neighbours count
+FITTED = ("qwen-2.5-7b", 6, 256, 1024)  # model, models, prompt, cap of the only set that constants are fitted on
+FEW = 5  # lowest peaks used, of those at which the first static instance queues; it ends before its neighbours count
 LOW_S = 1.0  # a mean, median or P99 TTFT above it is a queue
-AIM = 0.30  # the elastic mean TTFT is at most this share of the static split's at:
+AIM = 0.30  # the static split's simulated mean TTFT is off by at most this share of the measured, at:
 AIM_PEAKS = (25, 30, 36, 40)
-REPORTED = (35, 36, 40)  # elastic memory
+REPORTED = (35, 36, 40)  # peaks at which elastic memory is reported, without an aim
 TPOT_PEAKS = (("elastic", 5), ("elastic", 25), ("elastic", 33), ("static", 25))
 Tell = Callable[[int, int], None]  # runs done, of how many
 
@@ -121,10 +122,10 @@ class Held(NamedTuple):
     low: float
     mean: float
     high: float
-    peaks: tuple[int, ...] = ()  # none: by the parts of a process
+    peaks: tuple[int, ...] = ()  # empty where the bytes are the sum of a process's parts
 
 
-# ------------------------------------------------------------------ what was measured
+# ------------------------------------------------------------------ measured
 
 
 def files(folder: Path) -> list[Path]:
@@ -137,7 +138,7 @@ def _header(path: Path) -> list[str]:
     try:
         return contents(path)[0]
     except UserError:
-        return []  # told where the file is read
+        return []  # the error is raised again where the file is read
 
 
 def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
@@ -188,13 +189,13 @@ def _row(row: CsvRow) -> dict[str, Any]:
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
-    """Replace rows that repeat by their mean; totals of tokens differ by no more than draws from one curve would."""
+    """Replace repeated rows by their mean; their totals of tokens differ no more than draws from one curve do."""
     output = float(rows["output_tokens"].sum() / rows["requests"].sum())
     load = Load(its, int(rows["instance"].max()), prompt, cap, output)
     return Measured(load, rows.groupby(KEYS, as_index=False).mean().drop(columns=["requests", "output_tokens"]))
 
 
-# ------------------------------------------------------------------ what we make of it
+# ------------------------------------------------------------------ simulated
 
 
 def config(load: Load, peak: int, process_bytes: float | None) -> Config:
@@ -226,8 +227,8 @@ def ours(
 ) -> pd.DataFrame:
     """Replay a peak under `static` or `elastic`: a row an instance, with `METRICS`.
 
-    Fewer `models` than were there leave the later ones out. A `host` replaces the committed profile, in steps without
-    noise, and a `quantum_s` the committed one.
+    If `models` is fewer than the load has, the last ones get no requests. `host` replaces the committed profile, and
+    makes steps free of noise; `quantum_s` replaces the committed quantum.
     """
     asked = ramps(peak, models or load.models, load.prompt, load.cap, load.output)
     never = np.full(len(asked.arrival_s), np.inf)
@@ -295,8 +296,8 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
 
     `who` is one of measured, ours, low, high (of `held`) and fluid.
 
-    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns. Of ours there are the
-    instances that were measured.
+    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns. Simulated rows are those of
+    the instances that were measured.
     """
     there = run.rows[KEYS]
     whos: Mapping[str, tuple[float, Literal["turns", "fluid"]]] = {
@@ -326,7 +327,7 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
 
 
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
-    """Return the mean TTFT over all instances, which were asked equally often."""
+    """Return the mean TTFT over all instances, which get about equally many requests, in s."""
     rows = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
     return float(rows["mean_ttft_s"].mean())
 
@@ -433,11 +434,11 @@ def _behind(load: Load, held: Held) -> list[str]:
 
 
 def verdict(met: bool) -> str:
-    """Say in a word how an aim came out."""
+    """Return "met" or "not met"."""
     return "met" if met else "not met"
 
 
 def met(notes: Sequence[str]) -> str:
-    """Say how many aims of a run's notes came out met."""
+    """Say how many aims are met, by a run's notes."""
     aims = [note for note in notes if re.search(r": (not )?met\b", note)]
     return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

@@ -1,8 +1,8 @@
-"""The start of one's own server beside the simulator: weights and KV memory by a log of vLLM, and by us.
+"""The start of a user's own server beside the simulator: weights and KV memory, as vLLM logged and as simulated.
 
-A log names its release, model, formats, degree and the settings that were not the defaults. Of these the simulator
-computes the weights, and on a card that the user names the KV memory that they leave. What a log does not state is the
-release's own (`engines/costs/servers.toml`).
+A log names its release, model, formats, degree and the settings that were not the defaults. From these the simulator
+computes the weights and, for a card that the user names, the KV memory left beside them. Settings that a log does not
+state are the release's own (`engines/costs/servers.toml`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KV = re.compile(r"(?:Available KV cache memory: (?=-?[\d.]+ GiB)|Explicitly set 
 TOKENS = re.compile(r"(?:GPU|CPU)? ?KV cache size: ([\d,]+) tokens")
 BLOCKS = re.compile(r"# (?:GPU|CUDA|cuda|CPU|cpu) blocks: (\d+)")
 PAIR = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|[^,\s]+)(?=,|\s|$)")  # matches a pair of the engine's config
-# Options of vLLM by the fields of a spec, each with what its value is.
+# Options of vLLM, each with the type of its value, by the fields of a spec.
 OPTIONS: Mapping[str, tuple[str, type]] = {
     "chunk_tokens": ("max_num_batched_tokens", int),
     "batch_cap": ("max_num_seqs", int),
@@ -43,7 +43,7 @@ SIXTEEN = frozenset({"torch.bfloat16", "torch.float16", "bfloat16", "float16"})
 
 
 class Start(NamedTuple):
-    """A start by its log; None stands for what no line says."""
+    """A server's start as its log states it; None for a value that no line states."""
 
     version: str
     model: str
@@ -51,7 +51,7 @@ class Start(NamedTuple):
     dtype: str
     kv_dtype: str
     quantization: str
-    longest: int  # tokens of a request, max_model_len
+    longest: int  # tokens of the longest request, max_model_len
     device: str
     stated: Mapping[str, Any]  # settings that are not the defaults, by the names of vLLM's options
     weights_gib: float | None
@@ -67,12 +67,12 @@ class Start(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The release."""
+        """The release, by its first two numbers: vllm-0.15."""
         return f"vllm-{'.'.join(self.version.split('.')[:2])}"
 
 
 def read(path: Path) -> Start:
-    """Read the start-up log of a vLLM server. UserError names the file where it is none."""
+    """Read the start-up log of a vLLM server. Raises UserError, which names the file, if it is not such a log."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(
@@ -116,7 +116,7 @@ def _count(path: Path, config: Mapping[str, str], key: str) -> int:
 
 
 def _first(form: re.Pattern[str], text: str) -> float | None:
-    """Return the number of the first line of a form; None where no line has it."""
+    """Return the number in the first match of `form`; None if nothing matches."""
     return None if (match := form.search(text)) is None else float(match[1].replace(",", ""))
 
 
@@ -147,9 +147,9 @@ class Ours(NamedTuple):
 
 
 def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours:
-    """Return weights, and on a kind of GPU settings and KV memory, of a start; `model` stands for the log's.
+    """Return the simulator's weights of a start, and with a kind of GPU also its settings and KV memory.
 
-    UserError for a model, a card or a release that we lack.
+    `model` replaces the log's. Raises UserError for a model, a card or a release that we lack.
     """
     shape = _shape(start, model)
     weights = shapes.weight_bytes(shape, start.tp)
@@ -198,13 +198,13 @@ def heads(start: Start, of: Ours, gpu: str | None) -> Iterator[str]:
 
 
 def notes(of: Ours) -> Iterator[str]:
-    """Yield what stands below the table."""
+    """Yield the notes below the table."""
     if of.kv_gib is None:
         yield "KV tokens and blocks: of the log's own KV memory; --gpu KIND compares what a card's memory leaves"
 
 
 def rows(start: Start, of: Ours) -> Iterator[tuple[str, ...]]:
-    """Yield the table, its head first: what the log says, what the simulator says, by how much that is off."""
+    """Yield the table, its head first: the log's value, the simulator's, and the simulator's error in %."""
     yield HEAD
     yield from _rows(start, of)
 

@@ -45,7 +45,7 @@ def holds(folder: Path) -> bool:
 
 
 def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], None]) -> Iterator[Pair]:
-    """Yield each stored run of a folder with its prediction; `tell` hears how many are done, of how many."""
+    """Yield each stored run of a folder with its prediction; `tell` is called with the runs done and all runs."""
     runs, timed = sorted(path.parent for path in folder.glob(f"*/{record.ROWS}")), quantities.machine(table)
     on: dict[str, Any] = {} if timed is None else {"gpu": timed.kind, "host": timed.kind}
     with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +60,7 @@ def pairs(folder: Path, table: str, slo: Absolute, tell: Callable[[int, int], No
 
 
 def compare(folder: Path, table: str, rule: str, tell: Callable[[int, int], None]) -> Comparison:
-    """Compare the stored runs of a folder with the simulator; UserError unless the rule is seconds of every model."""
+    """Compare the stored runs of a folder with the simulator; UserError if `rule` is not an SLO in seconds."""
     slo = parse(rule)
     if not isinstance(slo, Absolute):
         raise UserError(f"--slo {rule} needs a base; stored runs are judged by seconds, such as {SLO}")

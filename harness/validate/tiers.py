@@ -1,4 +1,4 @@
-"""Tiers of `bench validate --engine torch`: one of some 40 minutes, and one of hours whose aims are judged.
+"""Tiers of `bench validate --engine torch`: one of some 40 minutes, one of hours, which alone judges aims.
 
 Models are equal, at equal Poisson rates; each device holds the weights of its part of them and KV for a few requests of
 each, so memory and time are both short. An SLO leaves room for a load from the host.
@@ -53,7 +53,7 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
 
 
 def runnable(tier: Plan) -> tuple[Plan, list[str]]:
-    """Return the plan of the systems that these processors can run, and for each other one the reason."""
+    """Return the plan without the systems that these processors cannot run, and a line with the reason for each."""
     cores, reasons = len(os.sched_getaffinity(0)), dict[str, str]()
     for count in tier.counts:
         base = tier.spec(count, tier.engine)
@@ -65,7 +65,7 @@ def runnable(tier: Plan) -> tuple[Plan, list[str]]:
 
 
 def _lack(spec: Spec, cores: int) -> str:
-    """Return why a system cannot be measured on so many cores; "" where it can."""
+    """Return why a system cannot be measured on `cores` cores; "" if it can."""
     try:
         with blamed(spec):
             gpus = resolve(replace(spec, slo="absolute:ttft=1,tpot=1")).gpus

@@ -3,8 +3,8 @@
     python -m harness.validate.torch_runs                 writes torch_stages.jsonl, which the stages take requests from
     python -m harness.validate.torch_runs whole.jsonl 1   a plan of one device, for torch_stages --plan
 
-The stages run where torch and NumPy are all there is (torch_stages.py); specs become requests here, before, and what
-was seen of the requests becomes runs here, after.
+The stages run on machines that have only torch and NumPy (torch_stages.py). This module turns specs into requests
+before the stages, and what the stages recorded of the requests into runs after them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ MODELS = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b"
 DEVICES = 2  # two halves of one card
 EACH = 16  # requests of each model, whose KV the devices hold beside the weights
 WARMUP_S = 5.0  # graphs of shares of the SMs are captured at their first use
-DRAIN_S = 60.0  # 512 tokens at the slowest that Aegaeon lets them come: about the TPOT limit
+DRAIN_S = 60.0  # is enough for 512 tokens at the slowest pace that Aegaeon allows, about the TPOT limit
 COUNTS = ("model", "prompt_tokens", "output_tokens")
-# A whole card runs the systems that need no second one, and prompts of chats, a tenth of them of 1,555 tokens and more.
+# A whole card serves chats, a tenth of whose prompts have 1,555 tokens or more, by systems that need no second card.
 ONE_CARD = {"chats": ("static", "prism", "pdmux"), "more chats": ("muxserve:plusplus", "qlm")}
 LONG = 4096  # longest prompt + output
 CHATS = f"aegaeon-like+rate_rps=1+lengths=sharegpt+max_tokens={LONG}"
@@ -54,8 +54,8 @@ class Serving(NamedTuple):
 
     device: str
     slo_s: tuple[float, float]  # TTFT and TPOT
-    rates: tuple[float, float]  # requests a second and model: of the seven for a minute, and beside it of validate
-    chats: tuple[float, float]  # the same, of a whole device
+    rates: tuple[float, float]  # requests a second and model of stage validate; stage systems has the first
+    chats: tuple[float, float]  # requests a second and model of chats, on one whole device
 
 
 SERVINGS = (Serving("cpu", (3.0, 0.1), (0.5, 1.0), (0.1, 0.2)), Serving("cuda", (0.5, 0.05), (4.0, 6.0), (3.0, 6.0)))
@@ -70,7 +70,7 @@ def spec(
     trace: str = TRACE,
     served: int = SERVED,
 ) -> Spec:
-    """Return the spec of a workload, of no system yet, as the simulator of a card would run it."""
+    """Return the spec of a workload as the simulator of a card would run it; `workload` exchanges its system."""
     base = Spec(
         "prism",
         models=MODELS,
@@ -93,7 +93,7 @@ def spec(
 
 
 def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Sequence[str] = SEVEN) -> Workload:
-    """Return a line of the plan: a spec with its requests."""
+    """Return a line of the plan: a spec's requests and machine, and the spec for each system."""
     by_system = {text: resolve(another(base, text)) for text in systems}
     setup = Setup(resolve(base))
     config, jobs = setup.config, setup.jobs()
@@ -149,7 +149,7 @@ def _plain(column: Any) -> list[Any]:
 def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
     """Yield the lines of the plan, for each kind of device.
 
-    They are the seven systems' minute, two rates to validate, and two of chats on one device.
+    They are one rate for all seven systems, two rates for validate, and two for each stage of chats on one device.
     """
     for serving in SERVINGS:
         base = spec(serving, serving.rates[0], 0, minute_s, devices)
@@ -168,13 +168,13 @@ def write(path: Path = PLAN, devices: int = DEVICES, **seconds: float) -> None:
     record.write_bytes(path, "".join(lines).encode())
 
 
-# ------------------------------------------------------------------ what came out
+# ------------------------------------------------------------------ results
 
 
 def runs(folder: Path) -> tuple[Path, list[str]]:
-    """Write the runs of a folder of stages into its `runs`, in place of what was there, and say which have none.
+    """Write the stages of a folder as runs into its `runs`, replacing all runs there.
 
-    UserError where it holds no run.
+    Return that folder, and a line for each run of a system that is not done. Raises UserError if none is done.
     """
     last = {(line["stage"], line["run"]): line for line in lines(folder / JOURNAL)}
     served = {key: line for key, line in last.items() if key[0] in {"systems", "validate", *ONE_CARD}}
@@ -234,7 +234,7 @@ def _write(out: Path, of: Workload, values: Mapping[str, Any], line: Mapping[str
 
 
 def noted(line: Mapping[str, Any]) -> Noted:
-    """Return what an engine noted, from its line."""
+    """Return an engine's record of its requests, read from the JSON of a journal's line."""
     R = np.zeros(len(line["ends"]), stamps.FIELDS)
     for name, column in line["R"].items():
         none = math.inf if name == "arrival" else math.nan
@@ -247,15 +247,15 @@ def noted(line: Mapping[str, Any]) -> Noted:
 
 
 def _values(column: Any, count: int, none: float) -> list[float]:
-    """Return a column of a line, whose one value may stand for all."""
+    """Return a column as a list: a single value stands for `count` equal ones, and None becomes `none`."""
     every = column if isinstance(column, list) else [column] * count
     return [none if x is None else x for x in every]
 
 
 def judged(folder: Path, table: str | None, rule: str | None) -> tuple[Path, str | None, str, list[str]]:
-    """Write a folder's runs; return where they lie, a cost table, an SLO rule, and a line for each run that is none.
+    """Write a folder's runs; return their folder, a cost table, an SLO, and a line for each run that is not done.
 
-    Without a table the folder's own counts, and without a rule the limits by which its systems were run.
+    `table` defaults to the folder's own table, if it has any, and `rule` to the limits that its systems ran under.
     """
     at, notes = runs(folder)
     tables = sorted(folder.glob("torch-*.toml"))

@@ -1,7 +1,7 @@
 """Scenarios of requests on the torch engine, and the logits that must come out of them.
 
 Each scenario is a policy in a few lines; the engine's own processes serve a small checkpoint. `forward` computes whole
-contexts in NumPy, by formulas of its own. NumPy alone is imported, so that `make gpu` can run it.
+contexts in NumPy, by formulas of its own. Only NumPy is imported, so that `make gpu` can run this module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Script = Callable[[Event, View], Iterable[Action]]
 
 
 class Scenario(NamedTuple):
-    """A script of what happens to requests, and the counter of the run that shows it."""
+    """A script of what happens to requests, and the engine's counter that shows that it happened."""
 
     script: Script
     options: Mapping[str, Option] = {}
@@ -49,14 +49,14 @@ class Scenario(NamedTuple):
 
 
 class Policy:
-    """A script as a system that may do anything."""
+    """A script as a system that hears every event and may use every action of the engine."""
 
     def __init__(self, script: Script, engine: Torch, options: Mapping[str, Option]) -> None:
         self.on, self.hears, self.uses, self.options = script, engine.tells, engine.can, options
 
 
 def opened(*orders: Run, batch: Batch = HOME) -> Script:
-    """Load at the start, open lanes, and admit whoever comes."""
+    """Return a script that loads the model, opens its lanes, and admits each request as it arrives."""
 
     def script(event: Event, _: View) -> Iterator[Action]:
         if event == Woke("start"):
@@ -69,7 +69,7 @@ def opened(*orders: Run, batch: Batch = HOME) -> Script:
 
 
 def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
-    """Do what a script does, and more."""
+    """Return a script that yields the actions of `first`, then those of `more`."""
 
     def script(event: Event, view: View) -> Iterator[Action]:
         yield from first(event, view)
@@ -79,13 +79,13 @@ def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
 
 
 def squeezed(event: Event) -> Iterator[Action]:
-    """Leave room for a part of the requests' KV: 12 blocks of 16 tokens and 12 KiB, or 4 of 64 and a page of a card."""
+    """Limit KV to less than requests need: 12 blocks of 12 KiB (16 tokens), or on a card 4 of a 2 MiB page (64)."""
     if event == Woke("start"):
         yield Limit("m", 0, 12 * 12288 if os.environ.get("DEVICE", "cpu") == "cpu" else 4 * 2 * MIB)
 
 
 def replaced(event: Event) -> Iterator[Action]:
-    """Evict and load again in mid-run."""
+    """Evict the model in mid-run, and load it again."""
     if event == Prefilled(0, HOME):
         yield Evict(HOME.inst, drain=False)
     if isinstance(event, Done) and isinstance(event.action, Evict):
@@ -101,7 +101,7 @@ def to_host(event: Event) -> Iterator[Action]:
 
 
 def to_other(event: Event) -> Iterator[Action]:
-    """Prefill here, decode there."""
+    """Prefill on one device and decode on another."""
     if event == Woke("start"):
         yield from (Load(AWAY.inst), Run(AWAY, "decode"))
     if isinstance(event, Prefilled):
@@ -109,13 +109,13 @@ def to_other(event: Event) -> Iterator[Action]:
 
 
 def lent(event: Event) -> Iterator[Action]:
-    """Attend to the KV of some on another device."""
+    """Move the KV of every second request to another device, where it is attended."""
     if isinstance(event, Prefilled) and event.rid % 2 == 0:
         yield Move(event.rid, (1,), attend=True)
 
 
 def shared_out(event: Event) -> Iterator[Action]:
-    """Attend to the KV of some on another device, on which the others decode."""
+    """Let every second request attend to its KV on another device, on which the others decode."""
     yield from to_other(event) if not isinstance(event, Prefilled) or event.rid % 2 else lent(event)
 
 
@@ -143,10 +143,9 @@ SCENARIOS = {
 
 
 def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
-    """Run a scenario on the checkpoint of a name in MODELS_DIR; return the engine with the logits that it kept.
+    """Run a scenario on the checkpoint `name` in MODELS_DIR; return the engine with the logits that it kept.
 
-    Raises AssertionError where a request did not end, an action was refused, or what the scenario is about did not
-    happen.
+    Raises AssertionError if a request did not end, an action was refused, or the scenario's counter stayed 0.
     """
     n, none = len(PROMPTS), np.full(len(PROMPTS), math.inf)
     shape = SHAPE._replace(name=name)
@@ -172,11 +171,11 @@ def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
     return engine
 
 
-# ------------------------------------------------------------------ the same in NumPy
+# ------------------------------------------------------------------ the reference in NumPy
 
 
 def draw(folder: Path, seed: int = 0) -> Net:
-    """Write a checkpoint of SHAPE below a folder, by its name, none of whose tensors is trivial; return its network."""
+    """Write a checkpoint of SHAPE, all of its tensors random, below a folder; return its network."""
     s, draws = SHAPE, np.random.default_rng(seed)
     about = {
         "model_type": "llama",
@@ -246,9 +245,9 @@ def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
 
 
 def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow: bool) -> Iterator[tuple[float, str]]:
-    """Yield for each request how far its logits are from those of its whole context, and what is wrong; "": nothing.
+    """Yield the distance of each request's logits from those of its whole context, and what is wrong, or "".
 
-    In float32 the largest difference counts, and tokens are the same; in bfloat16 (`narrow`) all logits together.
+    In float32 it is the largest difference, and tokens must agree; in bfloat16 (`narrow`) the relative error in norm.
     """
     for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         mine = np.stack(logits[rid])

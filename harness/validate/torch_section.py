@@ -4,8 +4,8 @@
     validate.md, .png     bench validate --engine torch --table ... -o results/cpu/torch/validate
     fig7/*.md, *.csv      make reproduce-fig7 ENGINE=torch
 
-What is between the marks `torch results` is written anew; files that are not there are said to be missing. The page
-docs/validation.md includes the section.
+The text between the marks `torch results` is replaced, and says which files are missing. The page docs/validation.md
+includes the section.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness.rows.record import write_bytes
 FOLDER = ROOT / "results/cpu/torch"
 README = FOLDER / "README.md"
 MARKS = "<!-- torch results -->", "<!-- /torch results -->"
-ROWS = 30  # a table has at most so many
-NEAR = 5.0  # points of attainment, as validation.md has it
+ROWS = 30  # most rows of a table
+NEAR = 5.0  # points of attainment, as in validation.md
 Attained = Mapping[tuple[str, float], float]  # percent, by system and requests a second
 FIGURE_7 = {"simulator": "The simulator, by the devices' cost table:", "devices": "The devices, two cores of one host:"}
 
@@ -92,14 +92,14 @@ def validated(page: str) -> Iterator[str]:
 
 
 def cut(rows: Sequence[str]) -> Iterator[str]:
-    """Yield a table of ROWS at most, and how many more there are."""
+    """Yield the first ROWS rows of a table, and how many more there are."""
     yield from rows[: ROWS + 2]
     if (more := len(rows) - ROWS - 2) > 0:
         yield f"\n{more} more rows are in the file."
 
 
 def written(readme: str, lines: Iterator[str]) -> str:
-    """Return a README with other lines between the marks. UserError where it has no marks."""
+    """Return a README with `lines` between its marks. Raises UserError if it lacks the marks."""
     head, begin, rest = readme.partition(MARKS[0])
     _, end, tail = rest.partition(MARKS[1])
     if not begin or not end:
@@ -109,7 +109,7 @@ def written(readme: str, lines: Iterator[str]) -> str:
 
 
 def main(readme: Path = README, folder: Path = FOLDER) -> None:
-    """Write the section."""
+    """Write the section into the README."""
     write_bytes(readme, written(readme.read_text("utf-8"), section(folder)).encode())
 
 

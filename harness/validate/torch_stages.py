@@ -2,13 +2,13 @@
 
     DEVICE=cuda python -m harness.validate.torch_stages --minutes 20    # on this machine's card; DEVICE=cpu: on cores
 
-They take torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
+They need torch and NumPy alone, and SciPy for QLM's MILP: without it QLM's solver is `edf`, and its row says so. Their
 requests, models and settings are lines of `torch_stages.jsonl`, which `torch_runs.py` writes. Each run is a process of
-its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`. Beside it are the plan
-in plan.jsonl, what was measured for the cost table in raw.jsonl, and on what in calibrate.json. A second call goes on:
-what is done is not done again, and what failed or was late only if `--again` names it. Elsewhere,
-`bench calibrate FOLDER` makes a table of the folder, and `bench validate FOLDER` compares its runs with the
-simulator.
+its own under a time limit, and leaves one synced line in `<out>/<device>/stages/stages.jsonl`. Beside it lie the plan
+(plan.jsonl), the measurements for the cost table (raw.jsonl), and the machine that they are of (calibrate.json). A
+second call resumes: runs that are done are not repeated, and runs that failed or were late only if `--again` names
+them. On any machine, `bench calibrate FOLDER` then makes a table of the folder, and `bench validate FOLDER` compares
+its runs with the simulator.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ MODULE = "harness.validate.torch_stages"
 PLAN = Path(__file__).with_suffix(".jsonl")
 JOURNAL, REQUESTS = "stages.jsonl", "plan.jsonl"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
-START_S = 120.0  # an engine may take so long to start, and to end
-LEAST_S = 5.0  # a run is not started with less
+START_S = 120.0  # limits an engine's start, and equally its end
+LEAST_S = 5.0  # no run starts with less time left
 GONE_S = 20.0  # from SIGTERM to SIGKILL
-POOL = {"cpu": GIB, "cuda": 40 * GIB}  # a calibrated device has so much; a card at most
+POOL = {"cpu": GIB, "cuda": 40 * GIB}  # memory of a calibrated device; a card may have less
 
 Line = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both, as they are printed and asked for."""
+        """Stage and name, as they are printed and as `--again` takes them."""
         return self.stage if self.name == self.stage else f"{self.stage}: {self.name}"
 
 
@@ -89,13 +89,13 @@ class Workload(NamedTuple):
     specs: Mapping[str, Any]  # keyed by system
 
     def configured(self, gpu: str) -> Config:
-        """Return the configuration of an engine on such a card."""
+        """Return the configuration of an engine on GPUs of the kind `gpu`."""
         models = tuple(Served(name, Shape(*shape), 1, *slo) for name, slo, shape in self.models)
         plan = {model: Plan(*values) for model, values in self.plan.items()}
         return Config(models, gpu=gpu, plan=plan, **self.config)
 
     def requests(self) -> Jobs:
-        """Return the requests; an SLO that is none is infinite."""
+        """Return the requests; null in the file, as for no SLO, becomes infinity."""
         whole = {"model", "prompt_tokens", "output_tokens"}
         none = {name: [math.inf if x is None else x for x in column] for name, column in self.jobs.items()}
         columns: dict[str, Any] = {
@@ -142,7 +142,7 @@ def card() -> str:
 
 
 def states(lines: Iterable[Line]) -> dict[tuple[str, str], str]:
-    """Return how each run ended last."""
+    """Return the state in the last line of each run, by stage and name."""
     return {(line["stage"], line["run"]): line["state"] for line in lines}
 
 
@@ -160,7 +160,7 @@ def conduct(
 ) -> dict[str, int]:
     """Do the runs that are left, of the stages in `only` if there are any, within `minutes`.
 
-    Return the number of runs by how they stand now. UserError for a stage or run that is none.
+    Return the number of runs by their state now. Raises UserError for an unknown stage or run, or another plan.
     """
     every = list(runs(workloads(plan, device), device))
     if strange := sorted(set(only) - {run.stage for run in every}):
@@ -203,7 +203,7 @@ def conduct(
 
 
 def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> str | None:
-    """Do one run in a process of its own; return what kept it from leaving a line, None where it left one."""
+    """Do one run in a process of its own; return None if it left its line in the journal, else the reason why not."""
     with tempfile.TemporaryFile() as log:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         dtype = {"DTYPE": run.name.rpartition(", ")[2]} if run.stage == "correctness" else {}
@@ -233,7 +233,7 @@ def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> st
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Let a run close its engine, and kill it where it does not."""
+    """Ask a run's process to end and close its engine; kill it if it does not within GONE_S."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(GONE_S)
@@ -275,12 +275,12 @@ def correct(name: str) -> Line:
 
 
 def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> Line:
-    """Measure steps, loads, moves and turns of each shape; the lines go to raw.jsonl, and a next call goes on there."""
+    """Measure steps, loads, moves and turns of each shape into raw.jsonl; a later call adds what is missing."""
     shapes = {(shape := Shape(*of)).name: shape for workload in plan for *_, of in workload.models}
     config = Config((), gpu=gpu, gpus=max(workload.config["gpus"] for workload in plan))
     on = kind.kind(config)
     given = {"pool_bytes": POOL[device], "gpu": gpu}
-    if device == "cuda":  # a device is the part of a card that it is in the other stages
+    if device == "cuda":  # a device is the same part of a card as in the other stages
         given = {"pool_bytes": min(POOL[device], on.mem_bytes), "gpu": gpu, "gpus": config.gpus}
     about = {
         "device": device,
@@ -297,7 +297,7 @@ def calibrate(folder: Path, plan: Sequence[Workload], gpu: str, device: str) -> 
 
 
 def serve(workload: Workload, text: str, gpu: str) -> Line:
-    """Serve a workload by a system, and return what its requests were seen to do."""
+    """Serve a workload by the system `text`, and return its line: counters, and the record of its requests."""
     asked, without = fields.asked(text), dict[str, Option]()
     if asked.name == "qlm" and importlib.util.find_spec("scipy") is None:
         without = {"solver": "edf"}
@@ -333,9 +333,10 @@ def serve(workload: Workload, text: str, gpu: str) -> Line:
 
 
 def plain(noted: Noted) -> Line:
-    """Return what was noted as JSON values: none for what is no number; times of tokens are left out.
+    """Return an engine's record of its requests as JSON values, without the times of tokens.
 
-    Seconds are kept to a microsecond, and a column of one value is that value alone.
+    Values that are not finite become null, seconds are rounded to a microsecond, and a column of equal values becomes
+    that value.
     """
     columns = {name: _column(noted.R[name].tolist()) for name in noted.R.dtype.names or ()}
     return {
@@ -356,7 +357,7 @@ def _column(values: Sequence[float]) -> Any:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0 where no run that was made went wrong, 1 where one did, 2 for a mistake."""
+    """Return 0, or 1 if a run of the plan failed, was late or wrong, 2 for an error, and 130 if interrupted."""
     parser = argparse.ArgumentParser("torch_stages", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
@@ -369,7 +370,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     device = os.environ.get("DEVICE", "cpu")
     try:
-        kind.kind(Config((), gpu=card() if device == "cuda" else Config(()).gpu))  # one line where there is none
+        kind.kind(Config((), gpu=card() if device == "cuda" else Config(()).gpu))  # raises if there is no such device
         if args.do:
             with terminable():
                 line = do(Run(*args.do), args.at, args.plan)

@@ -11,8 +11,9 @@
     turn       seconds from the end of one lane's turn of a step to the end of the next lane's
     page       seconds of mapping a granule and of taking it away
 
-A second call on the same folder goes on: runs whose rows stand in its journal are not made again. What was measured
-while other processes took more than MOST_OTHERS of a core is made again, up to TRIES times, and kept with what it says.
+A second call on the same folder resumes: runs whose rows stand in its journal are not repeated. A run during which
+other processes took more than MOST_OTHERS of a core is tried again, up to TRIES times in all; the last try is kept, and
+its rows say how many cores the others took.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ HELD_PROMPTS = frozenset({8, 128})
 SEQS = (1, 2, 4, 8, 16, 32)
 HELD_SEQS = frozenset({4})
 CONTEXTS = (16, 128, 512, 1000)
-CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut so
+CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut into such pieces
 KERNELS, AGAIN = ((1, 256, 1), (1, 128, 4), (8, 128, 4), (32, 128, 4)), 5  # sequences, context, output; times
 BESIDE = (2, 4)  # models side by side
-ROOM = 1.15  # bytes of a device over those of the weights that it holds then, so that there is room for KV
+ROOM = 1.15  # least ratio of a device's bytes to those of the weights on it, which leaves room for KV
 BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
 REPEATS, OUTPUT = 5, 20
 MOVED = 512  # tokens of the KV that is moved
@@ -70,7 +71,7 @@ Script = Generator[Iterable[Action], Event, None]
 
 
 class Scripted:
-    """A policy that answers as a script says: a generator that is sent events and yields actions."""
+    """A policy that follows a script: a generator that is sent events and yields actions."""
 
     hears = frozenset({Woke, Arrived, Prefilled, Finished, TurnEnded, Done, Load, Evict, Move})
 
@@ -80,7 +81,7 @@ class Scripted:
         next(script)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:  # noqa: ARG002 - scripts look at the engine
-        """Send the event, and return what comes."""
+        """Send the event to the script, and return the actions that it yields."""
         if self._script is None:
             return ()
         try:
@@ -91,14 +92,14 @@ class Scripted:
 
 
 def jobs(models: tuple[str, ...], each: Iterable[tuple[int, int, int]]) -> Jobs:
-    """Return requests of (model's number, prompt, output) that all come at the start."""
+    """Return requests, given as (model's number, prompt, output), that all arrive at the start."""
     model, prompt, output = np.array(list(each), np.int32).reshape(-1, 3).T.copy()
     none = np.full(len(model), np.inf)
     return Jobs(models, np.zeros(len(model)), model, prompt, output, none, none)
 
 
 def wait(event_type: type, actions: Iterable[Action] = (), count: int = 1) -> Generator[Iterable[Action], Event, Any]:
-    """Answer with actions, then wait for so many events of a kind; return the last."""
+    """Yield the actions, then wait for `count` events of a type; return the last one."""
     event = yield actions
     while True:
         count -= isinstance(event, event_type)
@@ -108,7 +109,7 @@ def wait(event_type: type, actions: Iterable[Action] = (), count: int = 1) -> Ge
 
 
 class Bench:
-    """A folder's journal, and what is still to be measured into it."""
+    """The journal of a folder, to which `measure` adds the runs that it lacks."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Bench:
             )
 
     def measure(self, run: str, made: Callable[[], tuple[list[Measurement], float]]) -> None:
-        """Make a run unless the journal has it, and write its rows."""
+        """Do a run and write its rows to the journal, unless they are there."""
         if any(row.source == run for row in self.book.rows):
             return
         with terminable():
@@ -139,7 +140,7 @@ class Bench:
         self.say(f"{run}: {len(rows)} measurements")
 
     def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
-        """Return a machine of models that all have one shape, of at least as many devices as the runs have."""
+        """Return a machine of `models` that all have the shape `of`, with at least `gpus` devices."""
         settings = {**self.given, "gpus": max(gpus, self.given.get("gpus", 1))}
         return Config(tuple(Served(m, self.shapes[of]) for m in models), watermark=0.0, **settings)
 
@@ -153,7 +154,7 @@ def ran(
     script: Callable[[Torch], Script],
     repeat: int = 0,
 ) -> tuple[Torch, list[TimedStep], float]:
-    """Run a script; return the engine, its steps, and the cores that others kept busy."""
+    """Run a script; return the engine, its steps, and the cores that other processes kept busy."""
     engine = Torch(config, options, bench.fields)
     engine.repeat = repeat
     watched = engine.timed_steps = list[TimedStep]()
@@ -168,9 +169,10 @@ def ran(
 def measure(
     folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> list[Measurement]:
-    """Measure every shape, by name, as far as the folder has not; return the journal's rows.
+    """Measure of every shape what the folder lacks; return the journal's rows.
 
-    The links of cards are as fast as they are, and what their driver's calls take is the probe's to measure.
+    Links of a card keep their own rates, those of CPUs are given rates. A card's calls that map pages are timed by the
+    probe, not here.
     """
     bench = Bench(folder, shapes, say, fields, given)
     on = kind.kind(bench.config([], ""))
@@ -196,7 +198,7 @@ def measure(
 
 
 def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time prefills, decode steps and chunks of a model alone, a group of requests behind the other."""
+    """Time prefills, decode steps and chunks of a model alone, one group of requests after another."""
     groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
     groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
     groups += [(1, CHUNKED, 1, CHUNK)] * 2
@@ -240,9 +242,9 @@ def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 def grouped(
     bench: Bench, name: str, groups: Sequence[tuple[int, int, int, int]], repeat: int = 0
 ) -> tuple[list[TimedStep], float]:
-    """Serve groups of requests of a model alone, one group behind the other; return its steps, and `ran`'s cores.
+    """Serve groups of requests of a model alone, one group after another; return its steps, and `ran`'s cores.
 
-    A group is requests, prompt and output tokens of each, and the tokens of a piece of a prompt, or 0.
+    A group is (requests, prompt tokens of each, output tokens of each, tokens of a prompt's pieces or 0).
     """
     batch = Batch(Inst(name, (0,)))
 
@@ -279,7 +281,7 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Measurement], float]:
     """Time steps of models of one shape that share a device, a process each: alone, then as many as fit.
 
-    `apart`: of two models on a device each.
+    With `apart`, time two models on a device each.
     """
     config = bench.config([name], name)
     on = kind.kind(config)
@@ -290,12 +292,12 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
     batches = [Batch(Inst(m, (k if apart else 0,))) for k, m in enumerate(models)]
     each = list[tuple[int, int, int]]()
     plan = dict[tuple[int, int], list[list[int]]]()  # requests, a list a model, keyed by count and sequences
-    for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills: one after the other; decodes: all at once
+    for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills come one by one, decodes all at once
         n, (prompt, output) = seqs or 3 * REPEATS, (CONTEXTS[1], 2 * OUTPUT) if seqs else (BESIDE_PROMPT, 1)
         first = len(each)
         plan[count, seqs] = [list(range(first + k * n, first + (k + 1) * n)) for k in range(count)]
         each += [(k, prompt, output) for k in range(count) for _ in range(n)]
-    begun = dict[int, int]()  # steps before each count
+    begun = dict[int, int]()  # steps done before each count began
 
     def script(engine: Torch) -> Script:
         assert engine.timed_steps is not None
@@ -332,7 +334,10 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
 
 
 def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) -> list[float]:
-    """Return the seconds of steps of a kind while all models had such steps; `seqs` = 0: prefills."""
+    """Return the seconds of steps of `seqs` sequences (0: of prefills) while all models had such steps.
+
+    Where they never had such steps at the same time, return those of all such steps.
+    """
     spans_of = {m: list[tuple[float, float]]() for m in models}
     for m, spans in spans_of.items():
         steps_of = [step for step in watched if step.model == m]
@@ -356,7 +361,7 @@ def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     inst, config = Inst(name, (0,)), bench.config([name], name)
     on, first = kind.kind(config), next(iter(bench.shapes))
     ways = [way for way, how in WAYS.items() if not how.starts or on.starts]
-    if on.name == "cuda" and name != first:  # the slow ways take their bytes at their rate: of one shape is enough
+    if on.name == "cuda" and name != first:  # slow ways are bound by their rate, so one shape is enough
         ways = [way for way in ways if WAYS[way] in QUICK]
     took = {way: list[float]() for way in ways}
 
@@ -450,7 +455,7 @@ def pages() -> tuple[list[Measurement], float]:
 
 
 def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
-    """Time the steps of models alone and the start of a process, of which policies know; keep no journal of them."""
+    """Time the steps of models alone and the start of a process, both known to policies, without keeping a journal."""
     rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})
@@ -461,7 +466,7 @@ def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list
 
 
 def start_s() -> float:
-    """Time the start of a process of its own, until it takes orders."""
+    """Return the seconds from the start of a worker's process until it takes orders."""
     nursery, memory = Nursery(), os.memfd_create("device")
     try:
         begun_s = time.monotonic()

@@ -1,8 +1,8 @@
 """The unnamed card of kvcached's runs, fitted on one set of one 7B: a part of `hosts.toml` (`hosts`).
 
-Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which is by itself nearly all of
-its time. The quantum of a turn is what explains the TPOT of all instances at the peak of `BESIDE`, where steps are the
-shortest. Fits without a peak each give a constant's `band`, and errors on the peaks that they left out (`held`).
+Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which has the card to itself nearly
+all of its time. The quantum of a turn is fitted to the TPOT of all instances at the peak `BESIDE`, where steps are the
+shortest. Fits that each leave one peak out give a constant's `band`, and the errors on the peaks left out (`held`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measured_ramps(folder: Path) -> Measured:
 
 
 def inputs(run: Measured) -> str:
-    """Hash what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
+    """Hash the inputs of the fits: the load, rows of elastic memory, and the table of the card's kernels."""
     table = {op: q for op, q in quantities.quantities(GPU).items() if op != "co_run"}  # it prices a model beside others
     rows = run.rows[run.rows["system"] == "elastic"]
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
@@ -48,13 +48,13 @@ def inputs(run: Measured) -> str:
 
 
 def first_instance(run: Measured, peaks: Sequence[int]) -> F8:
-    """Return what was measured of the first instance of elastic memory: (peaks, METRICS)."""
+    """Return the measured values of the first instance of elastic memory, (peaks, METRICS), in s."""
     rows = run.rows[(run.rows["system"] == "elastic") & (run.rows["instance"] == 1)].set_index("peak")
     return rows.loc[list(peaks), METRICS].to_numpy(np.float64)
 
 
 def alone(run: Measured, host: quantities.HostProfile, peaks: Sequence[int]) -> F8:
-    """Simulate the first instance of elastic memory, alone on the card: (peaks, METRICS)."""
+    """Simulate the first instance of elastic memory, alone on the card; return (peaks, METRICS), in s."""
     runs = [ours(run.load, "elastic", peak, GIB, models=1, host=host) for peak in peaks]
     return np.stack([frame.loc[0, METRICS].to_numpy(np.float64) for frame in runs])
 

@@ -18,7 +18,7 @@ from harness.validate.replayed import replayed
 
 Tell = Callable[[int, int], None]  # runs done, of how many
 SLOW = 1.3
-SEEDS = 8  # no two settings share one: errors of the noise are no common error
+SEEDS = 8  # no two settings share a seed, so noise gives them no error in common
 # Median and P95 in per cent, on rows that a refit left out. vLLM 0.15 has nine runs, too few for an aim.
 AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "vllm-0.12": {"tpot": (5, 15), "e2e": (5, 15)},
@@ -66,8 +66,8 @@ def ours(
 ) -> list[dict[str, float]]:
     """Simulate each case, and return its measures by the names of `METRICS`; equal settings run once.
 
-    Steps have no noise, as in every fit, unless it is the n-th `draw` of a setting's own seeds, which vary arrivals,
-    too. `host` replaces the settings' own profile: what a fit tries.
+    Steps have no noise, as in every fit, unless `draw` is given, the number of one of a setting's own seeds; a seed
+    varies arrivals, too. `host`, a profile that a fit tries, replaces the settings' own.
     """
     ran: dict[Setting, requests.Rows | None] = {}
     for setting in dict.fromkeys(case.setting for case in cases):
@@ -118,8 +118,8 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 def unscored(setting: Setting, metric: str) -> str:
     """Say why a metric is left out of the scores; "" if it is not.
 
-    Where the first wave is not counted, no source says how the clients of a closed loop on vLLM begin: a wave from a
-    burst, or spread. SGLang's slots run in step either way.
+    TTFT of a closed loop on vLLM is left out where the first wave is not counted: no source says whether its clients
+    begin in a burst, which later waves repeat, or spread. SGLang's slots run in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
@@ -170,7 +170,7 @@ def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) 
     return frame.assign(real_spread=alike.transform("std") / alike.transform("mean"))
 
 
-BRIEF = 8  # columns of HEAD, where not all is asked for
+BRIEF = 8  # first columns of HEAD, which are shown without --all
 SIGNS = "rows: fitted: the engine's host profile was fitted on them; left out: it was not; --all adds spreads"
 
 
@@ -187,7 +187,7 @@ def answer(frame: pd.DataFrame) -> str:
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     """Return lines by engine, GPU, metric and whether fitted: cases, median and P95 absolute error, mean error.
 
-    Beside it, medians of the spreads over seeds and over equal rows; a dash where there is none.
+    Medians of the spreads over seeds and over equal rows follow; a dash where there is none.
     """
     lines: list[tuple[str, ...]] = [HEAD]
     order = frame.assign(at=frame["metric"].map(METRICS.index))
@@ -261,7 +261,7 @@ def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
 
 
 def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
-    """Count the cases that take `SLOW` times as long here or longer; those faster by that; and all.
+    """Count the cases that are slower here by a factor of at least `SLOW`, those faster by as much, and all.
 
     Cases are compared by E2E or throughput.
     """

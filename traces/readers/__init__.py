@@ -35,7 +35,7 @@ HEAD_BYTES = 1 << 20  # a MARK is looked for in these
 
 
 def names() -> list[str]:
-    """Readers on hand: the directory is the registry."""
+    """List the readers on hand: the directory is the registry."""
     return sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
@@ -48,7 +48,7 @@ def find(name: str) -> Any:
     stem = name.replace("-", "_")
     try:
         reader = import_module(f"{__name__}.{stem}")
-    except Exception as error:  # whatever is wrong in that file is told of that file
+    except Exception as error:  # any error in the file is reported with its name
         raise UserError(f"traces/readers/{stem}.py is broken: {type(error).__name__}: {error}") from error
     if not any(hasattr(reader, name) for name in ("read", "COLUMNS", "FIELDS")):
         raise UserError(f"traces/readers/{stem}.py is broken: it has no COLUMNS, no FIELDS and no function `read`")
@@ -56,7 +56,7 @@ def find(name: str) -> Any:
 
 
 def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
-    """Read a file by the reader of this name; UserError for what the reader does not take, and for a bad file."""
+    """Read a file by the reader of this name; UserError for an option that it does not take, and for a bad file."""
     from harness.policy.types import UserError
 
     module = find(name)
@@ -84,7 +84,7 @@ def _mapped(module: Any, path: Path, asked: dict[str, Any]) -> pa.Table:
 
 
 def known(path: Path) -> str | None:
-    """Tell by which reader a file can be read, from its first record; None where none knows it."""
+    """Return the name of the reader that knows a file by its first record; None if none does."""
     from traces import records
 
     if path.is_dir():
@@ -98,7 +98,7 @@ def known(path: Path) -> str | None:
 
 
 def _mark(module: Any, first: Mapping[str, Any], head: bytes) -> bytes | None:
-    """Return a reader's mark where a file has it, and the names of one of its forms; else None."""
+    """Return a reader's mark if a file has it, and all names of one of the reader's forms; else None."""
     mark = getattr(module, "MARK", "").encode()
     return mark if mark in head and any(keys <= first.keys() for keys in getattr(module, "KEYS", ())) else None
 
@@ -132,7 +132,7 @@ def summary(meta: Mapping[str, Any]) -> str:
 
 
 def logs(folder: Path) -> dict[str, list[Path]]:
-    """Find the files below a folder that a reader knows by their names, by reader."""
+    """Find the files below a folder whose names match a reader's patterns, keyed by reader."""
     from harness.policy.types import UserError
 
     by_reader = dict[str, list[Path]]()

@@ -39,7 +39,7 @@ def _list(value: Any) -> Iterator[Mapping[str, Any]]:
 def _span(span: Mapping[str, Any]) -> Record:
     start: Any = span.get("startTimeUnixNano", span.get("start_time_unix_nano"))
     if start is not None and not isinstance(start, bool):
-        with suppress(TypeError, ValueError, OverflowError):  # else it is shown as it stands
+        with suppress(TypeError, ValueError, OverflowError):  # the check of rows shows a bad one as it is
             start = int(start) / 1e9
     else:
         start = span.get("start_time") or span.get("startTime")

@@ -27,8 +27,8 @@ MODELS = re.compile(r"synth-(\d+)-")
 def read(path: Path, *, models: int | None = None, cut_tokens: int | None = None, **asked: Any) -> pa.Table:
     """Read `models` streams (by default as the file's name says), of which some may have no request.
 
-    The span is the whole minutes that hold it (they were made for 120 s at 0.1 requests/s, else for 60 s). A request
-    of more than `cut_tokens` loses its prompt's start, as the metadata count.
+    The span is rounded up to whole minutes (files were made for 120 s at 0.1 requests/s, else for 60 s). A request of
+    more than `cut_tokens` loses its prompt's start; the metadata's `cut` counts these.
     """
     known: dict[str, Any] = {
         "time_unit": "clock",

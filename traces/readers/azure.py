@@ -14,6 +14,6 @@ COLUMNS = {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_t
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Name the stream as the file is."""
+    """Name the stream after the file, and fix what the format fixes."""
     stream = path.stem.rpartition("_")[2]
     return {"time_unit": "datetime", "model": stream, "name": f"azure-{stream}", "licence": "CC-BY-4.0"}

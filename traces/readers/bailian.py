@@ -24,7 +24,7 @@ BLOCK_TOKENS = 16
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Name the stream as the file is."""
+    """Name the stream after the file, and fix what the format fixes."""
     stream = path.name.partition(".")[0].partition("_blksz")[0]
     return {"model": stream, "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
 

@@ -23,11 +23,11 @@ ALSO = frozenset[str]()
 
 
 def skip(record: Record) -> str | None:
-    """Leave out what came before the window."""
+    """Leave out requests that came before the window."""
     at = record.get("arrival_ns")
     return "of the warm-up" if isinstance(at, int) and at < 0 else None
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Count nanoseconds from the window's start, and name the trace as the run's folder is."""
+    """Count nanoseconds from the window's start, and name the trace after the run's folder."""
     return {"unit": 1e-9} | ({"name": path.parent.name} if path.name == FILES[0] else {})

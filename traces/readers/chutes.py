@@ -1,7 +1,7 @@
 """The trace of Chutes (chutes_trace.parquet, or a cut of it): one row a call of a marketplace for models.
 
 Columns as in HarvardMadSys/chutes_workload 1f61bfb README.md. `started_at` counts from the trace's first request: in
-seconds, or as a duration. Input tokens have the cached ones (`ct`) in them. A user is (`user_id`, `rehash_round`), for
+seconds, or as a duration. Input tokens include the cached ones (`ct`). A user is (`user_id`, `rehash_round`), for
 ids change every three months.
 """
 

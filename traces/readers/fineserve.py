@@ -15,7 +15,7 @@ COLUMNS = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_to
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Name the stream as the file is."""
+    """Name the stream after the file, and fix what the format fixes."""
     return {
         "time_unit": "us",
         "model": path.stem,

@@ -23,7 +23,7 @@ ADDED = 4  # requests of the stream that is ours
 
 
 def read(path: Path, *, jitter_seed: int = 0) -> pa.Table:
-    """Spread the counts of each bin evenly at random inside it; UserError names the row of a bad bin."""
+    """Draw the requests of each bin uniformly inside it; UserError names the row of a bad bin."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             names, *rows = list(csv.reader(file)) or [[]]

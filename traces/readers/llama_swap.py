@@ -33,7 +33,7 @@ def skip(record: Record) -> str | None:
 
 
 def expand(lines: Lines) -> Lines:
-    """Add cached tokens to those that were computed, and take the duration from the stamp."""
+    """Add cached tokens to those that were computed, and subtract the duration from the stamp."""
     for line, record in lines:
         tokens = log.mapping(record["tokens"]) if "tokens" in record else record
         prompt = log.total(tokens.get("input_tokens"), tokens.get("cache_tokens"))
@@ -45,7 +45,7 @@ def _arrival(record: Record) -> Any:
     try:
         ended_s = log.seconds(ended)
     except (TypeError, ValueError, OverflowError):
-        return ended  # it is refused as it stands
+        return ended  # the check of rows refuses it
     try:
         return None if ended_s is None else ended_s - float(lasted_ms or 0.0) / 1e3
     except (TypeError, ValueError):

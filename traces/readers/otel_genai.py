@@ -1,7 +1,7 @@
 """OpenTelemetry's GenAI client spans (a collector's file, or the SDK's console) of calls that generate text.
 
 Attributes as in open-telemetry/semantic-conventions-genai docs/gen-ai/client-inference.md, and their former names. The
-model is the one that was asked for. Input tokens have those of a cache in them. Messages that a span may carry are not
+model is the one that was asked for. Input tokens include cached ones. Messages that a span may carry are not
 read.
 """
 

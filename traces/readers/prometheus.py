@@ -43,7 +43,7 @@ PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generat
 WHOLE = {DONE: "done", PROMPT_SUM: "prompt_sum", OUTPUT_SUM: "output_sum"}  # counters without buckets, in Series
 READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
 UNSERVED = {"abort": "aborted", "error": "failed"}  # reasons for which a request ended without its answer
-STEEPEST = 2.0**6  # power by which lengths lean to an end of their bucket
+STEEPEST = 2.0**6  # most power by which lengths lean to one end of their bucket
 LINE = re.compile(r"(?P<name>[\w:]+)\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 STAMP = re.compile(r"\d{10,}")
@@ -72,7 +72,7 @@ class Series(NamedTuple):
     unserved: Mapping[str, Curve] = MappingProxyType({})  # requests that ended without an answer, by UNSERVED
     prompt: Mapping[float, Curve] = MappingProxyType({})  # keyed by the bucket's upper bound
     output: Mapping[float, Curve] = MappingProxyType({})
-    prompt_sum: Curve = NEVER  # it was not asked for
+    prompt_sum: Curve = NEVER  # NEVER where the query left it out
     output_sum: Curve = NEVER
 
 
@@ -172,7 +172,7 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
 
 
 def _summed(each: Iterable[Points]) -> Curve:
-    """Add counters of several servers: each as much as it rose since it was first seen, also over its restarts."""
+    """Add the counters of several servers, each by its rise since it was first seen, over restarts too."""
     rising = []
     for points in each:
         at_s, value = np.array(sorted(points.items()), np.float64).T
@@ -190,9 +190,9 @@ def _rise(curve: Curve, a: float, b: float) -> int:
 def _lengths(
     draw: np.random.Generator, buckets: Mapping[float, Curve], sums: Curve, a: float, b: float, count: int
 ) -> I8:
-    """Draw lengths: the interval's own where its buckets hold all its requests, else by shares of the whole range.
+    """Draw lengths by the interval's own buckets if they hold all its requests, else by shares of the whole range.
 
-    Its own add up to its sum, where there is one, as nearly as buckets allow.
+    In the first case lengths add up to the interval's sum, if there is one, as nearly as buckets allow.
     """
     bounds = sorted(buckets)
     each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)
@@ -256,7 +256,7 @@ def _range(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], fl
 
 
 def _number(text: str) -> float:
-    """Return a number; nan for what is none."""
+    """Return a text as a number; NaN if it is not one."""
     try:
         return float(text)
     except ValueError:

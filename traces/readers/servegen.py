@@ -2,7 +2,7 @@
 
 alibaba/ServeGen f891d11, data/. A row of a client's trace is a window of 600 s: begin, requests/s, CV, and the law of
 gaps (Gamma or Weibull, shape, scale). A dataset holds the shares of prompt and output lengths from each window's
-begin on. A folder is a model. Drawn is the hour with the most requests; all rates are scaled by one factor to
+begin on. A folder is a model. The hour with the most requests is drawn; all rates are scaled by one factor to
 `rate_rps`, for the service had up to 1,800 requests/s. Clients without lengths (the largest files are missing in many
 copies) are left out.
 """

@@ -26,7 +26,7 @@ OPTIONS = {"licence": "Apache-2.0", "block_tokens": 64}
 
 
 def expand(lines: Lines) -> Lines:
-    """Yield the calls of sessions, one session behind the other."""
+    """Yield the calls of sessions, one session after another."""
     begin_s = 0.0
     for line, session in lines:
         models = session.get("models")
@@ -46,7 +46,7 @@ def expand(lines: Lines) -> Lines:
 
 
 def _local(scope: object, block: object) -> int:
-    """Return the number of a block of one session apart from those of others."""
+    """Return a number for a session's block that no other session's block has."""
     return int.from_bytes(f"{scope} {block}".encode()[:64])
 
 
