@@ -69,9 +69,10 @@ def test_oracle_notices_wrong_pages() -> None:
     changes = [
         (144, "        if P.emptied != W.emptied:", "        if True:"),  # a page in two extents stands by the first
         (144, "    fill_begun(S, i)\n    put(S, i, n)\n", "    put(S, i, n)\n"),  # prompts before the steps under way
-        (340, "    batch_at(S, b).filled = batch_at(S, b).tick  # again", "    pass  # again"),
     ]
     assert escaped(0, 400, changes) == []
+    begun = [(340, "    batch_at(S, b).filled = batch_at(S, b).tick  # again", "    pass  # again")]  # nobody is left
+    assert escaped(TURNED, TURNED + 60, begun) == []
     full = [(13, "I.granule * (I.gone // I.granule_blocks)", "0")]  # pages of whom goes out stay
     assert escaped(WILD, WILD + 30, full) == []
 
