@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
-from harness.rows import estimate, record
+from harness.rows import estimate, record, whole
 from harness.rows.about import About
 from harness.rows.stored import NOTES
 from harness.run import bound
@@ -83,6 +83,7 @@ def crossing(
 
     path = out / FOLDER / f"{digest(record.dumps(key))}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    whole.clean(path.parent)
     rate = NOTES.kept(path, key, lambda: {"rate_scale": searched(share, seeds, level)})["rate_scale"]
     return None if rate is None else {"definition": definition, "rate_scale": rate, "gpus": first.spec.gpus}
 

@@ -12,7 +12,7 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 61_980, ("tests",): 45_520}
+MOST_CODE = {PRODUCT: 61_980, ("tests",): 45_525}
 # `python -m tests.tools.style` lists these two.
 MOST_FRAGMENTS = {PRODUCT: 133, ("tests",): 128}
 MOST_SKIPS = 50

@@ -69,7 +69,8 @@ def form(S: int, T: Tables, lane: int) -> None:
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         n.busy = STEP
-        n.steps = int(n.layers_left == 0)  # `price` took the layers of this slice off
+        # `price` took the layers of this slice off
+        n.steps = int(n.layers_left == 0)
         n.first_s = solo
         n.slope_s = 0.0
         n.work = solo
