@@ -220,7 +220,7 @@ def written(folder: Path, name: str, text: str) -> str:
 
 def test_every_study_with_claims_is_a_source() -> None:
     assert {"fig7", "qlm", "weaver"} <= {*ledger.sources()} <= {*load.names()}
-    assert not {"everyone", "fig7-torch"} & {*ledger.sources()}  # without a paper's numbers, or with other models
+    assert not {"everyone", "fig7-torch"} & {*ledger.sources()}  # these have no paper's numbers, or other models
 
 
 def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
