@@ -30,7 +30,7 @@ from tests.harness.engines.sim.worlds import TURNED, world
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int], list[tuple[int, str, str]]]
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
-LONGEST_S = 120.0  # in some worlds two prompts preempt each other for ever
+LONGEST_S = 120.0  # two prompts of some worlds preempt each other for ever
 M0, M1 = (Batch(Inst(f"m{k}", (0,))) for k in range(2))
 FULL = bool(os.environ.get("BENCH_FULL"))  # make ci-full: more worlds of each kind
 CAPS = ("cap", "chunk", "prefill")
