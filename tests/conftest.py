@@ -23,8 +23,9 @@ DATA = {
     "measured_dir": "MEASURED_DIR",
 }  # fixture: the variable that it needs
 
-# A failure seen once must be seen again: in CI the examples are fixed, and nothing is kept between runs.
 FULL_S = 1200.0  # limit of a test of full runs, in place of pyproject.toml's
+
+# A failure seen once must be seen again: in CI the examples are fixed, and nothing is kept between runs.
 EXAMPLES = 100 if os.environ.get("BENCH_FULL") else 40
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=EXAMPLES)
 settings.register_profile("dev", deadline=None, print_blob=True)

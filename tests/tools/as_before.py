@@ -80,10 +80,10 @@ def main(arguments: list[str]) -> int:
     for old, new in zip(*(map(json.loads, texts) for texts in lists), strict=True):  # of runs, of checks alone
         changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
         alone = {name for name in changed if name.startswith("systems/")}  # no run has all of them
-        for names_ in (changed - alone, *({name} for name in sorted(alone))):
+        for group in (changed - alone, *({name} for name in sorted(alone))):
             lines += ["[[rewrite]]"]
             for head, side in (("now", new), ("before", old)):
-                lines += [f"[rewrite.{head}]", *(f'"{name}" = "{side[name]}"' for name in sorted(names_ & side.keys()))]
+                lines += [f"[rewrite.{head}]", *(f'"{name}" = "{side[name]}"' for name in sorted(group & side.keys()))]
     meaning.REWRITES.write_text("\n".join(lines) + "\n", "utf-8")
     return 0
 

@@ -38,7 +38,6 @@ from probe.compute import edges, varlen
 
 # Graphs up to these sizes are captured before a run, larger ones when they are first used.
 PREPARED = {fused.Decodes: 32, fused.Prefills: 1024}
-MOST_QUERIES = 16  # queries a KV head that the fused attention takes
 
 
 def place(card: int) -> torch.device:
@@ -217,7 +216,7 @@ class Card:
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():
             weight_space, kv_space = by_base[weights[name].embedding.data_ptr()], by_base[kv[name].data_ptr()]
-            if net.shape.q_heads > MOST_QUERIES * kv[name].shape[4]:
+            if net.shape.q_heads > fused.QUERIES * kv[name].shape[4]:
                 self._unfused.add(kv[name].data_ptr())
             if weight_space.size > len(self.heap.handles) * self.heap.granule:
                 continue  # the model does not fit; its load is refused

@@ -33,6 +33,7 @@ TOKENS = (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)  # 
 PROMPTS, DECODES = 8, 32  # most prompts, and most decodes beside them, in a graph of prompts
 LOG2E = 1.4426950408889634
 UNIT_BYTES = 256  # block tables count in units of so many bytes (probe/kernels.py)
+QUERIES = 16  # queries per KV head that decode attention takes; fewer are padded to as many
 MOST_POSITIONS = 1 << 16  # graphs' tables of rotary angles end there
 WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a number
 
@@ -67,7 +68,7 @@ def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
         splits *= 2
-    sizes = rows * heads * splits * 16 * dim, rows * heads * splits * 16 * 2
+    sizes = rows * heads * splits * QUERIES * dim, rows * heads * splits * QUERIES * 2
     acc, ml = (torch.empty(size, dtype=torch.float32, device=kv.device) for size in sizes)
     return acc, ml, splits
 
@@ -78,9 +79,9 @@ def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> No
     group = q.shape[1] // heads
     kernels.decode[(rows, heads, c.splits)](
         q, anchor(kv), c.table, c.tokens, c.acc, c.ml, c.table.stride(0), layer * kv.stride(1), kv.stride(2),
-        dim**-0.5 * LOG2E, G=group, HKV=heads, D=dim, BS=block, S=c.splits, GP=16, num_warps=4, num_stages=7,
+        dim**-0.5 * LOG2E, G=group, HKV=heads, D=dim, BS=block, S=c.splits, GP=QUERIES, num_warps=4, num_stages=7,
     )  # fmt: skip
-    kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=16, num_warps=1)
+    kernels.merge[(rows, heads, group)](c.acc, c.ml, out, G=group, D=dim, S=c.splits, GP=QUERIES, num_warps=1)
 
 
 def rms_norm_heads(qkv: Tensor, norms: Sequence[Tensor] | None, net: Net) -> None:
