@@ -13,7 +13,7 @@ CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 BESIDE = transformers==5.23.0 safetensors==0.8.0
-SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,unshared
+SYSTEMS = prism,elastic,static:equal,static:rate,muxserve,qlm,unshared
 TRACE = hyperbolic-like+span_s=300
 SETTINGS = --set chunk_tokens=2048 --set batch_cap=256 --set mem_fraction=0.9 --set admission=prompt
 FULL =
@@ -87,7 +87,7 @@ reproduce-all: $(READY) ## every study that the bench has, its table in .make/ta
 claims: $(READY) ## every paper's claims beside what comes out here, as .make/claims.md; runs what is not stored
 	@$(BENCH) claims
 
-compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
+compare: $(READY) ## (plain `make`) compare seven systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) $(SETTINGS)
 
 help: ## this list

@@ -179,7 +179,7 @@ def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool
 
 
 def ticks(low: float, high: float, inches: float, *, flat: bool, log: bool, whole: bool = False) -> list[float]:
-    """Return the round numbers to label on an axis of a length in inches: as many as leave each other room."""
+    """Return the round numbers to label on an axis of `inches`: as many as fit without crowding."""
     size = mpl.rcParams["xtick.labelsize" if flat else "ytick.labelsize"]
     first, last = (math.log10(low), math.log10(high)) if log else (low, high)
 

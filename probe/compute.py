@@ -204,7 +204,7 @@ def one_attention(
     page: int = 0,
     block: int = 64,
 ) -> Iterator[Sample]:
-    """Time one point; layers rotate, so that no KV is in the cache."""
+    """Time decode attention at one number of rows and context; layers rotate, so that no KV is read from L2."""
     m = kv.m
     params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}

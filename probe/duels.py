@@ -76,7 +76,7 @@ class Device(Protocol):
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
-        """Run lanes at once for `seconds`."""
+        """Run lanes concurrently for `seconds`."""
         ...
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Law(NamedTuple):
-    """Quantiles of a length: between them its logarithm is linear, or (`log` off) the length itself."""
+    """Quantiles of a length: between them its logarithm is interpolated, or with `log` off the length."""
 
     at: tuple[float, ...]
     tokens: tuple[float, ...]

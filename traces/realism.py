@@ -1,6 +1,7 @@
 """Realism of synthetic traces: the mean of many draws against the measured values of `traces/targets.toml`.
 
-One draw scatters, so the mean decides. A window is as long as the measured one; a longer draw is cut into such windows.
+One draw scatters, so the mean decides. A window is as long as the measured one; a longer draw is cut into such windows,
+and a shorter trace is judged by its generator's draws of that length.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def realism(maker: str) -> Realism | None:
     names = (f"{stem}.{p.models}{rate}", stem)
     if not (target := next((targets()[name] for name in names if name in targets()), None)):
         return None
+    p = replace(p, span_s=max(p.span_s, target.window_s))  # in a shorter draw fewer models would seem active
     means = mean(measure(of_table(drawing.table(p, seed), maker), target) for seed in range(DRAWS))
     return Realism(target, means, verdict(means, target))
 

@@ -361,7 +361,7 @@ def as_asked(name: str) -> tuple[str, ...]:
 
 
 def _stated(text: str) -> str:
-    """Return a model as asked for without its degree, which a set states apart."""
+    """Return a model's text without its `tp`, which a set's file has in a field of its own; paths become absolute."""
     entry = parsed(text)
     path = os.path.abspath(entry.name) if checkpoint.is_checkpoint(entry.name) else entry.name  # noqa: PTH100
     stated = {key: getattr(entry, key) for key in QUALIFIERS if key != "tp"}

@@ -56,7 +56,10 @@ def ramp(peak: int) -> NDArray[np.float64]:
 
 
 def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
-    """Return n quantiles of min(`cap`, a geometric length), which has the mean `mean` before it is cut to quantiles."""
+    """Return n evenly spaced quantiles of min(`cap`, G), where G is geometric.
+
+    The mean of min(`cap`, G) is `mean`; that of the n values may differ slightly. Raises ValueError if no G fits.
+    """
     if mean in {1, cap}:
         return np.full(n, int(mean), np.int32)
     if not 1.0 < mean < cap:

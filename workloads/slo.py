@@ -130,9 +130,9 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 
 
 def in_full(text: str, scale: float | None = None) -> str:
-    """Return the rule of a base and a scale. Without a scale, a base gets 5 and any other rule 1.
+    """Return a rule's text with its scale written out: `5xP95` for `P95`.
 
-    UserError as of `scaled`.
+    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError as `scaled` does.
     """
     return scaled(text, scale if scale is not None else USUAL_SCALE if is_base(text) else 1.0)
 

@@ -47,10 +47,10 @@ class Idea(NamedTuple):
 
     @property
     def instead(self) -> str:
-        """The system to use instead, or "": of those ahead of it, else of its equals, the one of the highest rate.
+        """The system to use instead of the idea; "" for none.
 
-        Systems that are ahead at only one rate come between the two. If the idea does not fit, the best that does is
-        named.
+        It has the highest rate of those ahead of the idea; if there are none, of those ahead at one rate and behind at
+        another; if there are none, of its equals. If there are none and the idea does not fit, the best that fits.
         """
         for word in ("behind", "turns", "equal"):
             if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:

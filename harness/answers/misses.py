@@ -38,9 +38,10 @@ def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(row.ns.get(wait, 0) > least * sum(row.ns.values()) for row in rows)]
     ordered = sorted(rows, key=lambda row: row.rate_scale if by == "rate" else row.missed / max(1, row.offered))
-    head = ["rate scale" if by == "rate" else "system", "req/s", "missed", "of", "%", "s per miss", *shown, "most for"]
+    head = ["rate scale" if by == "rate" else "system", "req/s", "missed", "of", "%", "s per miss", *shown, "mostly"]
     causes = "; ".join(f"{wait}: {CAUSES[wait].phrase}" for wait in shown)
-    meant = f"seconds per miss by cause, in the mean, which sum to its latency: {causes}"
+    meant = f"seconds per miss by cause, in the mean, which sum to its latency (a few long ones weigh most): {causes}"
+    meant += "; mostly: the cause of most misses, by the time beyond a request alone in the part that missed"
     return Table(head, [_cells(row, by, shown) for row in ordered], [meant] if shown else [])
 
 

@@ -23,7 +23,7 @@ from harness.study.binds import Hour, summed
 from harness.study.size import ONE_KIND
 from harness.study.size_kept import Words
 from harness.study.size_why import MOST, Why
-from harness.study.sized import BOUNDS, Curve, Outcome, Sized
+from harness.study.sized import Curve, Outcome, Sized
 from harness.study.study import named
 from harness.study.traffic import WHOLE, View
 
@@ -56,7 +56,8 @@ def sentence(sized: Sized) -> str:
     if asked.least == asked.most > 1:
         parts.append(f"{gpus} is the least that was tried")
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
-        parts.append(f"GPUs of its own for each model are {alone}: sharing saves {alone - gpus}")
+        own = _priced(sized, kind, alone)
+        parts.append(f"GPUs of its own for each model would be {own}: sharing saves {alone - gpus}")
     if (pooled := curve.fewest(asked.target, "pooled")) is not None and pooled < gpus:
         parts.append(f"{pooled} would do for all requests together, where {_share(curve.tried[pooled], 'meets')}")
     return "; ".join(filter(None, (*parts, _next(sized))))
@@ -105,7 +106,7 @@ def _next(sized: Sized) -> str:
         (n, curve.system)
         for curve in sized.curves.values()
         if curve.kind == kind
-        and curve.system not in (name, *BOUNDS)
+        and curve.system not in {name, *sized.asked.bounds}
         and (n := curve.fewest(sized.asked.target)) is not None
     ]
     if not holding:
@@ -119,7 +120,7 @@ def _nearest(sized: Sized, kind: str) -> str:
     tried = [
         (row.worst or 0.0, row.label, row.gpus)
         for row in sized.tried
-        if row.gpu == kind and not row.unfit and row.label not in BOUNDS
+        if row.gpu == kind and not row.unfit and row.label not in sized.asked.bounds
     ]
     if not tried:
         return f"none has room on {kind}"
@@ -156,7 +157,7 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     met = verdict.least.times(100).text(SHARE), f"{100 * verdict.worst[1]:.1f}"
     usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
-    bound = " (bound)" * (curve.system in BOUNDS)
+    bound = " (bound)" * (curve.system in sized.asked.bounds)
     return (curve.kind, curve.system + bound, *counts, *met, _day(usd), token, _why(sized, curve, gpus))
 
 
@@ -267,14 +268,27 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
         longest = f" to {high:.2g} s" * (high > low)
         yield "cold start from host memory", f"{low:.2g} s{longest} a model"
     if sized.grown:
-        counts = (f"x {times:g}: {'> ' + str(asked.most) if n is None else n}" for times, n in sized.grown.items())
-        yield "more traffic", ", ".join(counts) + " GPUs"
+        counts = (f"x {times:g}: {_priced(sized, kind, n)}" for times, n in sized.grown.items())
+        yield f"more traffic with {name}", ", ".join(counts)
     card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
     if sized.placed:
         yield "placement", _placement(sized.placed)
+        if asked.setting.get("sharing") != "turns" and any(len(shares) > 1 for shares in sized.placed.values()):
+            yield (
+                "needs",
+                "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it",
+            )
     home = shared.homes(sized.placed)
     for gpu, shares in sized.placed.items():
         yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), _here(shares, gpu, home)
+
+
+def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
+    """Return GPUs with their price; None: more than the most that were tried."""
+    if gpus is None:
+        return f"> {sized.asked.most} GPUs"
+    usd = sized.asked.usd_hour(kind, gpus)
+    return cluster(kind, gpus) + ("" if usd is None else f" (${_day(usd)} a day)")
 
 
 def _placement(shares: shared.Shares) -> str:
@@ -406,7 +420,7 @@ def why(reason: Why) -> Iterator[str]:
 def _fails(reason: Why) -> str:
     tried = reason.tried
     what = f"{tried.label} on {cluster(tried.gpu, tried.gpus)}"
-    weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights on {reason.memory_bytes / GIB:.1f} GiB"
+    weights = f"{reason.weights_bytes / GIB:.1f} GiB of weights and processes on {reason.memory_bytes / GIB:.1f} GiB"
     if tried.unfit:
         return f"{what} has no room: {reason.first} binds ({weights}; {tried.unfit})"
     ranked = Counter(reason.total.binds).most_common()

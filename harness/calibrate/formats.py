@@ -73,7 +73,10 @@ AXES = (
 
 
 def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
-    """Fit launch, fill, bandwidth and rate of a format's GEMMs, tiles as bf16's, and their factors over (m, n, k)."""
+    """Fit a format's GEMMs: launch, seconds a wave of tiles, share of HBM bandwidth, a factor on the tiles' rates.
+
+    Tiles are those of 16 bits. Correction factors over (m, n, k) are fitted last.
+    """
     form, spec, few = GEMMS[name], quantities.gpu(kind), rows.few(FEW)
 
     def quantity(x: F8) -> Quantity:
@@ -163,7 +166,10 @@ def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
 
 
 def fit(kind: str, plain: Quantity) -> Quantity:
-    """Fit the quantities of every format that was measured on a GPU kind, whose GEMMs in 16 bits are `plain`."""
+    """Fit GEMMs and experts of each number format that has enough measured rows on a GPU kind.
+
+    Return them by name: `gemm_FORMAT`, `experts_FORMAT`. `plain` is the fitted quantity of 16-bit GEMMs.
+    """
     out: Quantity = {}
     for name, form in GEMMS.items():
         if len((rows := profiles.gemm(kind, form)).seconds) >= FEW:

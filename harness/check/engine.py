@@ -335,12 +335,11 @@ def memory(trial: Trial) -> Iterator[Breach]:
 
 
 def capacity(trial: Trial) -> Iterator[Breach]:
-    """Check that the KV of requests that run at the same time fits, judged by their tokens alone.
+    """Check that the KV of requests that run at the same time fits, judged by their token times alone.
 
-    The room is what weights leave free, and a model's Limit.
-
-    A request that has its first token and was not preempted holds its prompt and all its tokens but the last, until
-    the last one comes. Servers may preempt unseen, so nothing follows from their tokens.
+    A model's KV fits its Limit. All KV, with the weights of the models that hold it, fits the GPU's memory. From its
+    first token to its last a request holds its prompt and all tokens so far but the newest. Requests that were
+    preempted are left out, and so are runs on real servers, which may preempt unseen.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
     held = dict.fromkeys(models, 0)

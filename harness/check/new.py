@@ -28,9 +28,8 @@ class TITLE:
     # state that on() keeps and no user sets, from dataclasses: waiting: dict = field(init=False, default_factory=dict)
     hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
     uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
-    options = {"kv": "paged"}  # what it needs of an engine  # noqa: RUF012
-    # leaves_idle = "the rule, quoted, and where it stands": if by it requests wait although GPUs are empty
-    presets = {}  # named sets of fields, as {"paper": {"tau": 2.0}}  # noqa: RUF012
+    options, presets = {"kv": "paged"}, {}  # needs of the engine; named sets of fields: {"paper": {"tau": 2.0}}
+    # leaves_idle = "Section 4: ...": quote the rule by which requests wait while GPUs are empty, or the check fails
 
     def on(self, event, view):
         """Answer one event with actions; `view` reads the state, and neither knows an output length."""

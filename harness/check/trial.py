@@ -96,7 +96,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """Occupancy of GPUs from an instant on."""
+    """Which GPUs are empty and which models are loaded, from a time on."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way

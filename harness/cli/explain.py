@@ -25,7 +25,7 @@ from harness.cli.values import PATH, Number
 )
 @click.argument("run", type=PATH)
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="Explain one request, in order of time.")
-@click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause.")
+@click.option("--misses", is_flag=True, help="Explain all SLO misses, by cause; the default without --request.")
 @click.option(
     "--system", metavar="LABEL", help="For a comparison: one system at each rate. For a size: not the best one."
 )
@@ -53,8 +53,8 @@ def explain(
 ) -> None:
     """Say where time went, why SLOs were missed, what helps.
 
-    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both). It may be the folder of
-    an answer of bench size. Then the output says what binds on fewer GPUs, and which change helps.
+    RUN is the folder of a run or of a comparison (bench compare prints both), or that of an answer of bench size: then
+    the output says what binds on fewer GPUs, and which change helps.
     """
     from harness.policy.types import UserError
     from harness.rows import record
@@ -66,10 +66,8 @@ def explain(
             raise UserError(f"{run} is an answer of bench size, with its own SLO: --system alone may be given")
         _of_size(real(folder), system)
     elif (folder := next(filter(is_sweep, folders), None)) is not None:
-        if request is not None or slo is not None or not misses:
-            raise UserError(
-                f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
-            )
+        if request is not None or slo is not None:
+            raise UserError(f"{run} is a comparison, with its own SLO: --request and --slo are for a run of it")
         _of_comparison(real(folder), system, out, definition, every)
     elif system is not None or out is not None:
         raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
@@ -89,7 +87,6 @@ def _of_run(
 ) -> None:
     """Print where the time of one request of a run went, and with `misses` what caused the run's SLO misses."""
     from harness.answers import explain as words
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import retrace
     from harness.run import slo as slos
@@ -100,10 +97,6 @@ def _of_run(
     run, about = stored_run(name)
     validity = list(words.verdict(about))
     click.echo("".join(f"{line}\n" for line in validity), nl=False)
-    if request is None and not misses:
-        if validity:
-            return
-        raise UserError("say what to explain: --request ID, or --misses")
     spec, table = stored(about["spec"]), record.read(run)
     row = None if request is None else words.row_of(table, request)
     rule = None if slo[0] is None else slo_rule(*slo, spec.models)
@@ -121,7 +114,7 @@ def _of_run(
             click.echo(f"in no order of time: {why}", err=True)
         first, *others = words.request(table, request, limits, parts, made_ns)
         screen([first, *lines, *others], every=every)
-    if misses:
+    if misses or request is None:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
         first, *others = words.misses(table, window_s, limits, definition or under.definition, again)

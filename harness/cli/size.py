@@ -198,7 +198,7 @@ def size(
         figure = fig_size.render(answer, asked.figure(answer.name), f"bench plot {short_path(answer)}")[:1]
     files = [] if deploy is None else deployed.write(sized, deploy, folder, answer)
     click.echo(" · ".join(short_path(path) for path in (answer, *figure, *files)), err=as_json)
-    if not as_json:
+    if sized.failed and not as_json:
         click.echo(f"next: bench explain {short_path(answer)}")
 
 

@@ -266,10 +266,10 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
     past = now - since
     text = f"about {duration(max(0.0, left.seconds - past))} left"
     if left.most_s == math.inf:
-        text += " of this round"
+        text += ", then rates between those if they decide more"
     elif left.most_s is not None:
         text += f", at most {duration(max(0.0, left.most_s - past))} with more seeds"
-    return text + (f"; the machine is busy: {100 * left.share:.0f} % of a core a run" if left.share < BUSY else "")
+    return text + (f"; other work slows it: {100 * left.share:.0f} % of a core a run" if left.share < BUSY else "")
 
 
 def _stage(phase: str) -> str:

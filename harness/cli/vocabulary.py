@@ -48,6 +48,8 @@ with *actions*. `bench new mine.py` writes the smallest such file, and `bench ch
 that it keeps the rules of the bench. In none of them a model has to leave for want of room, and a branch that no
 workload reaches stays untried: compare such a strategy on more models than fit too
 (`bench compare --systems ./mine.py,static --models llama-3.1-8b*8`), where `bench explain` shows what it did.
+A strategy that orders requests by itself gives a model no standing `Admit`: it hears `Arrived`, keeps the requests, and
+admits each by its id, as `systems/qlm.py` does.
 This page lists everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes
 are used throughout, and bytes are those of one GPU.
 

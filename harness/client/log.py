@@ -67,7 +67,10 @@ class Log(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Facts that the sender process gives its parent at its end; chunks came before, in the order of their reading."""
+    """Columns by request, and totals, that the sender process sends its parent when it ends.
+
+    Chunks are not among them: they were sent earlier, in the order in which they were read.
+    """
 
     requests: dict[str, bytes]
     errors: dict[int, str]

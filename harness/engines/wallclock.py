@@ -97,7 +97,7 @@ class WallClock:
         raise NotImplementedError
 
     def waits_for(self, request: Live) -> str:
-        """Return the cause, of record.WAITS, for which a member of a batch is not stepping."""
+        """Return why a request in a batch is not stepping: one of record.WAITS."""
         raise NotImplementedError
 
     def release(self, request: Live) -> None:

@@ -73,6 +73,8 @@ class View(Protocol):
     def free_bytes(self, home: int | Host) -> int:
         """Return the free bytes, less what the engine keeps in reserve and what waiting loads and moves were promised.
 
+        A request takes its KV when the engine begins its prompt: one that was admitted and waits has taken none yet.
+
         Example: `view.free_bytes(0)`
         """
         ...

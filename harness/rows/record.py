@@ -293,7 +293,10 @@ def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def chosen(columns: Sequence[str] | None) -> list[str] | None:
-    """List the columns that are asked for, also from a single name. Raises UserError for an unknown column."""
+    """Return the requested columns as a list: a single name becomes a list of one, None stays None.
+
+    Raises UserError for an unknown column.
+    """
     if columns is None:
         return None
     columns = [columns] if isinstance(columns, str) else list(columns)

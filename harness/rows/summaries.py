@@ -100,7 +100,7 @@ def summary(
 
 
 class Bound(NamedTuple):
-    """A cap of the engine that bound more than `BINDS` of a system's steps, in the mean over seeds."""
+    """An engine cap that limited more than a share `BINDS` of a system's steps at some rate, averaged over seeds."""
 
     cap: str  # the field of the spec
     label: str

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Left(NamedTuple):
-    """The work that is left of a sweep, in CPU seconds of stored runs like those to come."""
+    """The time left in a sweep, estimated from stored runs like those to come."""
 
     cpu_s: float  # s of the runs that are known to follow
     seconds: float | None  # until they are done on this machine; None: a system has no stored run yet

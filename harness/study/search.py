@@ -97,9 +97,9 @@ def contends(name: str) -> bool:
 
 
 def _between(curve: Mapping[float, float], level: float, least: float) -> float | None:
-    """Return the middle of the rates between which a curve crosses a level; None where they are near or one is unknown.
+    """Return the geometric mean of the two rates around a crossing of `level`.
 
-    The middle is the geometric mean.
+    It is None if one of them is unknown, or if they are near each other.
     """
     last = statistics.held(curve, level)
     fails = min((x for x in curve if last is not None and x > last), default=None)

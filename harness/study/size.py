@@ -43,7 +43,7 @@ from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
 from harness.study.shared import placed
-from harness.study.sized import BOUNDS, Best, Criterion, Curve, Curves, Met, Outcome, Question, Sized
+from harness.study.sized import Best, Criterion, Curve, Curves, Met, Outcome, Question, Sized
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
 
@@ -187,7 +187,7 @@ class SizeSearch:
 
     def _first(self, curves: Curves) -> list[Curve]:
         """Search the strategies one after the other until one has an answer on some kind; returns its curves."""
-        for name in (name for name in self.systems if not self._bound(name)):
+        for name in (name for name in self.systems if name not in self.asked.bounds):
             mine = [curves[kind, name] for kind in self.asked.kinds]
             self._search(mine, "each", mine)
             if self._best(mine) is not None:
@@ -246,7 +246,7 @@ class SizeSearch:
         n = bracket(failed, answer_copies, floor, cap, begin=begin)
         if n is None and answer_copies is None:
             low, most = max(failed, default=floor - 1), self.most(curve.kind) // size
-            curve.stopped = f"> {low * size}: a cheaper count is found" if cap < most else f"> {most * size}"
+            curve.stopped = f"> {low * size}: more cost more than the answer" if cap < most else f"> {most * size}"
         return None if n is None else n * size
 
     def most(self, kind: str) -> int:
@@ -264,7 +264,7 @@ class SizeSearch:
         """Return the most copies of a curve's kind that cost no more than the cheapest answer of the first strategy."""
         best, size = self._best(first), mix.size(curve.kind)
         most = self.most(curve.kind) // size
-        if best is None or self._bound(curve.system):
+        if best is None or curve.system in self.asked.bounds:
             return most
         if best.gpu == curve.kind:
             return min(most, best.gpus // size)
@@ -276,13 +276,9 @@ class SizeSearch:
         answers = [
             (self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
             for at, curve in enumerate(curves)
-            if not self._bound(curve.system) and (gpus := curve.fewest(self.asked.target)) is not None
+            if curve.system not in self.asked.bounds and (gpus := curve.fewest(self.asked.target)) is not None
         ]
         return min(answers)[-1] if answers else None
-
-    def _bound(self, name: str) -> bool:
-        """Tell whether a system is one of BOUNDS, whatever its preset and fields."""
-        return str(asked_system(self.systems[name])["system"]) in BOUNDS
 
     def _ends(self, kind: str) -> tuple[int, int]:
         """Return the fewest copies that hold each model alone, and the number of copies that is tried first.

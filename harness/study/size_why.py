@@ -21,7 +21,7 @@ from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
 from harness.study.size import SizeSearch, own_count, takes
 from harness.study.size_kept import Kept
-from harness.study.sized import BOUNDS, Curve, Outcome, Question, Tried, allowed
+from harness.study.sized import Curve, Outcome, Question, Tried, allowed
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -111,11 +111,9 @@ def _failing(kept: Kept, system: str | None) -> Tried:
         fewest = next((row.gpus for row in rows if row.answer), math.inf)
         below = [row for row in rows if row.gpus < fewest]
         if not below:
-            raise UserError(
-                f"{name} holds on {rows[0].gpus} GPUs, the fewest that were tried: nothing fails to explain"
-            )
+            raise UserError(f"nothing to explain: {name} holds on the fewest GPUs that were tried, {rows[0].gpus}")
         return max(below, key=lambda row: row.gpus)
-    rows = [row for row in kept.tried if row.label.partition(":")[0] not in BOUNDS]
+    rows = [row for row in kept.tried if row.label not in kept.asked.bounds]
     return max(rows, key=lambda row: (row.worst is not None, row.worst or 0.0, row.gpus))
 
 

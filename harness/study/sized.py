@@ -18,25 +18,17 @@ from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
 from harness.rows.held import DAY_H
 from harness.run.spec import FILES
+from harness.run.spec import asked as asked_system
 from harness.study.bases import judged_by
 from harness.study.offers import usd_hour
-from harness.study.study import UNSHARED
+from harness.study.study import UNSHARED, named
 from harness.study.traffic import View
 
-BOUNDS = (UNSHARED, "dedicated")  # never recommended: a bound, and the base that savings are counted from
-
-
+DEDICATED = "dedicated"  # the base that savings are counted from
 WINDOWS = 3  # windows that are drawn from a generator
-
-
 GROWTH = (1.25, 1.5, 2.0)  # multiples of the traffic for which the recommended strategy is sized too
-
-
 PAIR, SAME = 2, 0.0005  # counts that `flat` compares; difference of attainment within which they are equal
-
-
 NEVER = 1e-9  # tolerance in requests: sums of shares are no more exact
-
 
 Criterion = Literal["each", "pooled"]
 
@@ -93,6 +85,13 @@ class Question:
             growth=tuple(map(float, growth)),
             **more,
         )
+
+    @property
+    def bounds(self) -> set[str]:
+        """Labels that are never recommended: bounds, and GPUs of its own for each model beside other strategies."""
+        of = {label: str(asked_system(text)["system"]) for label, text in named(self.systems).items()}
+        shared = set(of.values()) - {UNSHARED, DEDICATED}
+        return {label for label, name in of.items() if name == UNSHARED or (shared and name == DEDICATED)}
 
     def bought(self, gpus: int) -> int:
         """Return the GPUs to buy if `gpus` are needed: with spares, in whole nodes."""
@@ -247,6 +246,11 @@ class Sized:
     streams: tuple[str, ...] = ()  # the rule that assigns streams to models
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
     refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
+
+    @property
+    def failed(self) -> bool:
+        """True where a count below the answer failed, or all did: `bench explain` says why."""
+        return self.best is None or self.curves[self.best[:2]].below(self.best.gpus) is not None
 
     @property
     def tried(self) -> list[Tried]:

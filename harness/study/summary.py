@@ -150,7 +150,7 @@ class Summary:
     def marked(self) -> list[str]:
         """Explain the mark, in a line; empty where no system has it."""
         unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
-        return [f"{MARK} {', '.join(unserved)} even where load is least"] if unserved else []
+        return [f"{MARK} {', '.join(unserved)} at the lowest rate that ran"] if unserved else []
 
     def best(self, column: Column) -> set[str]:
         """Return the labels with the best value of a column among contestants, where one is better than another."""

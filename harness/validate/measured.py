@@ -71,7 +71,7 @@ class CsvRow:
         return UserError(f'{column} is "{text}", not {want}')
 
     def skipped(self, why: UserError) -> Skipped:
-        """Return the entry of a row that holds a bad value, or names what we lack."""
+        """Return the record that this row is skipped, with `why` as the reason."""
         return Skipped(self.path.name, self.line, str(why))
 
     def number(self, column: str) -> float:

@@ -78,7 +78,7 @@ def draw(path: Path = REQUESTS) -> Path:
 
 
 def seen(rows: Rows, slo: Absolute) -> Seen:
-    """Return the compared figures of a run's rows."""
+    """Return a run's attainment of `slo`, and the P50 and P95 of its TTFT and TPOT."""
     tpot = tpot_s(rows)
     met = rows.done & (rows.ttft_s <= slo.ttft_s) & ~(tpot > slo.tpot_s)  # a TPOT of NaN, of one token, meets it
     ttft_ms, tpot_ms = (

@@ -14,7 +14,7 @@ system        pooled                worst  crosses
 prism         100.0 [100.0, 100.0]  99.9   10.0 [9.8, 10.2]
 static:equal  30.8 [30.2, 31.4]     0.0    3.21 [2.76, 3.42]
 qlm†          37.8 [36.2, 39.4]     0.0    <0.0885
-† qlm: 3 of 8 models at 0 % even where load is least
+† qlm: 3 of 8 models at 0 % at the lowest rate that ran
 """
 OUTPUT = f"""\
 environment    10 s

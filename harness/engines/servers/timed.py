@@ -244,7 +244,10 @@ class Rig:
         return time.monotonic() - begun_s
 
     def _spans(self, wanted: Wanted, inst: Inst) -> list[tuple[float, float]]:
-        """Return seconds of starts and stops, or of sleeps and wakes; an end is measured with its beginning."""
+        """Return (start, stop) or (sleep, wake) seconds, a pair for each timed cycle.
+
+        A stop or a wake reuses the pairs that were measured for its start or sleep.
+        """
         if (known := self._begun.pop(ENDS.get(wanted.quantity, ""), None)) is not None:
             return known
         way = wanted.at.get("way")

@@ -89,7 +89,7 @@ class SimView:
         return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
 
     def batch(self, batch: Batch) -> BatchState:
-        """Return the counts of a batch."""
+        """Return a batch's members and tokens, and its counters since the start: 0 for an unknown batch."""
         b = self._sim.names.batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)

@@ -11,7 +11,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """Processor seconds from the object's creation on, by `/proc` of Linux."""
+    """Processor seconds since its creation: of this process, of given ones, and of all others (`/proc` of Linux)."""
 
     def __init__(self, pids: list[int]) -> None:
         self._since_s, self._busy_s, self._here_s = time.monotonic(), _busy_s(), time.process_time()

@@ -356,7 +356,6 @@ def test_partitions_are_counters_and_turns_are_tracks(out: Path, tmp_path: Path)
 def mistakes(out: Path, sweep: Path) -> Iterator[tuple[tuple[object, ...], str]]:
     run = run_of(out, "static")
     yield ("explain", run, "--request", 10**6), "no request 1000000"
-    yield ("explain", run), "--request ID, or --misses"
     yield ("explain", run, "--misses", "--system", "static"), "--system is for a comparison"
     yield ("explain", run, "--misses", "-o", "f"), "-o is for a comparison"
     yield ("explain", sweep, "--request", 1), "is a comparison"

@@ -256,7 +256,7 @@ def test_a_system_that_serves_some_model_nothing_has_a_mark() -> None:
     view = shown(of, "a", "b")
     lines = comparison.terminal(view, bold=False)
     assert [line.split()[0] for line in lines[-3:-1]] == ["a†", "b"]
-    assert lines[-1] == "† a: 1 of 10 models at 0 % even where load is least"
+    assert lines[-1] == "† a: 1 of 10 models at 0 % at the lowest rate that ran"
     assert str(verdict(of, view, "both")).startswith("a (1 of 10 models at 0 %) keeps 99 % at no rate that ran")
     assert any(line.startswith("a† & ") for line in comparison.narrow(view).latex())
     assert [row["unserved"] for row in comparison.records(view).records()] == ["1 of 10 models at 0 %", ""]

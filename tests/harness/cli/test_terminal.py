@@ -147,9 +147,9 @@ def test_a_pipe_gets_a_line_every_30_s_also_of_a_resumed_stage(
     ("left", "says"),
     [
         (Left(300.0, 100.0, None, 1.0), ", about 90 s left"),  # 10 s later
-        (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left of this round"),
+        (Left(300.0, 100.0, math.inf, 1.0), ", about 90 s left, then rates between those if they decide more"),
         (Left(300.0, 610.0, 1210.0, 1.0), ", about 10 min left, at most 20 min with more seeds"),
-        (Left(300.0, 5.0, None, 0.45), ", about 0 s left; the machine is busy: 45 % of a core a run"),
+        (Left(300.0, 5.0, None, 0.45), ", about 0 s left; other work slows it: 45 % of a core a run"),
         (Left(300.0, None, None, 1.0), ""),  # of a system that no stored run tells of
     ],
 )

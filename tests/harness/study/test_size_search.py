@@ -200,7 +200,7 @@ def test_a_strategy_that_cannot_beat_the_cheapest_is_stopped_and_says_so(tmp_pat
     work = Faked(question(), {("h100", "prism"): (4, 4), ("h100", "static"): (40, 40)}, tmp_path)
     curves = work.answered()
     assert curves["h100", "prism"].fewest(0.99, "each") == 4
-    assert curves["h100", "static"].stopped == "> 4: a cheaper count is found"
+    assert curves["h100", "static"].stopped == "> 4: more cost more than the answer"
     assert max(n for _, system, n in work.asks if system == "static") <= 4
 
 
@@ -262,7 +262,7 @@ def test_every_model_decides_and_pooled_stands_beside() -> None:
 
 def sized(**more: Any) -> Sized:
     curve = Curve("h100", "prism", {2: verdict(2, 0.995, 0.968), 3: verdict(3, 0.9995, 0.998)})
-    other = Curve("h100", "static", {3: verdict(3, 0.9, 0.5)}, "> 3: a cheaper count is found")
+    other = Curve("h100", "static", {3: verdict(3, 0.9, 0.5)}, "> 3: more cost more than the answer")
     lacking = Curve("h100", "elastic", {2: verdict(2, 0, 0, "no placement"), 4: verdict(4, 1.0, 1.0)})
     fields: dict[str, Any] = {
         "asked": question(["prism", "static", "elastic"]),
@@ -289,7 +289,7 @@ def test_the_answer_is_a_sentence_with_what_is_saved_and_what_pooling_hides() ->
     assert told.startswith(
         "rent 3 h100: $216 a day, $6,570 a month; 3 h100 with prism: every model at 99 % of SLOs (m "
     )
-    assert "GPUs of its own for each model are 12: sharing saves 9" in told
+    assert "GPUs of its own for each model would be 12 h100 ($864 a day): sharing saves 9" in told
     assert "2 would do for all requests together, where m meets 96.8 %" in told
     assert told.endswith("elastic needs 4")
     nothing = sized(best=None)
@@ -331,12 +331,12 @@ def test_money_is_of_what_is_held() -> None:
     lines = list(printed(sized()))
     assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
     assert "cold start from host memory: 0.7 s to 2 s a model" in lines
-    assert "more traffic: x 1.5: 4, x 2: > 64 GPUs" in lines
+    assert "more traffic with prism: x 1.5: 4 h100 ($288 a day), x 2: > 64 GPUs" in lines
     rows = {row[1]: row for row in words.table(sized()).rows}
     assert rows["prism"][2:4] == ("3", "2")
     assert rows["prism"][-1] == "SLO missed on 2: m 96.8 %"
     assert rows["elastic"][-1] == "no room on 2: no placement"
-    assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: a cheaper count is found")
+    assert (rows["static"][2], rows["static"][-1]) == ("> 3", "> 3: more cost more than the answer")
     alone = Curve("h100", "contiguous", {12: verdict(12, 0.7, 0.4)})  # it brings its own number of GPUs
     failed = {row[1]: row for row in words.table(sized(curves={("h100", "contiguous"): alone})).rows}
     assert failed["contiguous"][-1] == "SLO missed on 12: m 40.0 %"

@@ -43,7 +43,7 @@ def test_the_largest_count_below_the_answer_is_explained() -> None:
     assert size_why._failing(kept(*ROWS), None) == ROWS[1]
     assert size_why._failing(kept(*ROWS), "static") == ROWS[3]
     assert size_why._failing(kept(*ROWS[:2], ROWS[3], best=None), None) == ROWS[3]  # the nearest, where none holds
-    with pytest.raises(UserError, match="the fewest that were tried: nothing fails to explain"):
+    with pytest.raises(UserError, match="nothing to explain: prism holds on the fewest GPUs"):
         size_why._failing(kept(ROWS[2]), None)
     with pytest.raises(UserError, match=r'no system "qlm" in this answer \(it has: prism, static\)'):
         size_why._failing(kept(*ROWS), "qlm")
@@ -79,7 +79,8 @@ def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
     assert both.cheapest.what == "elastic"
     first, second, *rest = words.why(both)
     fails = "prism on 2 h100 fails: m meets 80.0 % of its SLOs"
-    assert first == f"{fails}; load binds in 67 % of misses, KV binds in 33 % of misses; 3.0 GiB of weights on 2.0 GiB"
+    fails += "; load binds in 67 % of misses, KV binds in 33 % of misses"
+    assert first == f"{fails}; 3.0 GiB of weights and processes on 2.0 GiB"
     cheapest = "the cheapest change that a run confirms: elastic, on the same 2 h100 (m least, 99.5 %)"
     assert second == f"{cheapest}; else 1 GPU more (3 h100, $72 more a day)"
     row = "a 85.0 200 load 67 % 1 of 2 hour 1: 70.0 %, load 67 %"
@@ -115,7 +116,9 @@ def test_without_room_weights_bind_where_they_are_more_than_the_memory() -> None
     unfit = replace(failed(), tried=tried("prism", 2, None, unfit="no placement"))
     assert unfit.first == "weights"
     assert replace(unfit, weights_bytes=1 << 30).first == "KV"
-    assert next(words.why(unfit)).startswith("prism on 2 h100 has no room: weights binds (3.0 GiB of weights on 2.0")
+    assert next(words.why(unfit)).startswith(
+        "prism on 2 h100 has no room: weights binds (3.0 GiB of weights and processes on 2.0"
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +134,7 @@ def test_an_answer_is_explained_by_runs(tmp_path: Path) -> None:
     assert ended.exit_code == 0, ended.output
     lines = ended.output.splitlines()
     assert lines[0].startswith("prism on 1 h100 fails: llama-3.1-8b/")
-    assert "130.2 GiB of weights on" in lines[0]
+    assert "130.2 GiB of weights and processes on" in lines[0]
     assert sum(int(word) for word in lines[-2].split()[:1]) <= size_why.MOST
     assert lines[-1] == f"next: bench report {folder}"
     refused = CliRunner().invoke(main, ["explain", str(folder), "--request", "3"])

@@ -43,9 +43,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
 
 @jit
 def ask_elsewhere(S: int, lane: int) -> None:
-    """Demand time on the GPUs elsewhere where a step attends to KV, and note by how much that attention may be late.
+    """Add a lane's demand on each remote GPU that holds KV of its decode step, with its slack.
 
-    The slack is the time in each layer by which an account's results are back before the last of the step's attention.
+    The slack is how late, in each layer, that GPU's attention may end without delaying the step.
     """
     n = lane_at(S, lane)
     if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:

@@ -43,7 +43,8 @@ def freed(S: int, i: int) -> None:
     if W.blocked > 0 or W.swap:
         for b in range(W.n_batches):
             B = batch_at(S, b)
-            if (B.blocked or B.stalled or B.swapped > 0) and touches(S, b, i):
+            lacks = W.swap and W.piecewise and B.started > 0  # another batch's victims may have to leave first
+            if (B.blocked or B.stalled or B.swapped > 0 or lacks) and touches(S, b, i):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
 

@@ -109,6 +109,7 @@ def test_oracle_notices_a_wrong_wait_or_cap() -> None:
         (14, "                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
         (0, "    q.ttft_compute = q.compute\n", ""),  # all of it is decode
         (0, "                made_first(S, r, t)\n", "                q.first = t\n"),
+        (507, " or lacks)", ")"),  # a prompt sleeps on for which another batch's victim made room
     ]
     assert escaped(WILD, WILD + 30, changes) == []
 
