@@ -56,8 +56,8 @@ def sentence(sized: Sized) -> str:
     if asked.least == asked.most > 1:
         parts.append(f"{gpus} is the least that was tried")
     if (alone := sized.dedicated.get(kind)) is not None and alone > gpus:
-        own = _priced(sized, kind, alone)
-        parts.append(f"GPUs of its own for each model would be {own}: sharing saves {alone - gpus}")
+        apart = _priced(sized, kind, alone)
+        parts.append(f"GPUs of its own for each model would be {apart}: sharing saves {alone - gpus}")
     if (pooled := curve.fewest(asked.target, "pooled")) is not None and pooled < gpus:
         parts.append(f"{pooled} would do for all requests together, where {_share(curve.tried[pooled], 'meets')}")
     return "; ".join(filter(None, (*parts, _next(sized))))

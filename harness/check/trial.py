@@ -96,7 +96,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """Which GPUs are empty and which models are loaded, from a time on."""
+    """The GPUs that are empty and the models that are loaded, from a time on."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
