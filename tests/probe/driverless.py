@@ -1,4 +1,4 @@
-"""What every emulated card of tests has: streams on which all is done already, and the driver's calls on its parts."""
+"""The common parts of emulated cards: streams on which all is done already, and the driver's calls on partitions."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ OFFLINE = "Hardware,Num of Hardware,Framework,Model,Input Output Length,Batch Si
 BATCH = "Nvidia H100 GPU,1,vLLM,mistralai/Mistral-7B-v0.1,64,8,1.5"
 POOLS = "model,tp,kv_blocks,block_tokens,gpu,engine,gpu_memory_utilization,max_num_batched_tokens"
 POOL = "llama-2-7b,1,7463,16,h100-80g,vllm 0.15.1,0.9,2048"
+FOUR = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))  # as LOOP states
 
 
 def file(folder: Path, *lines: str, name: str = "mine.csv") -> Path:
@@ -54,7 +55,7 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
     for name, lines in {"a": (CLOSED, LOOP), "b": (POISSON, STAGE), "c": (OFFLINE, BATCH), "d": (POOLS, POOL)}.items():
         file(tmp_path, *lines, name=f"{name}.csv")
     loop, stage, batch, pool = measured.cases(tmp_path)
-    assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
+    assert loop.setting == FOUR
     assert loop.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008, "e2e": 0.05 + 31 * 0.008})
     assert stage.setting.load == Poisson(((2.0, 20.0), (4.0, 30.0)), 100, 200, 51)
     assert (stage.setting.config.chunk_tokens, stage.setting.config.batch_cap, stage.stage) == (2048, 128, 0)
@@ -193,8 +194,7 @@ def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
 
 def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     """8,192 in chunks beside decodes (vLLM) or before them (SGLang); of old, as many as the longest request."""
-    loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
-    configs = {name: loop._replace(engine=name).config for name in ENGINES}
+    configs = {name: FOUR._replace(model="llama-2-7b", engine=name).config for name in ENGINES}
     assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
         "vllm-0.15": (8192, 16384, 1024),
         "vllm-0.12": (8192, 16384, 1024),
@@ -305,10 +305,10 @@ def test_a_row_that_repeats_has_an_error_without_noise_and_two_spreads(tmp_path:
 
 def test_no_setting_has_the_noise_of_another() -> None:
     """Equal loads on equal machines but for a flag that does nothing: drawn alike, they would err alike."""
-    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
-    first, other = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))], draw=0)
+    both = [case(FOUR), case(FOUR._replace(flags=(("batch_cap", 512),)))]
+    first, other = ours(both, draw=0)
     assert first["tpot"] != other["tpot"]
-    alone, beside = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))])
+    alone, beside = ours(both)
     assert alone == beside
 
 
@@ -324,12 +324,11 @@ def test_tails_are_scored_where_rows_have_them(tmp_path: Path) -> None:
 
 def test_ttft_of_a_closed_loop_on_vllm_is_not_scored() -> None:
     """No source says how its clients begin."""
-    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
-    assert unscored(loop, "ttft") == "start unknown"
-    assert not unscored(loop, "tpot")
-    assert not unscored(loop._replace(engine="sglang-0.5"), "ttft")
-    assert not unscored(loop._replace(load=Closed(4, 512, 32, first=True)), "ttft")
-    assert not unscored(loop._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
+    assert unscored(FOUR, "ttft") == "start unknown"
+    assert not unscored(FOUR, "tpot")
+    assert not unscored(FOUR._replace(engine="sglang-0.5"), "ttft")
+    assert not unscored(FOUR._replace(load=Closed(4, 512, 32, first=True)), "ttft")
+    assert not unscored(FOUR._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
 
 
 def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) -> None:
