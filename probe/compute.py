@@ -16,19 +16,11 @@ import torch
 from probe import driver, kernels, llama, rig
 from probe.worker import Box, Sample, Value, sample
 
-ATTRIBUTES = (
-    "MULTIPROCESSOR_COUNT",
-    "ASYNC_ENGINE_COUNT",
-    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "L2_CACHE_SIZE",
-    "CAN_USE_64_BIT_STREAM_MEM_OPS",
-    "CAN_USE_STREAM_WAIT_VALUE_NOR",
-    "CLOCK_RATE",
-    "MEMORY_CLOCK_RATE",
-    "GLOBAL_MEMORY_BUS_WIDTH",
-    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
-    "CONCURRENT_KERNELS",
-)
+ATTRIBUTES = """
+MULTIPROCESSOR_COUNT ASYNC_ENGINE_COUNT VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED L2_CACHE_SIZE CAN_USE_64_BIT_STREAM_MEM_OPS
+CAN_USE_STREAM_WAIT_VALUE_NOR CLOCK_RATE MEMORY_CLOCK_RATE GLOBAL_MEMORY_BUS_WIDTH MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+CONCURRENT_KERNELS
+""".split()
 SHARES = (96, 64, 48, 32, 16)  # SMs that are measured, beside all
 NEAR = 0.02  # relative error that bf16 results may have
 
@@ -194,23 +186,15 @@ def attention(box: Box) -> Iterator[Sample]:
 
 
 def one_attention(
-    box: Box,
-    kv: llama.Kv,
-    rows: int,
-    ctx: int,
-    ask: int,
-    split: int = 0,
-    stages: int = 7,
-    page: int = 0,
-    block: int = 64,
+    box: Box, kv: llama.Kv, rows: int, ctx: int, ask: int, split: int = 0, stages: int = 7, page: int = 0
 ) -> Iterator[Sample]:
     """Time decode attention at one number of rows and context; layers rotate, so that no KV is read from L2."""
     m = kv.m
-    params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
+    params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, **m.attention, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}
     if not box.todo("attention", **params):
         return
-    p = rig.part(ask)
+    p, block = rig.part(ask), block_of(page)
     a = llama.attend(kv, rows, ctx, p.sms, block, stages, split)
     layers = min(m.layers, rig.rotation(2 * rig.BF16 * rows * ctx * m.token))
     calls = max(layers, 4)
@@ -219,19 +203,23 @@ def one_attention(
     yield sample("attention", taken, "s", p.sms, {**facts, "splits": a.splits}, **params)
 
 
+def block_of(page: int) -> int:
+    """Return the tokens of a block of KV on driver pages of one size; 0: in plain memory."""
+    return 16 if 0 < page < 16 * rig.MIB else 64
+
+
 def paged(box: Box, page: int) -> Iterator[Sample]:
     """Time 64 rows of 2,048 tokens of the 8B on driver pages of one size: smaller pages hold fewer tokens."""
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
-    block = 64 if page >= 16 * rig.MIB else 16
-    tokens = llama.page_tokens(m, page, block)
+    tokens = llama.page_tokens(m, page, block_of(page))
     count = rows * -(-ctx // tokens)
-    if not box.todo("attention", of="8B", B=rows, ctx=ctx, heads=m.heads, kv=m.kv, d=m.d, ask=rig.sms(), splits=0,
-                    stages=7, page=page) or count * page > rig.free_bytes():  # fmt: skip
+    params: dict[str, Value] = {"of": "8B", "B": rows, "ctx": ctx, **m.attention, "ask": rig.sms()}
+    if not box.todo("attention", **params, splits=0, stages=7, page=page) or count * page > rig.free_bytes():
         return
     pages = rig.Pages(count, page).fill()
     try:
         kv = llama.Kv(m, rig.noise(rig.at(pages.base, pages.size), 1.0), tokens, page // rig.BF16)
-        yield from one_attention(box, kv, rows, ctx, rig.sms(), page=page, block=block)
+        yield from one_attention(box, kv, rows, ctx, rig.sms(), page=page)
     finally:
         pages.close()
 
@@ -261,15 +249,7 @@ def prefill(box: Box) -> Iterator[Sample]:
 def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
     """Compute attention of one prompt in one layer."""
     m = model.m
-    params: dict[str, Value] = {
-        "of": m.name,
-        "tokens": tokens,
-        "heads": m.heads,
-        "kv": m.kv,
-        "d": m.d,
-        "ask": ask,
-        "backend": backend,
-    }
+    params: dict[str, Value] = {"of": m.name, "tokens": tokens, **m.attention, "ask": ask, "backend": backend}
     if box.todo("prefill_attention", **params) and box.todo("refused", call="prefill_attention", **params):
         p, f = rig.part(ask), model.prefill(tokens, backend)
         for x in (f.q, f.k, f.v):

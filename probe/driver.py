@@ -130,22 +130,12 @@ def unmap(at: int, size: int) -> None:
     ok(drv.cuMemUnmap(at, size), "cuMemUnmap")
 
 
-def fill(at: int, word: int, words: int, stream: int) -> None:
-    """Fill with a 32-bit word, in a stream's order."""
-    ok(drv.cuMemsetD32Async(at, word, words, stream), "cuMemsetD32Async")
-
-
 # ------------------------------------------------------------------------------------------------- host memory
 
 
 def pin(at: int, size: int) -> None:
     """Lock host memory and let the device reach it."""
     ok(drv.cuMemHostRegister(at, size, 0), "cuMemHostRegister")
-
-
-def unpin(at: int) -> None:
-    """Unlock host memory that `pin` has locked."""
-    ok(drv.cuMemHostUnregister(at), "cuMemHostUnregister")
 
 
 def to_device(dst: int, src: int, size: int, stream: int) -> None:

@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -113,22 +114,19 @@ def prefill(of: str, size: int = 2048, part: str = "", **more: Any) -> Work:
 
 MODELS = ("1B", "3B", "8B")
 GRAPHS: list[Cell] = [(decode(of, size),) for of in MODELS for size in (1, 64)]  # row 0
-TURNS: list[Cell] = list(  # row 1: ratios of a layer's seconds, 2 to 28
+TURNS: list[Cell] = list(  # row 1: decodes beside prompts, at ratios of a layer's seconds of 2 to 28
     product(
         (decode("1B"), decode("3B"), decode("8B"), decode("8B", 64)),
         (prefill("8B"), prefill("8B", 512), prefill("8B", 128), prefill("1B")),
     )
 )
-DECODES: list[Cell] = [  # row 2
+DECODES: list[Cell] = [  # row 2: decodes beside decodes
     *combinations_with_replacement([decode(of, size) for of in MODELS for size in (1, 64)], 2)
 ]
-TIMELINES: list[Cell] = [  # row 3
-    (decode("8B"), prefill("8B")),
-    (decode("1B"), prefill("8B")),
-    (decode("8B"), decode("8B", 64)),
-]
-D1, D3, D8, P8 = decode("1B"), decode("3B"), decode("8B"), prefill("8B")
-SEVERAL: list[Cell] = [  # row 4
+D1, D3, D8, D64 = decode("1B"), decode("3B"), decode("8B"), decode("8B", 64)
+P8, P512 = prefill("8B"), prefill("8B", 512)
+TIMELINES: list[Cell] = [(D8, P8), (D1, P8), (D8, D64)]  # row 3
+SEVERAL: list[Cell] = [  # row 4: three to eight lanes
     (D8, D8, P8),
     (P8, P8, D8),
     (D1, D1, D3, D8),
@@ -138,37 +136,26 @@ SEVERAL: list[Cell] = [  # row 4
     (D1, D3, P8),
     (D1, D1, D3, D3, D8, D8),
 ]
-MIXED: list[Cell] = [  # row 5
+MIXED: list[Cell] = [  # row 5: where a step of prompts and 32 decodes becomes one of prompts
     (Work("mixed", "8B", size), other) for size, other in product((64, 128, 256, 512, 1024), (D8, D1))
 ]
-GAPS: list[Cell] = [  # row 6
+GAPS: list[Cell] = [  # row 6: a lane's host leaves gaps between its steps
     *((D8._replace(gap_ms=gap), other) for gap, other in product((0.2, 0.5, 1.0), (D8, P8))),
     (D8._replace(gap_ms=0.5), D8._replace(gap_ms=0.5)),
     (D1._replace(gap_ms=0.5), P8),
 ]
-D64 = decode("8B", 64)
 SPLITS = ("64", "32", "96", "16")  # SMs of one part; the other is the rest
-P512 = prefill("8B", 512)
-HALF: list[Cell] = [
-    (D8, D8),
-    (D64, D64),
-    (D8, P512),
-    (P512, D8),
-    (P512, P512),
-    (D64, P512),
-    (P512, D64),
-    (D8, Work("spin")),
-    (D8, Work("copy")),
-]
-PARTS: list[Cell] = [  # row 7
+BUSY = Work("spin"), Work("copy")
+PAIRS = (D8, D8), (D64, D64), (D8, P512), (P512, D8), (P512, P512), (D64, P512), (P512, D64)
+PARTITIONS: list[Cell] = [  # row 7: disjoint parts of the SMs, also beside kernels that only wait or copy
     (a._replace(part=n), b._replace(part=f"{n}-"))
     for n, (a, b) in [
-        *product(SPLITS, HALF),
-        *(("64", (act, Work(busy))) for act, busy in product((D64, P512), ("spin", "copy"))),
+        *product(SPLITS, (*PAIRS, *product((D8,), BUSY))),
+        *product(("64",), product((D64, P512), BUSY)),
     ]
 ]
 ON64, ON68 = decode("8B", part="64"), decode("8B", part="64-")
-SHARED: list[Cell] = [  # row 8
+SHARED: list[Cell] = [  # row 8: two lanes on one part, and a third on the other or on all SMs
     (ON64, ON64),
     (ON64, prefill("8B", 512, "64")),
     (ON64, ON68, decode("8B")),
@@ -179,14 +166,7 @@ SHARED: list[Cell] = [  # row 8
 PRIORITIES: list[Cell] = [  # row 9: three levels, 0 the last
     (a._replace(priority=level), b) for level, (a, b) in product((-1, -3, -5), ((D8, P8), (D8, D8)))
 ]
-PROCESSES: list[Cell] = [  # row 10
-    (D1, D1),
-    (D8, D8),
-    (D8, P8),
-    (D1, P8),
-    (D1, D1, D1),
-    (D1, D8, P8),
-]
+PROCESSES: list[Cell] = [(D1, D1), (D8, D8), (D8, P8), (D1, P8), (D1, D1, D1), (D1, D8, P8)]  # row 10
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
@@ -259,16 +239,6 @@ def graphs(box: Box) -> Iterator[Sample]:
                 yield sample("build", on.build(work, twin), "s", work=work.text, twin=twin)
 
 
-def turns(box: Box) -> Iterator[Sample]:
-    """Row 1: decodes beside prompts, over ratios of a layer's seconds."""
-    return duelled("turns", TURNS, box)
-
-
-def decodes(box: Box) -> Iterator[Sample]:
-    """Row 2: decodes beside decodes."""
-    return duelled("decodes", DECODES, box)
-
-
 def timelines(box: Box) -> Iterator[Sample]:
     """Row 3: which kernel ran when; `events` is a list of [lane, index of the kernel's name, begin us, us]."""
     on = device()
@@ -289,44 +259,28 @@ def timelines(box: Box) -> Iterator[Sample]:
         yield sample("timeline", [s for *_, s in events], "s", None, facts, row="timelines", cell=name)
 
 
-def several(box: Box) -> Iterator[Sample]:
-    """Row 4: three to eight lanes."""
-    return duelled("several", SEVERAL, box)
-
-
-def mixed(box: Box) -> Iterator[Sample]:
-    """Row 5: steps of prompts with 32 decodes, beside a decode: where a step becomes one of prompts."""
-    return duelled("mixed", MIXED, box)
-
-
-def gaps(box: Box) -> Iterator[Sample]:
-    """Row 6: lanes whose host leaves gaps between steps."""
-    return duelled("gaps", GAPS, box)
-
-
-def partitions(box: Box) -> Iterator[Sample]:
-    """Row 7: lanes on disjoint parts of the SMs, also beside kernels that only wait or copy; one round."""
-    return duelled("partitions", PARTS, box, 1)
-
-
-def shared(box: Box) -> Iterator[Sample]:
-    """Row 8: two lanes on one part, and a third on the other or on all SMs."""
-    return duelled("shared", SHARED, box, 1)
-
-
-def priorities(box: Box) -> Iterator[Sample]:
-    """Row 9: streams of three priorities beside one without."""
-    return duelled("priorities", PRIORITIES, box, 1)
+# The other rows, each a probe by its name:
+turns = partial(duelled, "turns", TURNS)
+decodes = partial(duelled, "decodes", DECODES)
+several = partial(duelled, "several", SEVERAL)
+mixed = partial(duelled, "mixed", MIXED)
+gaps = partial(duelled, "gaps", GAPS)
+partitions = partial(duelled, "partitions", PARTITIONS, rounds=1)
+shared = partial(duelled, "shared", SHARED, rounds=1)
+priorities = partial(duelled, "priorities", PRIORITIES, rounds=1)
 
 
 # ---------------------------------------------------------------------------------------------------- processes
+
+
+WITHOUT = nullcontext[Mapping[str, str] | None]({})  # processes without MPS have no variables of their own
 
 
 def processes(box: Box) -> Iterator[Sample]:
     """Row 10: one process per lane, without MPS and, if its daemon starts, with it."""
     for way in ("turns", "mps"):
         todo = [cell for cell in PROCESSES if missing(box, "processes", cell, 0, way=way)]
-        with daemon() if way == "mps" else nothing() as env:
+        with daemon() if way == "mps" else WITHOUT as env:
             if env is None:
                 if box.todo("mps", found=False):
                     yield sample("mps", 0, "1", found=False)
@@ -379,12 +333,6 @@ def lane(asked: str) -> None:
 
 
 @contextmanager
-def nothing() -> Iterator[Mapping[str, str] | None]:
-    """Yield no variables, for processes without MPS."""
-    yield {}
-
-
-@contextmanager
 def daemon() -> Iterator[Mapping[str, str] | None]:
     """Start MPS and yield the variables of its clients; None where there is none, or it does not answer."""
     program = shutil.which(MPS) or next((str(p) for at in MPS_PLACES if (p := Path(at, MPS)).is_file()), None)
@@ -397,21 +345,18 @@ def daemon() -> Iterator[Mapping[str, str] | None]:
             Path(path).mkdir()
         ours = {**os.environ, **env}
         running = subprocess.Popen([program, "-f"], env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        def answer(order: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([program], input=order, env=ours, capture_output=True, text=True, check=False)
+
         try:
             end_s = time.monotonic() + MPS_S
             answers = False
             while not answers and running.poll() is None and time.monotonic() < end_s:
-                asked = subprocess.run(
-                    [program],
-                    input="get_default_active_thread_percentage\n",
-                    env=ours,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
+                asked = answer("get_default_active_thread_percentage\n")
                 answers = asked.returncode == 0 and asked.stdout.strip().replace(".", "", 1).isdecimal()
             yield env if answers else None
         finally:
-            subprocess.run([program], input="quit\n", env=ours, capture_output=True, text=True, check=False)
+            answer("quit\n")
             running.kill()
             running.wait()

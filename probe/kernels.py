@@ -13,7 +13,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-NEVER = -1e30  # not -inf: an empty split would give NaN
 UNIT = 128  # bf16 in the 256 bytes that a block table counts in
 
 
@@ -46,7 +45,7 @@ def decode(
     r = tl.arange(0, BS)
     qv = tl.load(q + ((b * HKV + h) * G + g)[:, None] * D + d[None, :], mask=g[:, None] < G, other=0.0)
     tile = r[:, None] * (HKV * D) + h * D + d[None, :]
-    m = tl.full([GP], -1e30, tl.float32)
+    m = tl.full([GP], -1e30, tl.float32)  # not -inf: an empty split would give NaN
     l = tl.zeros([GP], tl.float32)
     sums = tl.zeros([GP, D], tl.float32)
     for j in range(first, last):

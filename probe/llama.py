@@ -40,6 +40,11 @@ class Dims(NamedTuple):
         """KV bytes of a token in all layers."""
         return 2 * rig.BF16 * self.layers * self.token
 
+    @property
+    def attention(self) -> dict[str, int]:
+        """The numbers of attention's heads, as parameters of a sample."""
+        return {"heads": self.heads, "kv": self.kv, "d": self.d}
+
     def gemms(self) -> dict[str, tuple[int, int]]:
         """Return the outputs and inputs of the weights of a layer, and of the head."""
         return {
@@ -288,9 +293,16 @@ class Layers:
             self.project(f"{l}.down", self.act, self.out)
         self.norm(self.out, w["norm"])
 
-    def small(self) -> None:
-        """Run the kernels of a layer that are neither a GEMM nor attention."""
+    def write(self, layer: int) -> None:
+        """Rotate q and K; write K and V to where attention reads them."""
         raise NotImplementedError
+
+    def small(self) -> None:
+        """Run the kernels of a layer that are neither a GEMM nor attention: two norms, `write`, activation."""
+        self.norm(self.out, self.model.w["0.norm1"])
+        self.write(0)
+        self.norm(self.out, self.model.w["0.norm2"])
+        self.activate()
 
 
 class Decode(Layers):
@@ -303,22 +315,16 @@ class Decode(Layers):
         self.slot = a.kv.slots(a.table, self.position, a.block)
         self.logits = torch.empty(self.rows, model.m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
-    def _rope(self, layer: int) -> None:
+    def write(self, layer: int) -> None:
+        """Write to the pages of the sequences."""
         kv = self.a.kv
         self.rope(self.position, self.slot, kv.data, kv.data, layer * kv.layer, kv.v_off)
 
     def attention(self, layer: int) -> Tensor:
         """Write the new token's K and V, then attend to all."""
-        self._rope(layer)
+        self.write(layer)
         self.a.run(layer)
         return self.a.out.view(self.rows, -1)
-
-    def small(self) -> None:
-        """Run two norms, rope and KV write, activation."""
-        self.norm(self.out, self.model.w["0.norm1"])
-        self._rope(0)
-        self.norm(self.out, self.model.w["0.norm2"])
-        self.activate()
 
     def step(self, _: int = 0) -> None:
         """Decode one token a sequence; the next ids take the place of the last ones."""
@@ -349,17 +355,14 @@ class Prefill(Layers):
 
     def attention(self, layer: int) -> Tensor:
         """Run rope, the page write and attention."""
-        del layer
-        self.rope(self.position, self.slot, self.k, self.v, 0, 0)
+        self.write(layer)
         self.rope(self.position, self.slot, self.pages, self.pages, 0, self.rows * self.model.m.token)
         return self.attend()
 
-    def small(self) -> None:
-        """Run two norms, rope and KV write, activation."""
-        self.norm(self.out, self.model.w["0.norm1"])
+    def write(self, layer: int) -> None:
+        """Write to scratch, the same for every layer."""
+        del layer
         self.rope(self.position, self.slot, self.k, self.v, 0, 0)
-        self.norm(self.out, self.model.w["0.norm2"])
-        self.activate()
 
     def step(self, _: int = 0) -> None:
         """Prefill the prompt and compute the logits after it."""
@@ -376,7 +379,7 @@ class Mixed(Prefill):
 
     def attention(self, layer: int) -> Tensor:
         """Attend to the prompt, then to the pages of the sequences."""
-        self.rope(self.position, self.slot, self.k, self.v, 0, 0)
+        self.write(layer)
         prompt = self.attend(self.tokens)
         self.a.q.copy_(self.q[self.tokens :])
         self.a.run(layer)

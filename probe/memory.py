@@ -293,12 +293,8 @@ def evict(box: Box) -> Iterator[Sample]:
     yield sample("same_twice", float(torch.equal(first, logits())), "1")
     if box.todo("save"):
         LOCKED.grow(-(-pages.size // GIB))
-        yield sample(
-            "save",
-            rounds(stream, lambda: download(pages.base, pages.size, stream), 1),
-            "s",
-            facts={"bytes": pages.size},
-        )
+        taken = rounds(stream, lambda: download(pages.base, pages.size, stream), 1)
+        yield sample("save", taken, "s", facts={"bytes": pages.size})
     else:
         download(pages.base, pages.size, stream)
     torch.cuda.synchronize()

@@ -87,12 +87,9 @@ def card() -> str:
 
 def command(step: Step, out: Path, device: str) -> list[str]:
     """Return the words of a step's command on this machine."""
-    here = {"python": sys.executable, "out": str(out), "gpu": "h100" if device == "cpu" else card()}
-    here |= (
-        {"engine": "sim", "sglang": "sim"}
-        if device == "cpu"
-        else {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch"}
-    )
+    here = {"python": sys.executable, "out": str(out), "engine": "sim", "sglang": "sim", "gpu": "h100"}
+    if device != "cpu":
+        here |= {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch", "gpu": card()}
     return [word.format(**here) for word in step.command.split()]
 
 

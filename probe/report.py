@@ -402,33 +402,24 @@ def figures(folder: Path) -> list[Path]:
         return []
     from matplotlib.figure import Figure
 
-    book, out = read(folder), []
+    book, out = read(folder), list[Path]()
 
-    def keep(figure: Figure, name: str) -> None:
-        path = folder / f"{name}.png"
+    def draw(name: str, curves: dict[str, list[tuple[int, float]]], **axes: Any) -> None:
+        if not any(curves.values()):
+            return
+        figure, path = Figure(figsize=(6, 4)), folder / f"{name}.png"
+        ax = figure.subplots()
+        for label, points in curves.items():
+            ax.plot([x for x, _ in points], [y for _, y in points], marker="o", label=label)
+        ax.set(**axes)
+        ax.legend(frameon=False, fontsize="small")
         figure.savefig(path, dpi=150, bbox_inches="tight")
         out.append(path)
 
-    curves = shares(book)
-    if curves:
-        figure = Figure(figsize=(6, 4))
-        ax = figure.subplots()
-        for label, points in curves.items():
-            ax.plot([n for n, _ in points], [y for _, y in points], marker="o", label=label)
-        ax.set(xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
-        ax.legend(frameon=False, fontsize="small")
-        keep(figure, "shares")
-    costs = {
-        what: [(mib, line["seconds"]) for mib in PAGES if (line := book.line(what, size=mib * MIB))] for what in CALLS
-    }
-    if any(costs.values()):
-        figure = Figure(figsize=(6, 4))
-        ax = figure.subplots()
-        for what, series in costs.items():
-            ax.plot([x for x, _ in series], [1e6 * y for _, y in series], marker="o", label=what)
-        ax.set(xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
-        ax.legend(frameon=False, fontsize="small")
-        keep(figure, "vmm")
+    draw("shares", shares(book), xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
+    lines_of = {what: [(mib, book.line(what, size=mib * MIB)) for mib in PAGES] for what in CALLS}
+    costs = {what: [(mib, 1e6 * line["seconds"]) for mib, line in of if line] for what, of in lines_of.items()}
+    draw("vmm", costs, xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
     return out
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,6 @@ from harness.calibrate.tables import Quantity, Table, error
 from harness.engines.costs import kernels, quantities
 from harness.policy.types import Shape, UserError
 from probe import report
-
-Kernel = Callable[..., F8]
 
 LEAST = 8  # rows; fewer cannot determine four numbers
 HELD_SMS = (41, 56)  # partitions that are held out
@@ -39,7 +38,7 @@ def table(folder: Path, kind: str | None = None) -> Table:
 
     Raises UserError where nothing was measured there, or the GPU kind has no committed table to start from.
     """
-    rows = latest(read(folder / RAW))
+    rows = list({row.key: row for row in read(folder / RAW)}.values())  # the last of equal measurements
     if not rows:
         raise UserError(f"{folder} holds no {RAW} with measurements; make gpu writes them")
     host = _host(folder)
@@ -72,33 +71,18 @@ def table(folder: Path, kind: str | None = None) -> Table:
         now = quantities.error({"fit": before}).removeprefix("fit ")
         notes.append(f"{op}: {quantities.error(new)}; the committed table on these rows: {now}")
 
-    add(
-        "gemm",
-        whole_rows(rows, spec, "gemm"),
-        ("launch_s", "fill_s", "hbm_frac", "tiles"),
-        lambda q, r: kernels.gemm_s(q, spec, **r.at),
-        ("m", "n", "k"),
-    )
-    add(
-        "prefill",
-        whole_rows(rows, spec, "prefill_attention"),
-        ("floor_s", "tile_s", "flops_frac", "longest"),
-        lambda q, r: kernels.prefill_s(q, spec, **r.at),
-        ("tokens", "n x heads", "heads a KV head"),
-    )
-    add(
-        "decode",
-        whole_rows(rows, spec, "attention"),
-        ("floor_s", "kv_head_s", "hbm_frac", "tail_s"),
-        lambda q, r: kernels.decode_s({"gqa": q, "mha": q}, spec, **r.at),
-        ("ctx", "B x kv"),
-    )
+    for op, names, at in (
+        ("gemm", "launch_s fill_s hbm_frac tiles", ("m", "n", "k")),
+        ("prefill", "floor_s tile_s flops_frac longest", ("tokens", "n x heads", "heads a KV head")),
+        ("decode", "floor_s kv_head_s hbm_frac tail_s", ("ctx", "B x kv")),
+    ):
+        add(op, whole_rows(rows, spec, PROBED[op]), names.split(), partial(_whole_s, op, spec), at)
     add("small", small_rows(rows), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
     if "gemm" in out:
         rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
         out["gemm"]["best_flops_frac"] = quantities.sig(rate / spec.flops)
-    partial, speeds = share_rows(rows, {**base, **out}, spec)
-    add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.at["i"]], ())
+    on_parts, speeds = share_rows(rows, {**base, **out}, spec)
+    add("share", on_parts, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.at["i"]], ())
     if (lanes := rounds.table(report.read(folder), spec.hbm, origin, base["co_run"])) is not None:
         out["co_run"], note = lanes
         notes.append(note)
@@ -109,11 +93,6 @@ def table(folder: Path, kind: str | None = None) -> Table:
 
 
 # ------------------------------------------------------------------------------------------------ measured rows
-
-
-def latest(rows: Sequence[Measurement]) -> list[Measurement]:
-    """Return the last of equal measurements."""
-    return list({row.key: row for row in rows}.values())
 
 
 def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str) -> Rows:
@@ -148,20 +127,15 @@ def share_rows(
 
     The function takes the numbers of the quantity `share`. Partitions of about 48 SMs are held out.
     """
-    probed: tuple[tuple[str, Kernel, str], ...] = (
-        ("gemm", kernels.gemm_s, "gemm"),
-        ("decode", kernels.decode_s, "attention"),
-        ("prefill", kernels.prefill_s, "prefill_attention"),
-    )
     speed, sms, parts = [], [], []
-    for op, kernel_s, what in probed:
+    for op, what in PROBED.items():
         some = _plain(rows, what)
         whole = {_without_ask(row): row.seconds for row in some if row.facts["sms"] >= spec.sms}
         on = [row for row in some if row.facts["sms"] < spec.sms and _without_ask(row) in whole]
         if not on:
             continue
         here = np.array([row.facts["sms"] for row in on], np.float64)
-        parts.append((q[op], kernel_s, _features(what, on), here / spec.sms))
+        parts.append((q[op], KERNELS[op], _features(what, on), here / spec.sms))
         speed.append(np.array([whole[_without_ask(row)] for row in on]) / seconds(on))
         sms.append(here)
 
@@ -174,6 +148,12 @@ def share_rows(
     return Rows({"i": np.arange(len(y))}, y, {"about 48 SMs": (n >= HELD_SMS[0]) & (n <= HELD_SMS[1])}), predicted
 
 
+PROBED = {"gemm": "gemm", "decode": "attention", "prefill": "prefill_attention"}  # a kernel's measurements
+KERNELS: dict[str, Callable[..., F8]] = {
+    "gemm": kernels.gemm_s,
+    "decode": kernels.decode_s,
+    "prefill": kernels.prefill_s,
+}
 PLAIN: dict[str, dict[str, Any]] = {  # as an engine would run them, without the variants that a probe tries
     "gemm": {"target": 0},
     "attention": {"splits": 0, "stages": 7, "page": 0},
@@ -207,14 +187,13 @@ def _without_ask(row: Measurement) -> str:
     return json.dumps({k: v for k, v in row.at.items() if k != "ask"}, sort_keys=True)
 
 
+def _whole_s(op: str, spec: quantities.GpuSpec, q: Quantity, rows: Rows) -> F8:
+    return KERNELS[op]({"gqa": q, "mha": q} if op == "decode" else q, spec, **rows.at)
+
+
 def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
-    shapes = list(SHAPES.values())
-    return np.array(
-        [
-            float(kernels.small_s(q, spec, shapes[of], 1, np.array(m)))
-            for m, of in zip(rows.at["m"], rows.at["of"], strict=True)
-        ]
-    )
+    shapes, pairs = list(SHAPES.values()), zip(rows.at["m"], rows.at["of"], strict=True)
+    return np.array([float(kernels.small_s(q, spec, shapes[of], 1, np.array(m))) for m, of in pairs])
 
 
 def _copies(rows: Sequence[Measurement], spec: quantities.GpuSpec) -> list[str]:

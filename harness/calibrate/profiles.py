@@ -31,14 +31,7 @@ FOLDERS = {
 }
 AIC = "AIConfigurator 095f58a ({}), {} {}, Apache-2.0"
 AIC_NEW = "AIConfigurator, PyPI aisimulate 0.13.0.dev202610270000000085 ({}), {} {}, Apache-2.0"
-VERSION = {
-    "a100-80g": "0.14.0",
-    "h100": "0.24.0",
-    "h200": "0.24.0",
-    "l40s": "0.24.0",
-    "b200": "0.25.0",
-    "rtx-pro-6000": "0.24.0",
-}
+VERSION = dict.fromkeys(FOLDERS, "0.24.0") | {"a100-80g": "0.14.0", "b200": "0.25.0"}
 VERSION_FORMATS = VERSION | {"h100": "0.25.0", "h200": "0.25.0"}
 ATTENTION = {"b200": "flashinfer"}  # a word in the names of attention's kernels; for other kinds: flash_attn
 HELD_HEADS = ((24, 8), (40, 8))
@@ -126,9 +119,8 @@ def decode(kind: str) -> Rows:
     B, heads, kv, dim, step = (_column(d, c) for c in names)
     ctx = step + 1
     y, keep = within(kind, 1e-3 * _column(d, "latency"), 4 * B * ctx * kv * dim, 4 * B * ctx * heads * dim)
-    return Rows({"B": B, "ctx": ctx, "heads": heads, "kv": kv, "d": dim}, y, _held_out(heads, kv, "step", ctx)).pick(
-        keep
-    )
+    at = {"B": B, "ctx": ctx, "heads": heads, "kv": kv, "d": dim}
+    return Rows(at, y, _held_out(heads, kv, "step", ctx)).pick(keep)
 
 
 def prefill(kind: str) -> Rows:

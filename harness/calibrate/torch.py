@@ -203,15 +203,10 @@ def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, 
     """Describe cores in the words of a GPU's specification."""
     links: dict[str, Any] = link_gbps(rows, models, wide)
     gbps = rates(Config((), **links), CPU)
-    limited = "to which the engine holds its copies"
+    by_name = {"h2d": "h2d", "d2h": "d2h", "nvlink": "peer", "net": "peer", "disk": "disk"}
     return {
-        "h2d": (1e9 * gbps["h2d"], limited),
-        "d2h": (1e9 * gbps["d2h"], limited),
-        "nvlink": (1e9 * gbps["peer"], limited),
-        "net": (1e9 * gbps["peer"], limited),
-        "disk": (1e9 * gbps["disk"], limited),
-        "flops": (NEVER, steps.NOTHING),
-        "hbm": (NEVER, steps.NOTHING),
+        **{name: (1e9 * gbps[link], "to which the engine holds its copies") for name, link in by_name.items()},
+        **dict.fromkeys(("flops", "hbm"), (NEVER, steps.NOTHING)),
         "mem_bytes": (64 * GIB, "a bound: `pool_bytes` is what a run gives a device"),
         "host_bytes": (CPU.host_bytes, "KV in the host's memory"),
         "sms": (CPU.sms, "parts of a core, as many as an H100 has"),

@@ -39,6 +39,7 @@ ROW_TEXT = {"decode1": "decode, 1 sequence", "decode64": "decode, 64 sequences",
 MODES = {"plain": "both on all SMs", "split": "on 64 and 68 SMs"}
 PARTS = (64, 68)  # SMs of the probe's split: the victim's, and the other's
 PROMPTS, OUTPUT = 60, 3000
+POOL = 100 * GIB  # bytes for weights and KV
 BEGIN_S, WINDOW_S, END_S = 6.0, (6.2, 7.5), 60.0  # prefills begin once all decode; units count in the window
 VICTIM, OTHER = (Batch(Inst(name, (0,))) for name in ("victim", "other"))
 
@@ -69,17 +70,9 @@ def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None
     """Return the simulated seconds of a unit of each, side by side; the act "" sends nothing, and its unit is NaN."""
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(
-        served,
-        gpu=gpu,
-        table=table,
-        host=HOST,
-        pool_bytes=100 * GIB,
-        watermark=0.0,
-        token_times=True,
-        prefill_tokens=PROMPT,
+        served, gpu=gpu, table=table, host=HOST, pool_bytes=POOL, watermark=0.0, token_times=True, prefill_tokens=PROMPT
     )
-    rows = [row for k, act in enumerate((victim, other)) for row in _requests(k, act)]
-    rows.sort()
+    rows = sorted(row for k, act in enumerate((victim, other)) for row in _requests(k, act))
     model, prompt, output = (np.array(column, np.int32) for column in list(zip(*rows, strict=True))[1:])
     none = np.full(len(rows), math.inf)
     jobs = Jobs(("victim", "other"), np.array([row[0] for row in rows]), model, prompt, output, none, none)
@@ -188,15 +181,7 @@ def compare(folder: Path, table: str | None) -> Comparison:
         f" `make gpu`; simulated with {with_ or 'the committed table'}."
     )
     rows: list[tuple[str, ...]] = [("SMs", "unit", "beside", "measured", "simulated", "the other", "simulated")]
-    rows += [
-        (
-            MODES[p.mode],
-            *(ROW_TEXT[act] for act in p.acts),
-            f"{p.measured[0]:.2f}",
-            f"{p.simulated[0]:.2f}",
-            f"{p.measured[1]:.2f}",
-            f"{p.simulated[1]:.2f}",
-        )
-        for p in every
-    ]
+    for p in every:
+        slow = (f"{x:.2f}" for lane in zip(p.measured, p.simulated, strict=True) for x in lane)
+        rows.append((MODES[p.mode], *(ROW_TEXT[act] for act in p.acts), *slow))
     return Comparison(f"Two models at once on one {gpu.upper()}", answer, how, rows)

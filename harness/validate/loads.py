@@ -65,7 +65,8 @@ class Closed(NamedTuple):
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
-        jobs = _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
+        after = np.maximum(after, -1).astype(np.int32)
+        jobs = _alike(arrival_s, self.prompt, self.output, after=after, think_s=np.zeros(n))
         if self.least == 1.0:
             return jobs
         rng = np.random.default_rng(SEED_OF_LENGTHS)
@@ -93,20 +94,9 @@ class Batch(NamedTuple):
         return f"batch {self.size}, {self.prompt}+{self.output}"
 
 
-def _alike(arrival_s: NDArray[np.float64], prompt: int, output: int, *, after: NDArray[np.int32] | None = None) -> Jobs:
-    n = len(arrival_s)
-    each, never = np.ones(n, np.int32), np.full(n, np.inf)
-    return Jobs(
-        ("model",),
-        arrival_s,
-        0 * each,
-        prompt * each,
-        output * each,
-        never,
-        never,
-        after=after,
-        think_s=None if after is None else np.zeros(n),
-    )
+def _alike(arrival_s: NDArray[np.float64], prompt: int, output: int, **more: Any) -> Jobs:
+    each, never = np.ones(len(arrival_s), np.int32), np.full(len(arrival_s), np.inf)
+    return Jobs(("model",), arrival_s, 0 * each, prompt * each, output * each, never, never, **more)
 
 
 Load = Poisson | Closed | Batch
@@ -140,14 +130,8 @@ class Setting(NamedTuple):
         """The machine's configuration: the engine's usual settings, replaced by `flags`."""
         usual = servers.settings(self.engine, quantities.gpu(self.gpu), self.tp, lambda: self.shape.max_tokens)
         flags = {**usual._asdict(), **dict(self.flags)}
-        return Config(
-            (Served("model", self.shape, self.tp),),
-            gpu=self.gpu,
-            gpus=self.tp,
-            host=self.engine,
-            block_tokens=BLOCK_TOKENS,
-            **flags,
-        )
+        served = (Served("model", self.shape, self.tp),)
+        return Config(served, gpu=self.gpu, gpus=self.tp, host=self.engine, block_tokens=BLOCK_TOKENS, **flags)
 
     @property
     def kv_blocks(self) -> int:

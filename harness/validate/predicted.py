@@ -28,7 +28,7 @@ from harness.run.spec import Spec, another
 from harness.run.sweep import sweep, tasks
 from harness.run.teller import Teller
 from harness.study.bases import TUNING_SEEDS, ahead, slo_target
-from harness.validate.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
+from harness.validate.ranks import KEYS, LATENCIES, SERVERS, SIMULATOR
 
 # Systems that servers which are started and stopped can run (bench list --matrix).
 SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
@@ -211,20 +211,12 @@ def slo_rule(plan: Plan) -> str:
 
 
 def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float], attainment: str) -> pd.DataFrame:
-    wanted = {attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)}
-    rows = table[(table["over"] == "pooled") & table["definition"].isin(wanted) & table["skipped"].isna()]
+    wanted = table["definition"].isin({attainment, *LATENCIES})
+    rows = table[(table["over"] == "pooled") & wanted & table["skipped"].isna()]
     load = [f"{count} models, {100 * shares[rate]:.0f} %" for rate in rows["rate_scale"]]
-    return pd.DataFrame(
-        {
-            "condition": load,
-            "label": rows["label"].astype(str),
-            "seed": rows["seed"],
-            "side": side,
-            "measure": rows["definition"].astype(str),
-            "value": rows["value"],
-            "invalid": rows["invalid"].notna(),
-        }
-    )
+    words = {"label": rows["label"].astype(str), "measure": rows["definition"].astype(str)}
+    lines = rows.assign(condition=load, side=side, invalid=rows["invalid"].notna(), **words)
+    return lines[[*KEYS, "side", "measure", "value", "invalid"]]
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
@@ -232,5 +224,4 @@ def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
         for label, group in rows.groupby(table["label"].astype(str), sort=False):
-            if len(group):
-                yield f"{label} {says} {side}: {group[column].astype(str).iloc[0]} ({len(group)} runs)"
+            yield f"{label} {says} {side}: {group[column].astype(str).iloc[0]} ({len(group)} runs)"

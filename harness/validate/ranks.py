@@ -9,6 +9,7 @@ and the 95 % interval of the paired difference in attainment has no 0. Runs that
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -24,8 +25,7 @@ from harness.rows.statistics import paired
 REPEATS = 5
 FAR = 0.10  # a predicted difference of attainment counts as large from here on
 PAIRS = 8  # pairs that the servers must tell apart, at least
-QUANTILES = (50, 95, 99)
-METRICS = ("ttft", "tpot")
+LATENCIES = {f"{m}_p{q}_s": (m, q) for m in ("ttft", "tpot") for q in (50, 95, 99)}  # metric, quantile by measure
 AIMS = {50: 0.10, 95: 0.20}  # aims for the error of each quantile
 ATTAINED, SHARE_ATTAINED = 0.05, 0.9  # aims for the error of attainment, and the share of cells that keep it
 SERVERS, SIMULATOR = "servers", "sim"
@@ -121,7 +121,7 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
     A quantile that is infinite on either side, because too many requests never end, has no error.
     """
     kept, scored = valid(frame), list[Cell]()
-    for measure in (attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)):
+    for measure in (attainment, *LATENCIES):
         for (condition, label), group in kept[kept["measure"] == measure].groupby(["condition", "label"], sort=False):
             theirs, ours = group[SERVERS].to_numpy(np.float64), group[SIMULATOR].to_numpy(np.float64)
             spread = error = math.nan
@@ -140,25 +140,17 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
 
 def summary(compared: Sequence[Pair]) -> list[str]:
     """Say how many pairs the simulator ranks as the servers do, and whether the pairs are enough to judge by."""
-    told = [pair for pair in compared if pair.verdict in {"alike", "wrong", "no difference"}]
-    counts = {
-        verdict: sum(pair.verdict == verdict for pair in compared) for verdict in ("alike", "wrong", "no difference")
-    }
-    far = sum(pair.far for pair in told)
+    counts = Counter(pair.verdict for pair in compared)
+    apart = [pair for pair in compared if pair.verdict in {"alike", "wrong", "no difference"}]
+    far = sum(pair.far for pair in apart)
     ranks = f"ranks {counts['alike']} alike, {counts['wrong']} wrongly, sees no difference in {counts['no difference']}"
-    lines = [f"{len(told)} of {len(compared)} pairs are told apart by the servers: the simulator {ranks}"]
-    few = sum(pair.verdict == "too few" for pair in compared)
-    if few:
+    lines = [f"{len(apart)} of {len(compared)} pairs are told apart by the servers: the simulator {ranks}"]
+    if few := counts["too few"]:
         lines.append(f"{few} pairs have fewer than {REPEATS} valid repeats, and count for nothing")
-    enough = len(told) >= PAIRS and 2 * far >= len(told)
-    lines.append(
-        f"{far} of these {len(told)} were predicted to differ by {100 * FAR:.0f} points or more: "
-        + (
-            "enough to judge by"
-            if enough
-            else f"too few to judge by (at least {PAIRS} pairs, half of them so far apart)"
-        )
-    )
+    enough = "enough to judge by"
+    if len(apart) < PAIRS or 2 * far < len(apart):
+        enough = f"too few to judge by (at least {PAIRS} pairs, half of them so far apart)"
+    lines.append(f"{far} of these {len(apart)} were predicted to differ by {100 * FAR:.0f} points or more: {enough}")
     return lines
 
 
@@ -167,19 +159,8 @@ def pair_rows(compared: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
     yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
     for pair in sorted(compared, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
-        yield (
-            pair.condition,
-            pair.first,
-            pair.second,
-            f"{pair.servers.n}{invalid}",
-            _points(pair.servers),
-            _points(pair.simulator),
-            pair.verdict,
-        )
-
-
-def _points(difference: Estimate) -> str:
-    return difference.times(100).text(POINTS)
+        points = (difference.times(100).text(POINTS) for difference in (pair.servers, pair.simulator))
+        yield pair.condition, pair.first, pair.second, f"{pair.servers.n}{invalid}", *points, pair.verdict
 
 
 def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
@@ -187,21 +168,14 @@ def cell_rows(scored: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ..
 
     Beside each error stands the servers' own spread.
     """
-    columns = [f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES]
-    heads = (f"{metric.upper()} P{q} %" for metric in METRICS for q in QUANTILES)
+    heads = (f"{metric.upper()} P{q} %" for metric, q in LATENCIES.values())
     yield "condition", "system", "repeats", "servers", "simulator", "off", *heads
     by = {(cell.condition, cell.label, cell.measure): cell for cell in scored}
     for cell in (cell for cell in scored if cell.measure == attainment):
-        others = [by.get((cell.condition, cell.label, name)) for name in columns]
-        yield (
-            cell.condition,
-            cell.label,
-            str(cell.n),
-            f"{100 * cell.servers:.1f}",
-            f"{100 * cell.simulator:.1f}",
-            f"{100 * cell.error:+.1f} (±{100 * cell.spread:.1f})",
-            *map(_error, others),
-        )
+        others = [by.get((cell.condition, cell.label, name)) for name in LATENCIES]
+        off = f"{100 * cell.error:+.1f} (±{100 * cell.spread:.1f})"
+        both = f"{100 * cell.servers:.1f}", f"{100 * cell.simulator:.1f}"
+        yield cell.condition, cell.label, str(cell.n), *both, off, *map(_error, others)
 
 
 def _error(cell: Cell | None) -> str:
@@ -217,18 +191,13 @@ def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> l
     of most cells are not, windows are too short.
     """
     lines = []
-    for measure, bound, words in (
-        (attainment, ATTAINED, "attainment"),
-        *((f"{m}_p{q}_s", AIMS[q], f"P{q} of {m.upper()}") for m in METRICS for q in AIMS),
-    ):
+    for measure, bound in _bounds(attainment).items():
         cells_of = [c for c in scored if c.measure == measure and not math.isnan(c.error)]
         sure = [c for c in cells_of if c.n > 1 and c.spread * float(t.ppf(0.975, c.n - 1)) / math.sqrt(c.n) <= bound]
         met = sum(abs(c.error) <= bound for c in sure)
         unit = f"{100 * bound:.0f} {'points' if measure == attainment else '%'}"
-        text = (
-            f"{words}: {met} of {len(sure)} cells within {unit}; {len(cells_of) - len(sure)} of {len(cells_of)} cells "
-        )
-        text += "have a wider interval of their own and count for nothing"
+        text = f"{_what(measure)}: {met} of {len(sure)} cells within {unit}; {len(cells_of) - len(sure)} of"
+        text += f" {len(cells_of)} cells have a wider interval of their own and count for nothing"
         if 2 * len(sure) < len(cells_of):
             text += " (more than half: lengthen --window-s)"
         if judged and sure:
@@ -238,32 +207,37 @@ def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> l
     return lines if judged else [*lines, "no aim is judged in this tier (--full judges them)"]
 
 
+def _bounds(attainment: str) -> dict[str, float]:
+    """Return the aim for the error of each measure that has one."""
+    return {attainment: ATTAINED} | {measure: AIMS[q] for measure, (_, q) in LATENCIES.items() if q in AIMS}
+
+
+def _what(measure: str) -> str:
+    """Return a measure in words."""
+    metric, q = LATENCIES.get(measure, ("", 0))
+    return f"P{q} of {metric.upper()}" if metric else "attainment"
+
+
 def misses(scored: Sequence[Cell], attainment: str) -> list[Cell]:
     """Return the cells whose error exceeds their aim's bound, the largest multiple of the bound first."""
-    bounds = {attainment: ATTAINED} | {f"{m}_p{q}_s": AIMS[q] for m in METRICS for q in AIMS}
+    bounds = _bounds(attainment)
     beyond = [c for c in scored if c.measure in bounds and abs(c.error) > bounds[c.measure]]
     return sorted(beyond, key=lambda c: -abs(c.error) / bounds[c.measure])
 
 
 def miss(cell: Cell, attainment: str) -> str:
     """Say by how much a cell is off, in a line."""
-    if cell.measure == attainment:
-        off, what = f"{100 * cell.error:+.1f} points", "attainment"
-    else:
-        metric, q, _ = cell.measure.split("_")
-        off, what = f"{100 * cell.error:+.0f} %", f"{q.upper()} of {metric.upper()}"
-    return f"{cell.label}, {cell.condition}: {what} {off} (±{100 * cell.spread:.0f})"
+    off = f"{100 * cell.error:+.1f} points" if cell.measure == attainment else f"{100 * cell.error:+.0f} %"
+    return f"{cell.label}, {cell.condition}: {_what(cell.measure)} {off} (±{100 * cell.spread:.0f})"
 
 
 def aims(scored: Sequence[Cell]) -> list[str]:
     """Say how many cells are within the aim of each quantile, and the median error."""
     lines = []
-    for metric in METRICS:
-        for q in QUANTILES:
-            off = np.abs([c.error for c in scored if c.measure == f"{metric}_p{q}_s" and not math.isnan(c.error)])
-            if not len(off):
-                continue
+    for measure, (_, q) in LATENCIES.items():
+        off = np.abs([c.error for c in scored if c.measure == measure and not math.isnan(c.error)])
+        if len(off):
             aim = AIMS.get(q)
             within = "no aim" if aim is None else f"{int((off <= aim).sum())} of {len(off)} within {100 * aim:.0f} %"
-            lines.append(f"P{q} of {metric.upper()}: error {100 * np.median(off):.0f} % in the median cell; {within}")
+            lines.append(f"{_what(measure)}: error {100 * np.median(off):.0f} % in the median cell; {within}")
     return lines

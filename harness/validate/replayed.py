@@ -33,18 +33,13 @@ def replayed(
     the committed quantum of a turn.
     """
     config = config if host is None else replace(config, noise=0.0)
-    priced = _priced(config, host, quantum_s)
+    priced = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
+    priced = priced._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
     make: Any = system.find(name)
     options = make(cluster(config, priced=priced), **(fields or {})).options
     engine = find("sim")(config, options, priced)
     replay(make(engine.cluster, **(fields or {})), engine, jobs)
     return requests.rows(pa.Table.from_batches(engine.rows()))
-
-
-def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: float | None) -> Machine:
-    """Return the machine of a config, with another host profile and quantum if they are given."""
-    priced = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
-    return priced._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
 
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs

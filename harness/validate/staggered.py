@@ -42,20 +42,6 @@ from harness.validate.replayed import replayed
 from workloads.models import shape
 from workloads.ramps import ramps
 
-COLUMNS = (
-    "set",
-    "peak",
-    "prompt",
-    "completion",
-    "inst",
-    "completed",
-    "out_tokens",
-    "mean_ttft_ms",
-    "median_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "mean_e2el_ms",
-)
 SYSTEMS = {"baseline": "static", "kvcached": "elastic"}  # keyed by the end of `set`
 FIELDS: Mapping[str, Mapping[str, Any]] = {"static": {"size": "equal"}, "elastic": {}}
 METRICS = {
@@ -65,6 +51,7 @@ METRICS = {
     "mean_tpot_s": "mean_tpot_ms",
     "mean_e2e_s": "mean_e2el_ms",
 }
+COLUMNS = (*"set peak prompt completion inst completed out_tokens".split(), *METRICS.values())
 SCORED = {"mean_ttft_s": "TTFT", "mean_tpot_s": "TPOT", "mean_e2e_s": "E2E"}
 KEYS = ["system", "peak", "instance"]  # these identify a row
 GPU, HOST, SHARE = "mi300x", "vllm-0.14", 0.90
@@ -180,12 +167,8 @@ def _row(row: CsvRow) -> dict[str, Any]:
         raise row.bad("out_tokens", "1 to `completion` for each of `completed`")
     keys = SYSTEMS[end], row.count("peak"), row.count("inst")
     seconds = {ours_: row.number(theirs) / 1e3 for ours_, theirs in METRICS.items()}
-    return {
-        **dict(zip(KEYS, keys, strict=True)),
-        **seconds,
-        "requests": row.count("completed"),
-        "output_tokens": tokens,
-    }
+    counts = {"requests": row.count("completed"), "output_tokens": tokens}
+    return {**dict(zip(KEYS, keys, strict=True)), **seconds, **counts}
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
@@ -248,15 +231,8 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
         }
     )
     by = each.groupby("instance")
-    return pd.DataFrame(
-        {
-            "mean_ttft_s": by["ttft_s"].mean(),
-            "median_ttft_s": by["ttft_s"].median(),
-            "p99_ttft_s": by["ttft_s"].quantile(0.99),
-            "mean_tpot_s": by["tpot_s"].mean(),
-            "mean_e2e_s": by["e2e_s"].mean(),
-        }
-    ).reset_index()
+    ttft_s, means_s = by["ttft_s"], by[["ttft_s", "tpot_s", "e2e_s"]].mean().add_prefix("mean_")
+    return means_s.assign(median_ttft_s=ttft_s.median(), p99_ttft_s=ttft_s.quantile(0.99)).reset_index()
 
 
 def process(run: Measured) -> Held:
@@ -326,22 +302,23 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
 # ------------------------------------------------------------------ aims
 
 
+def _at(frame: pd.DataFrame, who: str, name: str, peak: int) -> pd.DataFrame:
+    return frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
+
+
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
     """Return the mean TTFT over all instances, which get about equally many requests, in s."""
-    rows = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
-    return float(rows["mean_ttft_s"].mean())
+    return float(_at(frame, who, name, peak)["mean_ttft_s"].mean())
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
     """Return the mean TPOT of each instance, in their order, in s."""
-    rows = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
-    return rows.sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
+    return _at(frame, who, name, peak).sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
 def congested(frame: pd.DataFrame, who: str, peak: int) -> int:
     """Count the instances of the static split with a median TTFT above a second."""
-    rows = frame[(frame["who"] == who) & (frame["system"] == "static") & (frame["peak"] == peak)]
-    return int((rows["median_ttft_s"] > LOW_S).sum())
+    return int((_at(frame, who, "static", peak)["median_ttft_s"] > LOW_S).sum())
 
 
 def knee(frame: pd.DataFrame, who: str) -> int | None:
@@ -374,13 +351,12 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
             f"[{min(low, high):.{digits}f} - {max(low, high):.{digits}f}], fluid {fluid:.{digits}f}"
         )
 
+    last = list[str]()
     if any(name == "elastic" for name, _ in there):
         knees = (knee(frame, who) or "none" for who in ("measured", "ours"))
-        last = "elastic knee: measured {}, ours {}: no aim".format(*knees)
-    else:
-        last = ""
+        last = ["elastic knee: measured {}, ours {}: no aim".format(*knees)]
     if not load.fitted:
-        return [*lines, *(f"{compared(*cell)}: no aim" for cell in there), *filter(None, [last])]
+        return [*lines, *(f"{compared(*cell)}: no aim" for cell in there), *last]
     missed = 0
     for peak in AIM_PEAKS:
         if ("static", peak) in there:
@@ -401,7 +377,7 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
             each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
             times_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in times)}" for who, times in each.items())
             lines.append(f"{name} TPOT at peak {peak}, by instance: {times_ms} ms: no aim")
-    lines += filter(None, [last])
+    lines += last
     if missed:
         lines.append(
             "not modelled here: a static instance that lacks memory takes longer a token than its batch explains, also"

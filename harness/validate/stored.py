@@ -83,18 +83,8 @@ def compare(folder: Path, table: str, rule: str, tell: Callable[[int, int], None
         f" window of {' or '.join(spans)} s, one run each; SLO: TTFT {slo.ttft_s:g} s, TPOT {1e3 * slo.tpot_s:g} ms;"
         f" fidelity {about['fidelity']}. Measured on {on}. Simulated with {table}{host}."
     )
-    rows = [
-        (
-            "system",
-            *("rate", "window, s") * loads,
-            "requests",
-            "SLO met, %",
-            "TTFT P50, ms",
-            "P95",
-            "TPOT P50, ms",
-            "P95",
-        )
-    ]
+    latencies = "TTFT P50, ms", "P95", "TPOT P50, ms", "P95"
+    rows = [("system", *("rate", "window, s") * loads, "requests", "SLO met, %", *latencies)]
     for p in every:
         a, b = p.measured, p.simulated
         times = zip((*a.ttft_ms, *a.tpot_ms), (*b.ttft_ms, *b.tpot_ms), strict=True)

@@ -31,25 +31,12 @@ def plan(engine: str, table: str, *, full: bool) -> Plan:
         raise UserError(f"{table} is no table of devices; bench calibrate torch writes one")
     shape = next(iter(measured.steps))
     tier = Plan(
-        engine,
-        table,
-        shape,
-        EIGHT,
-        (4,),
-        SHARES,
-        5,
-        20.0,
-        AGAIN,
-        gpus=2,
-        memory=MEMORY,
-        drain_s=20.0,
-        way="host",
-        judged=False,
+        engine, table, shape, EIGHT, (4,), SHARES, 5, 20.0, AGAIN, gpus=2, memory=MEMORY, drain_s=20.0, way="host"
     )
     if not full:
-        return tier
+        return tier._replace(judged=False)
     systems = tuple(name for name in system.names() if name != "unshared")
-    return tier._replace(systems=systems, counts=(4, 8), window_s=60.0, drain_s=30.0, judged=True)
+    return tier._replace(systems=systems, counts=(4, 8), window_s=60.0, drain_s=30.0)
 
 
 def runnable(tier: Plan) -> tuple[Plan, list[str]]:

@@ -102,17 +102,7 @@ def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Seque
     longest = sum(EACH // config.gpus * base.served * kv_bytes for _, kv_bytes in served)
     heaviest = sorted(w for w, _ in served)[-(len(served) // config.gpus) :]  # a device's share of the models
     pool_bytes = math.ceil((sum(heaviest) + longest) / PAGE) * PAGE
-    settings = (
-        "gpus",
-        "node_gpus",
-        "block_tokens",
-        "batch_cap",
-        "chunk_tokens",
-        "prefill_tokens",
-        "watermark",
-        "seed",
-        "start_s",
-    )
+    settings = "gpus node_gpus block_tokens batch_cap chunk_tokens prefill_tokens watermark seed start_s".split()
     columns = {name: getattr(jobs, name) for name in (*COUNTS, "arrival_s", "ttft_slo_s", "tpot_slo_s")}
     return Workload(
         stage,
@@ -259,16 +249,10 @@ def judged(folder: Path, table: str | None, rule: str | None) -> tuple[Path, str
     """
     at, notes = runs(folder)
     tables = sorted(folder.glob("torch-*.toml"))
-    ttft_s, tpot_s = _slo(folder)
-    by = table or (str(tables[0]) if tables else None)
-    return at, by, rule or f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", notes
-
-
-def _slo(folder: Path) -> tuple[float, float]:
-    """Return the limits, TTFT and TPOT, of a folder's kind of device."""
     device = next(line["device"] for line in lines(folder / JOURNAL) if "device" in line)
     ttft_s, tpot_s = workloads(folder / REQUESTS, device)[0].models[0][1]
-    return ttft_s, tpot_s
+    by = table or (str(tables[0]) if tables else None)
+    return at, by, rule or f"absolute:ttft={ttft_s:g},tpot={tpot_s:g}", notes
 
 
 if __name__ == "__main__":

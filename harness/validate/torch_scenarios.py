@@ -207,12 +207,7 @@ def draw(folder: Path, seed: int = 0) -> Net:
 def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
     """Return the logits after each token of a context, (tokens, vocabulary), in float64."""
     s, n = net.shape, len(ids)
-    W = {
-        name: weight.astype(np.float64).reshape(size)
-        for (name, size), weight in zip(
-            nets.tensors(net), (weights[name] for name, _ in nets.tensors(net)), strict=True
-        )
-    }
+    W = {name: weights[name].astype(np.float64).reshape(size) for name, size in nets.tensors(net)}
     angle = np.arange(n)[:, None] * net.theta ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     later = np.triu(np.full((n, n), -np.inf), 1)

@@ -310,7 +310,7 @@ def serve(workload: Workload, text: str, gpu: str) -> Line:
         policy = system.build(make, engine.cluster, keywords)
     except (Infeasible, Unsupported) as why:
         return {"state": "skipped", "why": str(why), **line}
-    about = {"fidelity": engine.fidelity, "measured_on": dict(engine.measured_on)}
+    about: Line = {"fidelity": engine.fidelity, "measured_on": dict(engine.measured_on)}
     try:
         outcome = replay(policy, engine, jobs, end_s=workload.end_s)
         noted, stats, judged = engine.noted(), dict(engine.stats()), dict(engine.about())
@@ -320,16 +320,9 @@ def serve(workload: Workload, text: str, gpu: str) -> Line:
         engine.close()
     side = {"policy_s": outcome.policy_s, "policy_calls": outcome.policy_calls, "slowest_s": outcome.slowest_s}
     counts = {name: int((noted.ends == code).sum()) for code, name in enumerate(NAMES)}
-    told = {"refused": outcome.refused, "first_refused": outcome.first_refused, "stats": stats, **judged}
-    return {
-        "state": "done",
-        "counts": counts,
-        **line,
-        **about,
-        **told,
-        "side": side | dict(engine.side()),
-        "noted": plain(noted),
-    }
+    about |= {"refused": outcome.refused, "first_refused": outcome.first_refused, "stats": stats, **judged}
+    about |= {"side": side | dict(engine.side()), "noted": plain(noted)}
+    return {"state": "done", "counts": counts, **line, **about}
 
 
 def plain(noted: Noted) -> Line:

@@ -204,15 +204,12 @@ def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     groups += [(1, CHUNKED, 1, CHUNK)] * 2
     watched, others = grouped(bench, name, groups)
 
-    prefills, decodes = (
-        defaultdict[int, list[float]](list),
-        defaultdict[tuple[int, int], list[tuple[float, float]]](list),
-    )
-    chunks: list[tuple[int, float]] = []
+    prefills, behind = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    decodes = defaultdict[tuple[int, int], list[tuple[float, float]]](list)
     for step, after in pairwise([*watched, TimedStep("", (), 0.0, 0.0)]):
         (start, tokens), took_s = step.parts[0], step.ended_s - step.ordered_s
         if tokens == CHUNK and len(step.parts) == 1:
-            chunks.append((start, took_s))
+            behind[start].append(took_s)
         elif start == 0 and len(step.parts) == 1:
             prefills[tokens].append(took_s)
         elif [a + 1 for a, _ in step.parts] == [a for a, _ in after.parts]:
@@ -228,9 +225,6 @@ def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
         params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": seqs in HELD_SEQS}
         ctx_tokens = float(np.median([tokens for tokens, _ in pairs]))
         timed.append(measured("decode", params, [took for _, took in pairs], ctx_tokens=ctx_tokens))
-    behind = defaultdict[int, list[float]](list)
-    for start, took_s in chunks:
-        behind[start].append(took_s)
     timed += [
         measured("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took)
         for start, took in behind.items()

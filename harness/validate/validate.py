@@ -27,35 +27,13 @@ AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 }
 
 CONDITIONS = ("engine", "gpu", "model", "tp", "load", "flags", "stage", "metric")
-COLUMNS = (
-    "file",
-    "row",
-    *CONDITIONS,
-    "measured",
-    "ours",
-    "error",
-    "spread",
-    "fitted",
-    "unscored",
-    "group",
-    "real_spread",
-)
+COLUMNS = ("file", "row", *CONDITIONS, *"measured ours error spread fitted unscored group real_spread".split())
 # Median and P95 in per cent of quantised models and mixtures, which no table and no host profile was fitted on.
 GROUP_AIM = (8.0, 20.0)
 GROUP_HEAD = ("engine", "gpu", "format", "model", "rows", "tpot %", "throughput %", "bias of tpot %", "ttft %", "aim")
 WORST = 10
-HEAD = (
-    "engine",
-    "gpu",
-    "metric",
-    "rows",
-    "cases",
-    "median %",
-    "P95 %",
-    "bias %",
-    f"spread of {SEEDS} seeds %",
-    "measured spread %",
-)
+SPREADS = f"spread of {SEEDS} seeds %", "measured spread %"
+HEAD = ("engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %", *SPREADS)
 
 
 def ours(
@@ -228,20 +206,17 @@ def groups(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for group, rows in frame[frame["group"] != ""].groupby("group", sort=True):
         tpot, e2e, ttft = (rows[rows["metric"] == metric]["error"] for metric in ("tpot", "e2e", "ttft"))
-        rate = 1 / (1 + e2e) - 1
-        met = all(_median_of(x) <= GROUP_AIM[0] and _p95(x) <= GROUP_AIM[1] for x in (tpot, rate))
-        told = (*str(group).split(" | "), str(len(tpot)))
-        both = (f"{_median_of(x):.1f}/{_p95(x):.1f}" for x in (tpot, rate))
-        lines.append((*told, *both, f"{100 * tpot.mean():+.1f}", f"{_median_of(ttft):.1f}", "met" if met else "missed"))
+        off = [_off(errors) for errors in (tpot, 1 / (1 + e2e) - 1)]
+        met = all(median <= GROUP_AIM[0] and p95 <= GROUP_AIM[1] for median, p95 in off)
+        which = (*str(group).split(" | "), str(len(tpot)))
+        both = (f"{median:.1f}/{p95:.1f}" for median, p95 in off)
+        lines.append((*which, *both, f"{100 * tpot.mean():+.1f}", f"{_off(ttft)[0]:.1f}", "met" if met else "missed"))
     return [GROUP_HEAD, *lines] if lines else []
 
 
-def _median_of(errors: pd.Series[float]) -> float:
-    return 100 * float(errors.abs().median())
-
-
-def _p95(errors: pd.Series[float]) -> float:
-    return 100 * float(errors.abs().quantile(0.95))
+def _off(errors: pd.Series[float]) -> tuple[float, float]:
+    """Return the median and P95 of absolute errors, in per cent."""
+    return 100 * float(errors.abs().median()), 100 * float(errors.abs().quantile(0.95))
 
 
 def furthest(frame: pd.DataFrame) -> list[str]:

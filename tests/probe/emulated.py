@@ -18,8 +18,9 @@ import torch
 from harness.engines.torch import cpu, cuda, fused, kind, nursery, processes
 from harness.engines.torch.wire import pair
 from probe import driver
+from tests.probe import driverless
 
-PAGE, SMS = 2 << 20, 132
+PAGE, SMS = 2 << 20, driverless.SMS
 NONE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | cpu.MAP_NORESERVE
 
 
@@ -63,17 +64,6 @@ class Memory:
         pages = list(range(at, at + size, PAGE))
         assert sum(self.mapped[page] for page in pages) == size  # exactly what was mapped
         return pages
-
-
-class Stream:
-    """A stream on which all is done already."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = id(self)
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, _: Any) -> None: ...
 
 
 class Event:
@@ -167,33 +157,15 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(kind, "HOST", 64 * PAGE)
     monkeypatch.setattr(kind, "cards", lambda: ["an emulated card"])
 
-    def resource(count: int) -> Any:
-        return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8))
-
-    calls: dict[str, Any] = {
-        **{name: getattr(memory, name) for name in ("create", "reserve", "map_at", "allow", "unmap")},
-        "device": lambda ordinal=0: 0,
-        "bind": lambda ordinal=0: None,
-        "all_sms": lambda dev: resource(SMS),
-        "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
-        "groups": lambda whole, count, n: [resource(n)] * count,
-        "describe": lambda resource: resource,
-        "green": lambda desc, dev: desc,
-        "green_sms": lambda context: context,
-        "green_stream": lambda context, priority=0: 7,
-        "pin": lambda at, size: None,
-        "to_device": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
-        "to_host": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
-        "between": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
-    }
-    for name, call in calls.items():
+    pages = {name: getattr(memory, name) for name in ("create", "reserve", "map_at", "allow", "unmap")}
+    for name, call in (driverless.CALLS | pages).items():
         monkeypatch.setattr(driver, name, call)
     facts: dict[str, Any] = {
-        "Stream": Stream,
-        "ExternalStream": Stream,
+        "Stream": driverless.Stream,
+        "ExternalStream": driverless.Stream,
         "Event": Event,
         "stream": on,
-        "current_stream": lambda: getattr(CURRENT, "stream", None) or Stream(),
+        "current_stream": lambda: getattr(CURRENT, "stream", None) or driverless.Stream(),
         "init": lambda: None,
         "device_count": lambda: 1,
         "set_device": lambda _: None,

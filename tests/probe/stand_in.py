@@ -73,24 +73,8 @@ def main(words: list[str]) -> None:
     if os.environ.get("ENABLE_KVCACHED") == "true":
         assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0", "kvcached 0.1.6 has no adapter for the second runner"
         (card / os.environ["KVCACHED_IPC_NAME"]).write_bytes(struct.pack("<qqq", 64 * MIB, 0, 0))
-    stub.main(
-        [
-            "--models",
-            asked.served_model_name,
-            "--port",
-            str(asked.port),
-            "--ttft-ms",
-            "20",
-            "--itl-ms",
-            "2",
-            "--max-model-len",
-            str(asked.max_model_len),
-            "--sleep-ms",
-            "100",
-            "--wake-ms",
-            "50",
-        ]
-    )
+    mine = ["--models", asked.served_model_name, "--port", str(asked.port), "--max-model-len", str(asked.max_model_len)]
+    stub.main([*mine, *"--ttft-ms 20 --itl-ms 2 --sleep-ms 100 --wake-ms 50".split()])
 
 
 if __name__ == "__main__":

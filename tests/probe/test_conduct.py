@@ -19,6 +19,7 @@ from probe.plan import PLAN, Plan, Probe
 from tests import ROOT
 
 FAKES = "tests.probe.fakes"
+Play = Callable[..., list[dict[str, Any]]]
 LONG, SHORT = 60.0, 0.05  # seconds; only a probe that never answers is given the short one
 
 
@@ -31,7 +32,7 @@ def hanging(name: str = "hangs", *, alone: bool = False) -> Probe:
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Conduct fake probes in one folder; return the lines that this call added."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     raw = tmp_path / "fake-1" / conduct.RAW
@@ -49,23 +50,17 @@ def states(lines: list[dict[str, Any]]) -> dict[str, str]:
     return {line["source"]: line["state"] for line in lines if "state" in line}
 
 
-def test_a_sample_is_a_line(play: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_a_sample_is_a_line(play: Play, tmp_path: Path) -> None:
     first = play(fake("good"))[0]
-    assert {key: first[key] for key in ("source", "quantity", "at", "sms", "facts", "call")} == {
-        "source": "good",
-        "quantity": "seconds",
-        "at": {"i": 0},
-        "sms": 64,
-        "facts": {"bytes": 8},
-        "call": 1,
-    }
+    want = {"source": "good", "quantity": "seconds", "at": {"i": 0}, "sms": 64, "facts": {"bytes": 8}, "call": 1}
+    assert {key: first[key] for key in want} == want
     assert (first["n"], first["min"], first["seconds"], first["p95"]) == (3, 1.0, 2.0, pytest.approx(2.9))
     assert first["t"] > 0
     host = json.loads((tmp_path / "fake-1" / conduct.HOST).read_text())
     assert [(call["call"], call["name"]) for call in host["calls"]] == [(1, "NVIDIA Fake 1")]
 
 
-def test_what_ends_badly_costs_itself_alone(play: Callable[..., list[dict[str, Any]]]) -> None:
+def test_what_ends_badly_costs_itself_alone(play: Play) -> None:
     lines = play(fake("raises"), fake("crashes"), hanging(), fake("leaves"), fake("good"))
     assert states(lines) == {"raises": "raise", "crashes": "fault", "hangs": "hang", "leaves": "fault", "good": "done"}
     why = {line["source"]: line.get("why", "") for line in lines if "state" in line}
@@ -76,7 +71,7 @@ def test_what_ends_badly_costs_itself_alone(play: Callable[..., list[dict[str, A
     assert kept == ["raises", "crashes", "hangs", "leaves"]  # what they measured before is not lost
 
 
-def test_probes_that_may_fault_run_in_processes_of_their_own(play: Callable[..., list[dict[str, Any]]]) -> None:
+def test_probes_that_may_fault_run_in_processes_of_their_own(play: Play) -> None:
     shared = play(fake("also"), fake("again"))
     assert len({line["value"] for line in shared if "quantity" in line}) == 1
     alone = play(fake("also", alone=True), fake("again", alone=True), hanging(alone=True), again=["also", "again"])
@@ -84,7 +79,7 @@ def test_probes_that_may_fault_run_in_processes_of_their_own(play: Callable[...,
     assert states(alone)["hangs"] == "hang"
 
 
-def test_a_second_call_goes_on(play: Callable[..., list[dict[str, Any]]]) -> None:
+def test_a_second_call_goes_on(play: Play) -> None:
     probes = (fake("good"), fake("raises"), fake("crashes"), hanging())
     assert play(*probes)
     assert states(play(*probes)) == {"raises": "raise"}  # the only one that may fare better
@@ -95,26 +90,26 @@ def test_a_second_call_goes_on(play: Callable[..., list[dict[str, Any]]]) -> Non
     assert play(*probes, only=["good"]) == []
 
 
-def test_a_time_box_ends_a_probe_and_the_next_call_starts_behind(play: Callable[..., list[dict[str, Any]]]) -> None:
+def test_a_time_box_ends_a_probe_and_the_next_call_starts_behind(play: Play) -> None:
     boxed = fake("endless", box_s=0.0)
     assert [states([line]) or line["at"]["i"] for line in play(boxed)] == [1, {"endless": "boxed"}]
     assert [line["at"]["i"] for line in play(boxed) if "quantity" in line] == [2]
     assert [line["at"]["i"] for line in play(boxed) if "quantity" in line] == [3]
 
 
-def test_nothing_starts_when_the_minutes_are_over(play: Callable[..., list[dict[str, Any]]]) -> None:
+def test_nothing_starts_when_the_minutes_are_over(play: Play) -> None:
     assert play(fake("good"), minutes=0) == []
     assert states(play(fake("good"))) == {"good": "done"}
 
 
 def test_a_broken_context_is_not_the_next_probes_fault(
-    play: Callable[..., list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_BROKEN", str(tmp_path / "broken"))
     assert states(play(fake("breaks"), fake("good"))) == {"breaks": "done", "good": "done"}
 
 
-def test_a_line_that_a_kill_cut_off_is_nothing(play: Callable[..., list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_a_line_that_a_kill_cut_off_is_nothing(play: Play, tmp_path: Path) -> None:
     play(fake("good"))
     raw = tmp_path / "fake-1" / conduct.RAW
     whole = raw.read_bytes().split(b"\n")

@@ -63,23 +63,10 @@ def test_every_row_runs_to_its_end_and_every_cell_has_all_its_lanes(results: Pat
     lines = list(conduct.lines(results / conduct.RAW))
     assert {line["source"]: line["state"] for line in lines if "state" in line} == {row.name: "done" for row in ROWS}
     cells = {(duel.row, duel.text) for duel in report.duelled(report.read(results))}
-    rows = {
-        "turns": duels.TURNS,
-        "decodes": duels.DECODES,
-        "several": duels.SEVERAL,
-        "mixed": duels.MIXED,
-        "gaps": duels.GAPS,
-        "partitions": duels.PARTS,
-        "shared": duels.SHARED,
-        "priorities": duels.PRIORITIES,
-        "processes": duels.PROCESSES,
-    }
+    names = "turns decodes several mixed gaps partitions shared priorities processes".split()
+    rows = {name: getattr(duels, name.upper()) for name in names}
     assert cells == {(row, duels.text(cell)) for row, each in rows.items() for cell in each}
-    assert {name: len(rows[name]) for name in ("turns", "decodes", "partitions")} == {
-        "turns": 16,
-        "decodes": 21,
-        "partitions": 40,
-    }
+    assert [len(rows[name]) for name in ("turns", "decodes", "partitions")] == [16, 21, 40]
     lanes = [line for line in lines if line.get("quantity") == "lane"]
     assert all(line["seconds"] > 0 and line["facts"]["mean_s"] > 0 for line in lanes)
     assert (results / "README.md").read_text().count(" x and ") >= sum(map(len, rows.values()))
@@ -138,4 +125,4 @@ def test_no_mps_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_duels_fit_a_first_call() -> None:
     boxes = {row.name: row.box_s for row in PLAN.probes}
     assert sum(boxes[row.name] for row in ROWS[:8]) <= 190
-    assert json.dumps(duels.PARTS[0][0])  # a lane goes to its process as JSON
+    assert json.dumps(duels.PARTITIONS[0][0])  # a lane goes to its process as JSON

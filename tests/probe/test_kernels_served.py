@@ -3,6 +3,8 @@
 This runs behind test_kernels.py: what is interpreted once cannot be compiled in the same process any more.
 """
 
+# ruff: noqa: E402, F811 - imports stand behind importorskip; fixtures are imported
+
 from __future__ import annotations
 
 import threading
@@ -16,20 +18,20 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.torch import cuda, fused  # noqa: E402
-from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.engines.torch.lanes import TimedStep  # noqa: E402
-from harness.policy.actions import Run  # noqa: E402
-from harness.validate import torch_scenarios  # noqa: E402
-from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened  # noqa: E402
-from probe import kernels  # noqa: E402
-from tests.harness.engines.torch.test_logits import (  # noqa: E402
+from harness.engines.torch import cuda, fused
+from harness.engines.torch.engine import Torch
+from harness.engines.torch.lanes import TimedStep
+from harness.policy.actions import Run
+from harness.validate import torch_scenarios
+from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened
+from probe import kernels
+from tests.harness.engines.torch.test_logits import (
     checkpoints,  # noqa: F401 - a fixture
     compare,
     served,
 )
-from tests.probe import emulated  # noqa: E402
-from tests.probe.test_kernels import cpu  # noqa: E402, F401 - a fixture
+from tests.probe import emulated
+from tests.probe.test_kernels import cpu  # noqa: F401 - a fixture
 
 
 class OneByOne:
@@ -49,7 +51,7 @@ class OneByOne:
 
 
 @pytest.fixture
-def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:  # noqa: F811 - a fixture
+def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Serve on an emulated card; return the tokens of each part of every step that was graphs of prompts."""
     emulated.card(monkeypatch, "bfloat16")
     scratch, begin, graphs = fused.scratch, fused.Prefills.begin, list[list[int]]()
@@ -75,9 +77,7 @@ def serve(prompts: tuple[int, ...], outputs: tuple[int, ...], monkeypatch: pytes
 
 
 def test_prompts_and_the_decodes_beside_them_are_one_graph(
-    interpreted: list[list[int]],
-    checkpoints: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve((9, 70, 12), (4, 5, 3), monkeypatch)
     budget = Scenario(opened(Run(HOME, chunk_tokens=79)))  # of a step: the third prompt comes with two decodes
@@ -86,9 +86,7 @@ def test_prompts_and_the_decodes_beside_them_are_one_graph(
 
 
 def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
-    interpreted: list[list[int]],
-    checkpoints: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve((9, 20), (2, 2), monkeypatch)
     monkeypatch.setattr(fused, "PROMPTS", 1)
@@ -107,9 +105,7 @@ def test_slices_of_prompts_on_a_share_of_the_sms_are_a_graph_a_layer(
 
 
 def test_kernels_of_steps_are_timed_back_to_back(
-    interpreted: list[list[int]],
-    checkpoints: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Repeating(Torch):
         def __init__(self, *given: Any) -> None:
@@ -127,9 +123,7 @@ def test_kernels_of_steps_are_timed_back_to_back(
 
 @pytest.mark.full
 def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
-    interpreted: list[list[int]],
-    checkpoints: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    interpreted: list[list[int]], checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve((9, 21), (2, 2), monkeypatch)
     budget = Scenario(opened(Run(HOME, chunk_tokens=20)))
@@ -139,6 +133,6 @@ def test_later_pieces_of_prompts_are_launched_kernel_by_kernel(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("interpreted")
-def test_kernels_in_bfloat16_give_nearly_those(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_kernels_in_bfloat16_give_nearly_those(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve((9, 70), (4, 5), monkeypatch)
     compare(served(checkpoints, "Qwen3", SCENARIOS["attended elsewhere"], monkeypatch), checkpoints / "Qwen3")

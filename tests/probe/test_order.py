@@ -57,11 +57,8 @@ def test_a_call_ends_whatever_a_step_does_and_a_second_one_goes_on(
     monkeypatch.setattr(order, "LEAST_S", 0.5)
     monkeypatch.setattr(order, "STEPS", steps())
     first = list(order.run(steps(), tmp_path, 100.0, "cpu"))
-    assert [(line["step"], line["state"]) for line in first] == [
-        ("well", "done"),
-        ("badly", "failed"),
-        ("late", "late"),
-    ]
+    ends = [(line["step"], line["state"]) for line in first]
+    assert ends == [("well", "done"), ("badly", "failed"), ("late", "late")]
     assert order.done(tmp_path) == {"well"}
     following = order.following(tmp_path)
     assert following is not None

@@ -26,28 +26,12 @@ pytest.importorskip("cuda.bindings.driver")
 from probe import card, compute, driver, duels, kernels, llama, memory, rig  # noqa: E402
 from probe.plan import PLAN  # noqa: E402
 from probe.worker import Box, Sample, find, key, record  # noqa: E402
+from tests.probe.driverless import CALLS, SMS, Stream  # noqa: E402
 
 KIB = 1 << 10
 NORESERVE = 0x4000  # Linux; `mmap` names it from Python 3.13 on
 TINY = llama.Dims("8B", 2, 64, 4, 2, 32, 96, 128)
 DIMS = {name: TINY._replace(name=name) for name in llama.DIMS}
-
-
-class Stream:
-    """A stream on which all is done already."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = id(self)
-
-    def wait_stream(self, _: Any) -> None: ...
-
-    def wait_event(self, _: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        return 0, -5
 
 
 class Event:
@@ -157,29 +141,15 @@ class Memory:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """Emulate a tiny H200 in host memory."""
     fake = Memory()
-    for name in ("reserve", "unreserve", "create", "release", "map_at", "allow", "unmap"):
-        monkeypatch.setattr(driver, name, getattr(fake, name))
-
-    def resource(count: int) -> Any:
-        return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8, smCoscheduledAlignment=8))
-
+    pages = ("reserve", "unreserve", "create", "release", "map_at", "allow", "unmap")
     calls: dict[str, Any] = {
-        "device": lambda ordinal=0: 0,
-        "attribute": lambda dev, name: 132,
-        "bind": lambda ordinal=0: None,
+        **CALLS,
+        **{name: getattr(fake, name) for name in pages},
+        "attribute": lambda dev, name: SMS,
         "memory": lambda: (1 << 38, 1 << 38),
         "granularity": lambda ordinal=0: 1 << 21,
-        "all_sms": lambda dev: resource(132),
-        "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
-        "describe": lambda resource: resource,
-        "green": lambda desc, dev: desc,
-        "green_sms": lambda context: context,
-        "green_stream": lambda context, priority=0: 7,
         "destroy_stream": lambda stream: None,
         "destroy_green": lambda context: None,
-        "pin": lambda at, size: None,
-        "to_device": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
-        "to_host": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
         "copy_batch": lambda dsts, srcs, sizes, stream: [
             ctypes.memmove(*copy) for copy in zip(dsts, srcs, sizes, strict=True)
         ],
@@ -200,7 +170,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
         "current_stream": Stream,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
-        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=132, L2_cache_size=64 * KIB),
+        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=SMS, L2_cache_size=64 * KIB),
     }
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, value)

@@ -85,12 +85,15 @@ def test_it_is_a_table_that_a_run_can_take(fitted: tuple[dict[str, Any], Path, l
     assert any(re.fullmatch(r"h2d: (49|50)\.\d GB/s measured, 54\.0 in the table of h200", note) for note in notes)
 
 
+def keep(folder: Path, *texts: str) -> None:
+    """Leave only the raw lines that have these texts."""
+    lines = (folder / "raw.jsonl").read_text().splitlines(keepends=True)
+    (folder / "raw.jsonl").write_text("".join(line for line in lines if all(text in line for text in texts)))
+
+
 def test_a_call_that_was_cut_short_gives_what_it_can(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
-    kept = [
-        line for line in (folder / "raw.jsonl").read_text().splitlines() if '"of": "8B' in line and '"ask": 132' in line
-    ]
-    (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
+    keep(folder, '"of": "8B', '"ask": 132')
     got = card.table(folder).file
     assert set(got) == {"kind", "gemm"}  # four prompts and eight batches, one held out, are too few for four numbers
     assert "held" not in got["gemm"]
@@ -101,8 +104,7 @@ def test_a_call_that_was_cut_short_gives_what_it_can(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
-    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"source": "step"' in line]
-    (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
+    keep(folder, '"source": "step"')
     got = card.table(folder)
     assert set(got.file) == {"kind", "small"}
     assert "gemm: 0 measured rows, the committed table holds" in got.notes(folder)
@@ -119,8 +121,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
 )
 def test_the_kind_is_told_by_the_card_or_the_user(short: str, kind: str | None, says: str, tmp_path: Path) -> None:
     folder = raw.write(tmp_path / short, truth())
-    kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"source": "step"' in line]
-    (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
+    keep(folder, '"source": "step"')
     host = folder / "host.json"
     host.write_text(host.read_text().replace('"short": "h200"', f'"short": "{short}"'))
     if says.startswith("--"):

@@ -99,10 +99,14 @@ def profiled(folder: Path, **changed: Any) -> tuple[list[Measurement], list[str]
     return rows_of(folder, notes.append, **changed)[0], notes
 
 
+def tabled(lines: Sequence[Measurement]) -> tuple[dict[str, Any], steps.Fitted]:
+    spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
+    return steps.table(lines, steps.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+
+
 def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
     lines, _ = profiled(tmp_path)
-    spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
-    file, fitted = steps.table(lines, steps.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+    file, fitted = tabled(lines)
     q = file["steps"]["m"]
     assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
     assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
@@ -179,8 +183,7 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
         ("beside", 4, "nothing came")
     ] * timed.ROUNDS
     assert sum("left out: nothing came" in line for line in notes) == timed.ROUNDS
-    spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
-    file, _ = steps.table(lines, steps.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+    file, _ = tabled(lines)
     assert file["co_run"]["decode"]["share"] == pytest.approx(SHARE, rel=0.05)
     told, again = servers.lacking(lines, gaps)
     assert told.startswith("left out 3 x: beside shape m, servers 4, seqs 1, ctx 19: nothing came; no round has it")
@@ -229,21 +232,20 @@ def test_without_any_of_a_kind_there_is_no_table(
 
 
 def test_requests_one_after_the_other_show_no_step_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_by_one(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        log = stamped(self, sizes, insts, rounds)
-        return log._replace(chunk_ns=log.chunk_ns + np.arange(len(log.chunk_ns)) // timed.STEPS * 10**12)
+    def restamp(change: Callable[[Any], Any]) -> None:
+        def log(*given: Any) -> Log:
+            made = stamped(*given)
+            return made._replace(chunk_ns=change(made.chunk_ns))
 
-    def at_once(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        log = stamped(self, sizes, insts, rounds)
-        return log._replace(chunk_ns=np.zeros_like(log.chunk_ns))
+        monkeypatch.setattr(Rig, "_log", log)
 
     rig = Rig(subject(), tmp_path)
-    monkeypatch.setattr(Rig, "_log", one_by_one)
+    restamp(lambda ns: ns + np.arange(len(ns)) // timed.STEPS * 10**12)
     rig._decodes(SERVERS[:1], 1, 8)
     for count, seqs, says in ((4, 1, "4 servers with a request each"), (1, 3, "3 requests of a server were never")):
         with pytest.raises(timed.Unseen, match=says):
             rig._decodes(SERVERS[:count], seqs, 8)
-    monkeypatch.setattr(Rig, "_log", at_once)
+    restamp(np.zeros_like)
     with pytest.raises(timed.Unseen, match="all tokens of its request came at once"):
         rig._decodes(SERVERS[:1], 1, 8)
 
@@ -271,24 +273,10 @@ def test_the_plan_stays_within_what_servers_take() -> None:
 @pytest.fixture
 def stub() -> Iterator[str]:
     """Yield the URL of a stub that serves two of a model, each on a GPU of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.harness.engines.servers.stub",
-        "--models",
-        ",".join(f"llama-tiny/{k}" for k in (1, 2, 3, 4)),
-        "--ttft-ms",
-        "20",
-        "--itl-ms",
-        "4",
-    ]
-    with subprocess.Popen(
-        [*command, "--with-parent"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as running:
+    models = ",".join(f"llama-tiny/{k}" for k in (1, 2, 3, 4))
+    words = f"-m tests.harness.engines.servers.stub --models {models} --ttft-ms 20 --itl-ms 4 --with-parent".split()
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env) as running:
         assert running.stdout is not None
         yield running.stdout.readline().rpartition(" ")[2].strip()
         running.send_signal(signal.SIGTERM)

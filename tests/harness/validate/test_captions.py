@@ -29,42 +29,15 @@ def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
 
 @cases(("gpu", "host", "shown"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
 def test_captions_say_what_is_unchecked(gpu: str, host: str, shown: bool) -> None:
-    runs = pd.DataFrame(
-        [
-            {
-                "trace": "t",
-                "tier": "replayed",
-                "models": "m",
-                "gpus": 1,
-                "gpu": gpu,
-                "host": host,
-                "slo": "5xP95",
-                "fidelity": "simulated",
-                "plan_origin": "trace",
-            }
-        ]
-    )
+    columns = "trace tier models gpus gpu host slo fidelity plan_origin".split()
+    runs = pd.DataFrame([("t", "replayed", "m", 1, gpu, host, "5xP95", "simulated", "trace")], columns=columns)
     assert ("unchecked end to end" in style.caption(runs, [1])) == shown
     assert "unchecked" not in style.caption(runs.assign(fidelity="real"), [1])
 
 
 def test_rows_left_out_of_a_fit_are_hollow() -> None:
-    frame = pd.DataFrame(
-        [
-            {
-                "file": "f",
-                "row": k,
-                "engine": "vllm-0.6",
-                "gpu": "h100",
-                "metric": "throughput",
-                "measured": 10.0**k,
-                "ours": 11.0**k,
-                "fitted": k == 1,
-                "unscored": "",
-            }
-            for k in (1, 2, 3)
-        ]
-    )
+    numbers = [{"row": k, "measured": 10.0**k, "ours": 11.0**k, "fitted": k == 1} for k in (1, 2, 3)]
+    frame = pd.DataFrame(numbers).assign(file="f", engine="vllm-0.6", gpu="h100", metric="throughput", unscored="")
     with style.theme():
         figure = scatter.runs(frame)
     (axes,) = figure.axes

@@ -6,16 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from harness.answers.table import WIDTH, laid
-from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.run import spec as specs
 from harness.validate import corun, prediction, stored
 from tests import ROOT
+from tests.bench import ok
 from tests.cases import cases
+from tests.harness.engines.servers.test_stub import fails
 
 FOLDER = ROOT / "results" / "h200"
 TABLE = str(FOLDER / "h200-measured.toml")
@@ -69,11 +69,10 @@ def test_the_command_compares_the_stored_runs_of_a_folder(tmp_path: Path) -> Non
     folder, page = tmp_path / "runs", tmp_path / "page.md"
     static = next((FOLDER / "torch").glob("static-*"))
     shutil.copytree(static, folder / static.name)
-    done = CliRunner().invoke(main, ["validate", str(folder), "--table", TABLE, "--page", str(page)])
-    assert done.exit_code == 0, done.output
+    text = ok("validate", folder, "--table", TABLE, "--page", page)
     kept = next(row for row in rows((FOLDER / "torch/README.md").read_text("utf-8")) if row[0] == "static")
     assert rows(page.read_text("utf-8")) == [kept]  # the shipped page is what the command finds
-    assert done.stdout.startswith("The simulator is off by at most 2 points of attainment in these 1 runs.")
+    assert text.startswith("The simulator is off by at most 2 points of attainment in these 1 runs.")
     strict = stored.compare(folder, TABLE, "absolute:ttft=1ms,tpot=1ms", lambda *_: None)
     assert strict.rows[1][2] == "0.0 / 0.0"
     assert strict.page("x", laid).count("Each cell: measured / simulated.") == 1
@@ -97,6 +96,4 @@ def test_the_requests_of_a_warm_up_are_not_judged() -> None:
     ],
 )
 def test_stored_runs_are_refused_what_they_cannot_be_asked(asked: str, message: str) -> None:
-    done = CliRunner().invoke(main, ["validate", str(FOLDER / "torch"), *asked.split()])
-    assert done.exit_code == 2
-    assert message in done.stderr
+    assert message in fails("validate", FOLDER / "torch", *asked.split())

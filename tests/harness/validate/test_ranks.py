@@ -122,13 +122,9 @@ def cell(measure: str, error: float, spread: float, n: int = 5) -> ranks.Cell:
 
 def test_an_aim_counts_cells_whose_own_repeats_tell_it() -> None:
     # 2.776 standard deviations over the root of five: a spread of 0.08 is an interval of 0.099, 0.09 one of 0.112
-    scored = [
-        cell("both", 0.04, 0.01),
-        cell("both", 0.06, 0.01),
-        cell("both", 0.5, 0.5),
-        cell("ttft_p50_s", 0.09, 0.08),
-    ]
-    scored += [cell("ttft_p50_s", 0.3, 0.09), cell("ttft_p95_s", 0.1, 0.05, n=1), cell("tpot_p50_s", math.nan, 0.0)]
+    scored = [cell("both", error, spread) for error, spread in ((0.04, 0.01), (0.06, 0.01), (0.5, 0.5))]
+    scored += [cell("ttft_p50_s", 0.09, 0.08), cell("ttft_p50_s", 0.3, 0.09)]
+    scored += [cell("ttft_p95_s", 0.1, 0.05, n=1), cell("tpot_p50_s", math.nan, 0.0)]
     lines = ranks.verdict_lines(scored, "both", judged=True)
     assert lines[0].startswith("attainment: 1 of 2 cells within 5 points; 1 of 3 cells have a wider interval")
     assert lines[0].endswith("the aim is missed")
@@ -143,12 +139,8 @@ def test_an_aim_counts_cells_whose_own_repeats_tell_it() -> None:
 
 
 def test_misses_are_those_beyond_a_bound_furthest_first() -> None:
-    scored = [
-        cell("both", -0.06, 0.01),
-        cell("both", 0.05, 0.0),
-        cell("ttft_p50_s", 0.5, 0.1),
-        cell("tpot_p99_s", 9.0, 0.1),
-    ]
+    latencies = cell("ttft_p50_s", 0.5, 0.1), cell("tpot_p99_s", 9.0, 0.1)
+    scored = [cell("both", -0.06, 0.01), cell("both", 0.05, 0.0), *latencies]
     first, second = ranks.misses(scored, "both")
     assert ranks.miss(first, "both") == "a, 2 models: P50 of TTFT +50 % (±10)"
     assert ranks.miss(second, "both") == "a, 2 models: attainment -6.0 points (±1)"

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import GIB
 from harness.validate import staggered, unnamed_card
 from harness.validate.staggered import Held, Load, Measured, congested, files, knee, notes, ours, points, process, read
 from plots import fig_staggered, style
+from tests.bench import ok
 from tests.cases import cases
 from workloads.models import shape
 
@@ -80,11 +79,8 @@ def test_models_and_lengths_are_loads_of_their_own_and_what_we_lack_is_skipped(t
         )
     ]
     runs, skipped = read(file(tmp_path, *rows, header=f"{HEADER},model,gpu"))
-    assert [(run.load.shape.name, run.load.prompt, run.load.cap) for run in runs] == [
-        ("qwen-2.5-7b", 256, 1024),
-        ("llama-3.1-8b", 256, 1024),
-        ("llama-3.1-8b", 512, 64),
-    ]
+    loads = [(run.load.shape.name, run.load.prompt, run.load.cap) for run in runs]
+    assert loads == [("qwen-2.5-7b", 256, 1024), ("llama-3.1-8b", 256, 1024), ("llama-3.1-8b", 512, 64)]
     assert [str(skip).partition(";")[0] for skip in skipped] == [
         'mine.csv:5: unknown model "llama-9b"',
         'mine.csv:6: GPU "h100": ramps of models that share a card are priced on mi300x alone',
@@ -179,54 +175,38 @@ def test_one_set_of_another_model_is_replayed_as_its_rows_say(
         return []
 
     monkeypatch.setattr(fig_staggered, "render", render)
-    done = CliRunner().invoke(main, ["validate", str(path), "--all", "-o", str(tmp_path / "fig")])
-    assert done.exit_code == 0, done.output
+    text = ok("validate", path, "--all", "-o", tmp_path / "fig")
     assert drawn == [("fig", {name}), ("fig-2", {name})]  # a figure a load
-    assert "3 x llama-3.1-8b, 512 tokens in and at most 64 out on AMD" in done.stdout
-    assert "beside weights by its parts: no static row tells" in done.stdout
-    assert f"{name}, 6 rows, median/P95 % of the error of means: TTFT 0." in done.stdout
-    assert f"{name} mean TTFT at peak 6: measured 0.0" in done.stdout
-    assert ("elastic knee" in done.stdout) == (name == "elastic")
+    assert "3 x llama-3.1-8b, 512 tokens in and at most 64 out on AMD" in text
+    assert "beside weights by its parts: no static row tells" in text
+    assert f"{name}, 6 rows, median/P95 % of the error of means: TTFT 0." in text
+    assert f"{name} mean TTFT at peak 6: measured 0.0" in text
+    assert ("elastic knee" in text) == (name == "elastic")
 
 
 def test_models_that_do_not_fit_the_card_are_skipped(tmp_path: Path) -> None:
     rows = [ROW.replace(",1,625,", f",{k},625,").removesuffix(",7") + ",qwen-3-32b" for k in range(1, 7)]
-    done = CliRunner().invoke(
-        main, ["validate", "--all", str(file(tmp_path, *rows, header=HEADER.replace("size_b", "model")))]
-    )
-    assert done.exit_code == 0, done.output
-    assert "skipped mine.csv:1: 6 x qwen-3-32b, 256 tokens in and at most 1024 out: no placement" in done.stdout
+    text = ok("validate", "--all", file(tmp_path, *rows, header=HEADER.replace("size_b", "model")))
+    assert "skipped mine.csv:1: 6 x qwen-3-32b, 256 tokens in and at most 1024 out: no placement" in text
 
 
 def test_a_folder_of_nothing_else_is_no_mistake(tmp_path: Path) -> None:
     file(tmp_path, ROW.removesuffix(",7") + ",llama-9b", header=HEADER.replace("size_b", "model"))
-    done = CliRunner().invoke(main, ["validate", str(tmp_path), "--no-plot"])
-    assert done.exit_code == 0, done.output
-    assert "0 cases of 0 files, 1 skipped" in done.stdout
-    assert 'skipped mine.csv:2: unknown model "llama-9b"; nearest: llama-' in done.stdout
+    text = ok("validate", tmp_path, "--no-plot")
+    assert "0 cases of 0 files, 1 skipped" in text
+    assert 'skipped mine.csv:2: unknown model "llama-9b"; nearest: llama-' in text
 
 
 def frame(ttft_s: dict[str, float]) -> pd.DataFrame:
     """Return made-up points: mean and median TTFT by who, both systems at all peaks; P99s are congested from 35 on."""
-    return pd.DataFrame(
-        [
-            {
-                "who": who,
-                "system": name,
-                "peak": peak,
-                "instance": k,
-                "mean_ttft_s": s,
-                "median_ttft_s": s / k,
-                "p99_ttft_s": s * (peak >= 35),
-                "mean_tpot_s": 0.02,
-                "mean_e2e_s": 1.0,
-            }
-            for who, s in ttft_s.items()
-            for name in ("static", "elastic")
-            for peak in (25, 30, 34, 35, 36, 40)
-            for k in range(1, 7)
-        ]
-    )
+    rows = [
+        (who, name, peak, k, s, s / k, s * (peak >= 35), 0.02, 1.0)
+        for who, s in ttft_s.items()
+        for name in ("static", "elastic")
+        for peak in (25, 30, 34, 35, 36, 40)
+        for k in range(1, 7)
+    ]
+    return pd.DataFrame(rows, columns=["who", *staggered.KEYS, *staggered.METRICS])
 
 
 def test_aims_are_met_within_their_bounds_only() -> None:
@@ -265,11 +245,10 @@ def test_the_command_says_how_the_aims_came_out(tmp_path: Path) -> None:
         for peak in range(25, 30)
         for k in range(1, 7)
     ]
-    done = CliRunner().invoke(main, ["validate", str(file(tmp_path, *rows)), "--no-plot", "--all"])
-    assert done.exit_code == 0, done.output
-    assert "static mean TTFT at peak 25: measured 3.0 s, ours" in done.output
-    assert "a guess: the card is not named" in done.output
-    assert re.match(r"mine\.csv: \d+ of \d+ aims met\n", done.stdout)
+    text = ok("validate", file(tmp_path, *rows), "--no-plot", "--all")
+    assert "static mean TTFT at peak 25: measured 3.0 s, ours" in text
+    assert "a guess: the card is not named" in text
+    assert re.match(r"mine\.csv: \d+ of \d+ aims met\n", text)
 
 
 def test_the_committed_card_explains_the_rows_that_it_was_fitted_on(measured_dir: Path) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.app import main
 from harness.engines.costs.shapes import kv_token_bytes
 from harness.policy.types import GIB, UserError
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.validate import starts
+from tests.bench import bench, mistake, ok
 from tests.cases import cases
 from workloads.models import shape
 
@@ -48,10 +47,9 @@ def test_a_real_start_of_vllm_cpu_is_read() -> None:
     assert start.stated["max_model_len"] == 8192
     of = starts.ours(start)
     assert of.kv_token_bytes == kv_token_bytes(shape("llama-3.2-1b"), 1) == 2 * GIB // 65_536
-    result = CliRunner().invoke(main, ["validate", "--log", str(CPU)])
-    assert result.exit_code == 0, result.output
-    assert "vLLM 0.32.0, meta-llama/Llama-3.2-1B-Instruct on cpu, requests up to 8,192 tokens" in result.stdout
-    assert [line.split() for line in result.stdout.splitlines() if line.startswith("KV tokens  ")] == [
+    text = ok("validate", "--log", CPU)
+    assert "vLLM 0.32.0, meta-llama/Llama-3.2-1B-Instruct on cpu, requests up to 8,192 tokens" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("KV tokens  ")] == [
         ["KV", "tokens", "65,536", "65,536", "+0.0"]
     ]
 
@@ -68,10 +66,9 @@ def test_a_start_on_a_card_is_compared_with_what_its_memory_leaves(tmp_path: Pat
     assert of.settings is not None
     assert of.settings[:3] == (8192, 1024, 0.9)
     assert of.kv_gib == pytest.approx(3.12, abs=0.01)
-    result = CliRunner().invoke(main, ["validate", "--log", str(tmp_path / "vllm.log"), "--gpu", "h100"])
-    assert result.exit_code == 0, result.output
-    assert "simulated with 8,192 tokens a step, 1,024 sequences, 0.9 of the card" in result.stdout
-    assert "KV blocks of 16    3,030" in result.stdout
+    text = ok("validate", "--log", tmp_path / "vllm.log", "--gpu", "h100")
+    assert "simulated with 8,192 tokens a step, 1,024 sequences, 0.9 of the card" in text
+    assert "KV blocks of 16    3,030" in text
 
 
 def test_settings_that_a_log_states_are_simulated(tmp_path: Path) -> None:
@@ -80,13 +77,8 @@ def test_settings_that_a_log_states_are_simulated(tmp_path: Path) -> None:
     of = starts.ours(starts.read(path), gpu="h100")
     assert of.settings is not None
     assert of.settings[:3] == (2048, 64, 0.95)
-    blocks = log(
-        tmp_path,
-        "INFO [executor_base.py:110] # GPU blocks: 1464, # CPU blocks: 1310",
-        model="Qwen/Qwen3-32B",
-        quantization="None",
-    )
-    assert starts.read(blocks).blocks == 1464
+    blocks = "INFO [executor_base.py:110] # GPU blocks: 1464, # CPU blocks: 1310"
+    assert starts.read(log(tmp_path, blocks, model="Qwen/Qwen3-32B", quantization="None")).blocks == 1464
 
 
 @cases(
@@ -99,19 +91,14 @@ def test_settings_that_a_log_states_are_simulated(tmp_path: Path) -> None:
 def test_what_we_lack_is_one_line(tmp_path: Path, model: str, dtype: str, why: str) -> None:
     path = log(tmp_path, model=model, quantization="None")
     path.write_text(path.read_text("utf-8").replace("torch.bfloat16", dtype), "utf-8")
-    result = CliRunner().invoke(main, ["validate", "--log", str(path)])
-    assert result.exit_code == 2
-    assert why in result.stderr
-    assert result.stderr.count("\n") == 1
+    mistake(bench("validate", "--log", path), why)
 
 
 def test_a_file_that_is_no_start_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("nothing\n", "utf-8")
     with pytest.raises(UserError, match=r"a\.log: no start of vLLM here"):
         starts.read(tmp_path / "a.log")
-    beside = CliRunner().invoke(main, ["validate", str(tmp_path), "--log", str(CPU)])
-    assert beside.exit_code == 2
-    assert "--log compares one server's start" in beside.stderr
+    mistake(bench("validate", tmp_path, "--log", CPU), "--log compares one server's start")
 
 
 @pytest.mark.parametrize("model", STARTS)

@@ -19,7 +19,9 @@ from harness.validate.loads import BLOCK_TOKENS, PROMPTS, Batch, Closed, Poisson
 from harness.validate.measured import ENGINES, Case
 from harness.validate.page import page
 from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
+from tests.bench import ok
 from tests.cases import cases
+from tests.harness.engines.servers.test_stub import fails
 from traces.prefix import seen_tokens
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"
@@ -33,6 +35,7 @@ OFFLINE = "Hardware,Num of Hardware,Framework,Model,Input Output Length,Batch Si
 BATCH = "Nvidia H100 GPU,1,vLLM,mistralai/Mistral-7B-v0.1,64,8,1.5"
 POOLS = "model,tp,kv_blocks,block_tokens,gpu,engine,gpu_memory_utilization,max_num_batched_tokens"
 POOL = "llama-2-7b,1,7463,16,h100-80g,vllm 0.15.1,0.9,2048"
+FOUR = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))  # as LOOP states
 
 
 def file(folder: Path, *lines: str, name: str = "mine.csv") -> Path:
@@ -52,7 +55,7 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
     for name, lines in {"a": (CLOSED, LOOP), "b": (POISSON, STAGE), "c": (OFFLINE, BATCH), "d": (POOLS, POOL)}.items():
         file(tmp_path, *lines, name=f"{name}.csv")
     loop, stage, batch, pool = measured.cases(tmp_path)
-    assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
+    assert loop.setting == FOUR
     assert loop.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008, "e2e": 0.05 + 31 * 0.008})
     assert stage.setting.load == Poisson(((2.0, 20.0), (4.0, 30.0)), 100, 200, 51)
     assert (stage.setting.config.chunk_tokens, stage.setting.config.batch_cap, stage.stage) == (2048, 128, 0)
@@ -103,37 +106,25 @@ def test_a_bad_value_skips_its_row_and_no_other(tmp_path: Path, header: str, row
     assert message in str(skip)
 
 
-def test_a_skipped_row_is_counted_and_listed(tmp_path: Path) -> None:
-    path = file(tmp_path, POOLS, POOL, POOL.replace(",16,", ",32,"))
-    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot", "--all"])
-    assert result.exit_code == 0, result.output
-    assert "1 cases of 1 files, 1 skipped" in result.stdout
-    assert 'skipped mine.csv:3: block_tokens is "32", not 16' in result.stdout
-
-
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = file(tmp_path, f"{CLOSED},osl", f"{LOOP},64")
-    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot"])
-    assert (result.exit_code, result.stderr) == (2, f"error: {path}:1: column osl is there twice\n")
+    assert fails("validate", path, "--no-plot") == f"error: {path}:1: column osl is there twice\n"
 
 
 @cases("given", ["--counts 0", "--table nope.toml", "--window-s 5", "--seeds 5", "--runs x"])
 def test_options_of_servers_are_refused_without_them(given: str, tmp_path: Path) -> None:
-    path = file(tmp_path, CLOSED, LOOP)
-    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot", *given.split()])
-    assert result.exit_code == 2
-    assert f"{given.partition(' ')[0]} is for --engine NAME" in result.stderr
+    text = fails("validate", file(tmp_path, CLOSED, LOOP), "--no-plot", *given.split())
+    assert f"{given.partition(' ')[0]} is for --engine NAME" in text
 
 
 def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_path: Path) -> None:
     file(tmp_path, "a,b", "1,2", name="foreign.csv")
-    file(tmp_path, CLOSED, LOOP.replace("h100_sxm", "h1000"), LOOP.replace("llama-3.1-8b", "llama-9b"))
-    result = CliRunner().invoke(main, ["validate", str(tmp_path), "--no-plot", "--all"])
-    assert result.exit_code == 0, result.output
-    assert "0 cases of 0 files, 3 skipped" in result.stdout
-    assert "skipped foreign.csv:1: no known columns; the nearest form lacks model" in result.stdout
-    assert 'skipped mine.csv:2: unknown GPU "h1000"; nearest: h100,' in result.stdout
-    assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-7b' in result.stdout
+    file(tmp_path, CLOSED, LOOP.replace("h100_sxm", "h1000"), LOOP.replace("llama-3.1-8b", "llama-9b"), LOOP)
+    text = ok("validate", tmp_path, "--no-plot", "--all")
+    assert "1 cases of 1 files, 3 skipped" in text
+    assert "skipped foreign.csv:1: no known columns; the nearest form lacks model" in text
+    assert 'skipped mine.csv:2: unknown GPU "h1000"; nearest: h100,' in text
+    assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-7b' in text
     file(tmp_path, CLOSED, LOOP.replace("0.12.0", "0.2"), LOOP)
     file(tmp_path, OFFLINE, BATCH.replace("vLLM", "TRT"), name="offline.csv")
     loaded = measured.read(tmp_path)
@@ -151,10 +142,7 @@ def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> Non
         f'[shapes]\n"llama-9b" = {{ {shape}, gated = true, tied = false, context = 131072, sampled = true }}\n', "utf-8"
     )
     path = file(tmp_path, CLOSED, LOOP.replace("llama-3.1-8b", "llama-9b"), LOOP)
-    result = CliRunner().invoke(
-        main, ["validate", str(path), "--shape", str(tmp_path / "mine.toml"), "-o", str(tmp_path / "fig")]
-    )
-    assert result.exit_code == 0, result.output
+    ok("validate", path, "--shape", tmp_path / "mine.toml", "-o", tmp_path / "fig")
     kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
     assert kept["model"].tolist() == ["llama-9b"] * 3 + ["llama-3.1-8b"] * 3
     assert kept["ours"].tolist()[:3] == kept["ours"].tolist()[3:]  # dimensions are equal, whatever the name
@@ -206,8 +194,7 @@ def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
 
 def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
     """8,192 in chunks beside decodes (vLLM) or before them (SGLang); of old, as many as the longest request."""
-    loop = Setting("vllm-0.12", "h100", "llama-2-7b", 1, Closed(4, 512, 32))
-    configs = {name: loop._replace(engine=name).config for name in ENGINES}
+    configs = {name: FOUR._replace(model="llama-2-7b", engine=name).config for name in ENGINES}
     assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
         "vllm-0.15": (8192, 16384, 1024),
         "vllm-0.12": (8192, 16384, 1024),
@@ -292,18 +279,10 @@ def test_the_profiles_meet_their_aims_on_rows_that_a_refit_left_out() -> None:
 
 
 def test_cases_far_off_are_counted_on_both_sides_by_whole_requests() -> None:
-    frame = pd.DataFrame(
-        [
-            ("e2e", 1.0, 1.29),
-            ("e2e", 1.0, 1.31),
-            ("ttft", 1.0, 9.0),
-            ("throughput", 1.31, 1.0),
-            ("throughput", 1.0, 1.31),
-            ("e2e", 1.31, 1.0),
-            ("e2e", 1.29, 1.0),
-        ],
-        columns=["metric", "measured", "ours"],
-    )
+    pairs = {"e2e": [(1.0, 1.29), (1.0, 1.31), (1.31, 1.0), (1.29, 1.0)], "ttft": [(1.0, 9.0)]}
+    pairs["throughput"] = [(1.31, 1.0), (1.0, 1.31)]
+    rows = [(metric, *pair) for metric, each in pairs.items() for pair in each]
+    frame = pd.DataFrame(rows, columns=["metric", "measured", "ours"])
     assert sides(frame) == (2, 2, 6)
 
 
@@ -321,16 +300,15 @@ def test_a_row_that_repeats_has_an_error_without_noise_and_two_spreads(tmp_path:
     assert len(set(drawn)) == SEEDS
     assert gaps["spread"].iloc[0] == pytest.approx(np.std(drawn, ddof=1) / plain[0]["tpot"])
     assert gaps["real_spread"].iloc[0] == pytest.approx(np.std([7, 9] * 4, ddof=1) / 8)
-    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot"])
-    assert "30 % slower: 0; 30 % faster: 0; of 8 cases" in result.stdout
+    assert "30 % slower: 0; 30 % faster: 0; of 8 cases" in ok("validate", path, "--no-plot")
 
 
 def test_no_setting_has_the_noise_of_another() -> None:
     """Equal loads on equal machines but for a flag that does nothing: drawn alike, they would err alike."""
-    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
-    first, other = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))], draw=0)
+    both = [case(FOUR), case(FOUR._replace(flags=(("batch_cap", 512),)))]
+    first, other = ours(both, draw=0)
     assert first["tpot"] != other["tpot"]
-    alone, beside = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))])
+    alone, beside = ours(both)
     assert alone == beside
 
 
@@ -346,12 +324,11 @@ def test_tails_are_scored_where_rows_have_them(tmp_path: Path) -> None:
 
 def test_ttft_of_a_closed_loop_on_vllm_is_not_scored() -> None:
     """No source says how its clients begin."""
-    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
-    assert unscored(loop, "ttft") == "start unknown"
-    assert not unscored(loop, "tpot")
-    assert not unscored(loop._replace(engine="sglang-0.5"), "ttft")
-    assert not unscored(loop._replace(load=Closed(4, 512, 32, first=True)), "ttft")
-    assert not unscored(loop._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
+    assert unscored(FOUR, "ttft") == "start unknown"
+    assert not unscored(FOUR, "tpot")
+    assert not unscored(FOUR._replace(engine="sglang-0.5"), "ttft")
+    assert not unscored(FOUR._replace(load=Closed(4, 512, 32, first=True)), "ttft")
+    assert not unscored(FOUR._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
 
 
 def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) -> None:
@@ -371,11 +348,9 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
 
 
 def test_the_command_prints_draws_and_keeps_the_points(tmp_path: Path) -> None:
-    path = file(tmp_path, CLOSED, LOOP)
-    result = CliRunner().invoke(main, ["validate", str(path), "-o", str(tmp_path / "fig")])
-    assert result.exit_code == 0, result.output
-    assert "1 cases of 1 files" in result.stdout
-    assert "vllm-0.12" in result.stdout
+    text = ok("validate", file(tmp_path, CLOSED, LOOP), "-o", tmp_path / "fig")
+    assert "1 cases of 1 files" in text
+    assert "vllm-0.12" in text
     kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
     assert kept["metric"].tolist() == ["ttft", "tpot", "e2e"]
     assert (tmp_path / "fig.pdf").is_file()
