@@ -25,6 +25,7 @@ from harness.policy.events import Event, TurnEnded
 from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Plan
 from systems.aegaeon import Aegaeon
 from systems.dedicated import Dedicated
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
@@ -45,10 +46,7 @@ def priced(models: int) -> machine.Machine:
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
     """Return jobs from rows of (arrival, model, prompt, output)."""
-    a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    slo = np.full(len(rows), 10.0)
-    names = tuple(f"m{k}" for k in range(models))
-    return Jobs(names, a.astype(float), m.astype(np.int32), p.astype(np.int32), o.astype(np.int32), slo, slo / 100)
+    return asked((f"m{k}" for k in range(models)), *zip(*sorted(rows), strict=True), ttft_s=10.0, tpot_s=0.1)
 
 
 class Guard(Recorder):

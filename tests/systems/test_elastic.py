@@ -16,6 +16,7 @@ from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.types import GIB, Jobs, Plan
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -45,15 +46,7 @@ def poisson(config: Config, seed: int, rate_rps: float, span_s: float) -> Jobs:
 def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -> Jobs:
     n = len(arrival_s)
     prompt, output = rng.integers(16, 800, n), rng.integers(1, 900, n)
-    return Jobs(
-        tuple(m.name for m in config.models),
-        np.asarray(arrival_s, float),
-        np.asarray(model, np.int32),
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        np.full(n, 0.5),
-        np.full(n, 0.1),
-    )
+    return asked((m.name for m in config.models), arrival_s, model, prompt, output, 0.5, 0.1)
 
 
 def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:

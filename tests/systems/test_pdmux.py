@@ -23,6 +23,8 @@ from harness.policy.view import BatchState, KvState
 from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count, worst
 from tests.cases import cases
+from tests.there import there
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 H100 = Gpu("h100", 0, 80 << 30, 132, tuple(range(8, 132, 8)))
@@ -158,8 +160,7 @@ def test_an_sglang_server_has_its_gpus_to_itself() -> None:
 
 
 def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
-    predict = made().tenants["m0"].predict
-    assert predict is not None
+    predict = there(made().tenants["m0"].predict)
     profile, inst = Linear(), Inst("m0", (0,))
     for s in decode_counts(H100):
         for b, c in ((1, 1), (3, 999), (200, 150_000), (256, 400_000)):
@@ -172,7 +173,6 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
     node = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
     predict, inst = PDMux(node).tenants["m"].predict, Inst("m", (0,))
-    assert predict is not None
     decode = [
         predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
         for s in decode_counts(node.gpus[0])
@@ -326,9 +326,7 @@ def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, 
     """Return Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
-    prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
-    slo_s = np.full(n, 10.0), np.full(n, 0.06)
-    jobs = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    jobs = asked("m", arrival_s, 0, draw.integers(*prompt, n), draw.integers(*output, n), 10.0, 0.06)
     if not alone:
         return jobs
     times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
@@ -394,9 +392,7 @@ def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
     """Section 2.3.2: 32 decodes behind 1,000 tokens beside 4,064 of a prompt, 70B over eight A100: 505 ms."""
     model = Served("m", shape("llama-3.3-70b")._replace(max_tokens=8192), 8, 10.0, 0.1)
     engine = Sim(Config((model,), gpu="a100-80g", gpus=8, host="sglang-0.5", token_times=True))
-    prompts, outputs = np.array([730] * 32 + [4064], np.int32), np.array([400] * 32 + [2], np.int32)
-    arrival_s, never = np.array([0.0] * 32 + [9.0]), np.full(33, np.inf)
-    jobs = Jobs(("m",), arrival_s, np.zeros(33, np.int32), prompts, outputs, never, never)
+    jobs = asked("m", [0.0] * 32 + [9.0], 0, [730] * 32 + [4064], [400] * 32 + [2])
     make: Any = Chunked
     replay(make(engine.cluster, tau=4096), engine, jobs)
     rows = [row for part in engine.rows() for row in part.to_pylist()]

@@ -27,6 +27,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, Ratios, Tenant, alg1, alg2
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -151,19 +152,8 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
     """Return jobs from requests (arrival, model)."""
-    at, model = (np.array(x) for x in zip(*rows, strict=True))
-    n = len(rows)
-    full = np.full(n, 1)
-    slo = config.models[0]
-    return Jobs(
-        tuple(m.name for m in config.models),
-        at.astype(float),
-        model.astype(np.int32),
-        (full * prompt).astype(np.int32),
-        (full * output).astype(np.int32),
-        np.full(n, slo.ttft_slo_s),
-        np.full(n, slo.tpot_slo_s),
-    )
+    slo_s = config.models[0].ttft_slo_s, config.models[0].tpot_slo_s
+    return asked((m.name for m in config.models), *zip(*rows, strict=True), prompt, output, *slo_s)
 
 
 def run(

@@ -22,6 +22,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Prism
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import model_set, shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -46,17 +47,8 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
         at = begin + np.cumsum(rng.exponential(1 / rate, int((end - begin) * rate)))
         rows += [(t, m, prompt, output) for t in at if t < end]
     rows.sort()
-    at, model, prompts, outputs = (np.array(x) for x in zip(*rows, strict=True))
-    slo = [(m.ttft_slo_s, m.tpot_slo_s) for m in config.models]
-    return Jobs(
-        tuple(m.name for m in config.models),
-        at.astype(float),
-        model.astype(np.int32),
-        prompts.astype(np.int32),
-        outputs.astype(np.int32),
-        np.array([slo[m][0] for m in model]),
-        np.array([slo[m][1] for m in model]),
-    )
+    slo_s = zip(*((config.models[m].ttft_slo_s, config.models[m].tpot_slo_s) for _, m, *_ in rows), strict=True)
+    return asked((m.name for m in config.models), *zip(*rows, strict=True), *slo_s)
 
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:

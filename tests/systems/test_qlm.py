@@ -21,9 +21,11 @@ from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
-from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
+from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, partition
 from tests.cases import cases
+from tests.there import there
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1
@@ -148,8 +150,7 @@ def drawn(seed: int, n: int, queues: int, profile: NoProfile | None = None) -> Q
 def test_program_is_brute_force(seed: int) -> None:
     q = drawn(seed, 2 + seed % 4, 2)
     edf = q.edf(0.0)
-    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(edf, 0.0), 0.0))
     assert sorted(g.id for order in solution for g in order) == list(range(1, q.formed + 1))
     least = min(value(q, orders) for orders in every(q))
     assert value(q, solution) == least
@@ -162,8 +163,7 @@ def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
     for profile in (Flat(), *map(LastBits, range(4))):
         q = drawn(seed, 2 + seed % 6, 3, profile)
         edf = q.edf(5.0)
-        best = q.solved(q.relaxed(edf, 5.0), 5.0)
-        assert best is not None
+        best = there(q.solved(q.relaxed(edf, 5.0), 5.0))
         plans.append([[[g.id for g in order] for order in orders] for orders in (edf, best)])
     assert plans == [plans[0]] * len(plans)
 
@@ -171,8 +171,7 @@ def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
 @cases("seed", range(6))
 def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
     q = drawn(100 + seed, 3, 2)
-    solution = q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0))
     assert value(q, solution) == pytest.approx(slots(q), rel=1e-4, abs=1e-3)
 
 
@@ -231,8 +230,7 @@ def slots(q: Qlm) -> float:
 def test_one_model_with_loose_slos_edf_is_as_good() -> None:
     q = policy(2, [[("a", 4, 900.0 + k) for k in range(5)], []], rwt="mean")
     edf = q.edf(0.0)
-    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(edf, 0.0), 0.0))
     assert value(q, edf) == pytest.approx(value(q, solution), rel=1e-3)
     assert q.relaxed(solution, 0.0) == 0.0
 
@@ -281,9 +279,10 @@ def simulated(
 ) -> tuple[Any, list[tuple[float, Action]], Qlm, Any]:
     """Serve rows of (arrival, model, prompt, output, SLO): requests, actions with times, the policy, counts."""
     served = tuple(Served(f"m{k}", SHAPE._replace(max_tokens=2048)) for k in range(models))
-    a, m, p, o, slo = (np.array(column) for column in zip(*rows, strict=True))
-    plan = {s.name: Plan(1.0, float(np.mean(p)), float(np.mean(o)), "test") for s in served}
-    jobs = Jobs(tuple(s.name for s in served), a, m.astype(np.int32), p.astype(np.int32), o.astype(np.int32), slo, slo)
+    *columns, slo_s = zip(*rows, strict=True)
+    jobs = asked((s.name for s in served), *columns, slo_s, slo_s)
+    means = float(np.mean(jobs.prompt_tokens)), float(np.mean(jobs.output_tokens))
+    plan = {s.name: Plan(1.0, *means, "test") for s in served}
     config = Config(served, gpus=gpus, host="none", plan=plan)
     engine = Sim(config)
     q = Qlm(engine.cluster, **fields)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +17,9 @@ from harness.engines.wallclock import NoProfile
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Woke
-from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Model, Plan, Request
 from systems.serverlessllm import ServerlessLlm
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 HOST_S, DISK_S = 2.0, 20.0
@@ -194,17 +193,7 @@ def simulated(
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
     world = Config(served, gpus=gpus, host="none", plan=plan, host_bytes=host_bytes)
-    a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    slo = np.full(len(rows), math.inf)
-    work = Jobs(
-        tuple(s.name for s in served),
-        a.astype(float),
-        m.astype(np.int32),
-        p.astype(np.int32),
-        o.astype(np.int32),
-        slo,
-        slo,
-    )
+    work = asked((s.name for s in served), *zip(*sorted(rows), strict=True))
     engine = Sim(world)
     made = make(engine.cluster, **fields)
     engine = Sim(world, made.options)

@@ -19,6 +19,7 @@ from harness.policy.types import Batch, Inst, Jobs, Request
 from harness.policy.view import BatchState, RequestState
 from systems.slinfer import AHEAD, Job, Slinfer
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 TTFT_S, TPOT_S = 2.0, 0.25
@@ -282,15 +283,9 @@ def test_a_worker_without_requests_stays_for_a_second() -> None:
 
 def jobs(models: tuple[str, ...], n: int = 150, gap_s: float = 0.3) -> Jobs:
     draw = np.random.default_rng(3)
-    return Jobs(
-        models,
-        np.cumsum(draw.exponential(gap_s, n)),
-        draw.integers(0, len(models), n, np.int32),
-        draw.integers(50, 2000, n, np.int32),
-        draw.integers(5, 100, n, np.int32),
-        np.full(n, TTFT_S),
-        np.full(n, TPOT_S),
-    )
+    arrival_s = np.cumsum(draw.exponential(gap_s, n))
+    model, prompt, output = (draw.integers(*ends, n, np.int32) for ends in ((0, len(models)), (50, 2000), (5, 100)))
+    return asked(models, arrival_s, model, prompt, output, TTFT_S, TPOT_S)
 
 
 def served(known: Config, work: Jobs, control_s: float = 0.0, **fields: Any) -> dict[str, list[Any]]:

@@ -157,7 +157,6 @@ def test_weights_are_those_of_model_info(name: str) -> None:
 
 def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     """VTC-artifact 192c2e2, fair_bench/real_trace.pkl; Prism ships the same file."""
-    assert traces_dir
     arena = trace("arena-chat")
     rank = np.array([int(name.rpartition("-")[2]) for name in arena.models])[arena.model]
     assert np.bincount(rank).tolist() == list(synthetic.ARENA_COUNTS)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from harness.policy.types import UserError
 from tests.cases import cases
+from tests.there import there
 from tests.traces.test_traces import COLUMNS, csv
 from traces import readers, schema
 from traces.convert import convert, table
@@ -61,8 +62,7 @@ def test_units_ids_and_optional_columns(tmp_path: Path) -> None:
     loaded = of_table(table, "my.csv")
     assert loaded.arrival_s.tolist() == [0.0, 0.5, 2.5]
     assert [loaded.models[i] for i in loaded.model] == ["a", "b", "a"]
-    assert loaded.tenant is not None
-    assert loaded.tenant.tolist() == [0, 1, 0]
+    assert there(loaded.tenant).tolist() == [0, 1, 0]
     assert loaded.prompt_tokens.tolist() == [5, 6, 1]
     assert loaded.span_s == pytest.approx(2.5 + 1.25)
     assert loaded.where(1) == "my.csv:3"

@@ -18,6 +18,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
+from tests.there import there
 from traces import deal as dealing
 from traces import readers, schema
 from traces.arrivals import zipf
@@ -183,7 +184,6 @@ def test_rows_without_a_stamp_are_left_out_and_counted(tmp_path: Path) -> None:
 )
 def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[float, ...]) -> None:
     """Requests, longest, seconds, and means of prompt and output as published, or measured on the published file."""
-    assert traces_dir
     published = trace(name)
     assert (len(published), published.longest_tokens) == golden[:2]
     assert published.span_s == pytest.approx(golden[2], abs=6e-4)
@@ -197,7 +197,6 @@ def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[
 
 @pytest.fixture(scope="module")
 def dealt(traces_dir: Path) -> dict[str, Trace]:
-    assert traces_dir
     return {name: trace(f"{name}+models=8") for name in LOGS}
 
 
@@ -219,8 +218,7 @@ def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, 
     got = np.bincount(mixed.model, minlength=8)
     assert np.abs(got - popularity(8) * len(mixed)).max() <= largest
     assert mixed.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
-    path = present(name)
-    assert path is not None
+    path = there(present(name))
     reader = {"azure": "azure", "fineserve": "fineserve", "mooncake": "mooncake"}[name.partition("-")[0]]
     size = np.bincount(units(readers.read(reader, path)))
     assert (len(size), size.max()) == (count, largest)
@@ -234,7 +232,6 @@ def test_conversations_find_their_blocks_wherever_they_are_dealt(dealt: dict[str
 
 
 def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
-    assert traces_dir
     kept = trace("mooncake-conversation+models=8+max_tokens=8192")
     assert kept.longest_tokens <= 8192
     assert len(kept) == 6461
@@ -257,10 +254,8 @@ def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace])
 
 
 def test_a_dealt_log_is_replayed(traces_dir: Path) -> None:
-    assert traces_dir
-    spec = resolve(
-        Spec("static", trace="fineserve-30-100b+deal=1+models=8+max_tokens=8192", models="light8", window_s=600.0)
-    )
+    log = "fineserve-30-100b+deal=1+models=8+max_tokens=8192"
+    spec = resolve(Spec("static", trace=log, models="light8", window_s=600.0))
     assert spec.trace == "fineserve-30-100b+models=8+deal=1+max_tokens=8192"
     assert spec.trace_sha256 == load_trace(spec.trace).sha256
     jobs = Setup(spec).jobs()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from harness.run.setup import load_models, load_trace
 from tests.cases import cases
+from tests.there import there
 from traces import drawing, laws, readers, realism, schema, synthetic
 from traces.drawing import Drawn, draw
 from traces.load import Trace, of_table, sized, trace
@@ -205,11 +206,9 @@ def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None
 def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
     loaded = load_trace("arena-like")
     for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
-        expected = realism.realism(f"arena-like+models={n}")
-        assert expected is not None
+        expected = there(realism.realism(f"arena-like+models={n}"))
         assert fit_of(loaded, load_models(models).streams) == expected.verdict
-    whole = realism.realism("arena-like")
-    assert whole is not None
+    whole = there(realism.realism("arena-like"))
     assert fit_of(loaded, load_models("llama-3.2-1b*3").streams) == whole.verdict
 
 
@@ -227,8 +226,7 @@ ARENA_FIT = {
 
 @cases("name", sorted(ARENA_FIT))
 def test_arena_like_is_within_its_bounds_for_every_set_and_in_long_windows(name: str) -> None:
-    checked = realism.realism(name)
-    assert checked is not None
+    checked = there(realism.realism(name))
     assert checked.verdict == "within"
     far = realism.off(checked.mean, checked.target)
     points = [100 * x for row, x in far.items() if row.judged and row.points]
@@ -252,8 +250,7 @@ def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: 
     load_trace.cache_clear()
     stand_in = load_trace("hyperbolic")
     assert stand_in.name == "hyperbolic-like"
-    assert stand_in.notice is not None
-    assert "hyperbolic is not here: using hyperbolic-like, synthetic" in stand_in.notice
+    assert "hyperbolic is not here: using hyperbolic-like, synthetic" in there(stand_in.notice)
     assert sized("hyperbolic", 18) == "hyperbolic-like+models=18"
     load_trace.cache_clear()
 
@@ -275,8 +272,7 @@ def test_the_verdict() -> None:
 
 
 def test_a_longer_trace_is_judged_by_windows() -> None:
-    long = realism.realism("hyperbolic-like+models=18+span_s=7200")
-    assert long is not None
+    long = there(realism.realism("hyperbolic-like+models=18+span_s=7200"))
     assert long.verdict == "within"
     assert realism.realism("sample") is None
 

@@ -130,7 +130,6 @@ def test_jobs_follow_the_square() -> None:
 
 
 def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
-    assert traces_dir
     arena, models = trace("arena-chat"), model_set("prism18")
     streams = assigned(arena, models, 3, "square").streams
     assert sorted(streams) == sorted(assigned(arena, models).streams)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.policy.types import Jobs, Prefix, UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
+from tests.there import there
 from traces import drawing
 from traces.load import trace as load
 from workloads.build import SCALINGS, Scaling, build, plan
@@ -166,9 +167,9 @@ def test_clients_are_kept_or_dropped_whole() -> None:
     rows = drawn(4000, clients=50)
     jobs = build(rows, fixed(), seed=5, rate_scale=0.4, scaling="clients", warmup_s=0)
     row = jobs.prompt_tokens - 1
-    assert rows.tenant is not None
-    kept = Counter(zip(jobs.model.tolist(), rows.tenant[row].tolist(), strict=True))
-    whole = Counter(zip(rows.model.tolist(), rows.tenant.tolist(), strict=True))
+    tenant = there(rows.tenant)
+    kept = Counter(zip(jobs.model.tolist(), tenant[row].tolist(), strict=True))
+    whole = Counter(zip(rows.model.tolist(), tenant.tolist(), strict=True))
     assert all(whole[client] == count for client, count in kept.items())
     assert len(jobs) / len(rows.model) == pytest.approx(0.4, abs=0.05)
     with pytest.raises(UserError, match="names no clients"):

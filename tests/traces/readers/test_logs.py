@@ -16,6 +16,7 @@ import pytest
 
 from harness.policy.types import UserError
 from tests.cases import cases
+from tests.there import there
 from traces import readers, schema
 from traces.load import of_table
 
@@ -150,8 +151,7 @@ def test_dynamo_reads_requests_in_and_out_of_envelopes_with_their_blocks(tmp_pat
     loaded = of_table(readers.read("dynamo", path), "x")
     assert loaded.arrival_s.tolist() == [0.0, 2.5]
     assert loaded.output_tokens.tolist() == [16, 8]
-    assert loaded.prefix is not None
-    assert (loaded.prefix.block_tokens, shape(loaded.prefix.ids)) == (64, [0, 1, 0, 1, 2])
+    assert (there(loaded.prefix).block_tokens, shape(there(loaded.prefix).ids)) == (64, [0, 1, 0, 1, 2])
     DYNAMO[2]["event"]["request"]["replay"]["trace_block_size"] = 16
     with pytest.raises(UserError, match="trace_block_size is 16, 64, not one size"):
         readers.read("dynamo", as_jsonl_gz(tmp_path / "two.jsonl.gz", DYNAMO))
@@ -292,8 +292,7 @@ def test_bailian_turns_are_one_session(tmp_path: Path) -> None:
     assert sessions[0] == sessions[1] != sessions[2]
     loaded = of_table(table, "x")
     assert (loaded.models, loaded.arrival_s.tolist()) == (("qwen_traceA",), [0.5, 9.25, 9.5])
-    assert loaded.prefix is not None
-    assert shape(loaded.prefix.ids) == [0, 1, 0, 1, 2]
+    assert shape(there(loaded.prefix).ids) == [0, 1, 0, 1, 2]
 
 
 def test_chutes_has_users_by_round_and_elapsed_time(tmp_path: Path) -> None:
@@ -333,8 +332,7 @@ def test_weka_sessions_come_one_after_the_other(tmp_path: Path) -> None:
     assert readers.known(path) == "weka"
     loaded = of_table(readers.read("weka", path), "x")
     assert loaded.arrival_s.tolist() == [0.0, 3.5, 5.0, 5.0, 8.5, 10.0]
-    assert loaded.prefix is not None
-    assert len(set(loaded.prefix.ids.tolist())) == 4  # of one session apart from the other's
+    assert len(set(there(loaded.prefix).ids.tolist())) == 4  # of one session apart from the other's
 
 
 SCRAPE = """# HELP vllm:request_success_total done

@@ -187,10 +187,8 @@ def test_servers_that_the_bench_starts_are_told_its_own_settings() -> None:
 
 
 def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
-    plain = Setup(Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5")).settings
-    stated = Setup(
-        Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5", mem_fraction=0.8)
-    ).settings
+    spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5")
+    plain, stated = Setup(spec).settings, Setup(replace(spec, mem_fraction=0.8)).settings
     assert plain.process_bytes is not None
     assert (stated.mem_fraction, stated.process_bytes) == (0.8, None)
 

@@ -29,6 +29,7 @@ from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from plots import style
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 LLAMA = shape("llama-3.1-8b")  # 32 layers of 4,096; 32 heads and 8 KV heads of 128; FFN 14,336; 128,256 words
@@ -48,10 +49,7 @@ def config() -> Config:
 
 
 def jobs(*arrivals_s: float) -> Jobs:
-    n = len(arrivals_s)
-    none = np.full(n, math.inf)
-    lengths = np.full(n, PROMPT, np.int32), np.full(n, OUTPUT, np.int32)
-    return Jobs(("m",), np.array(arrivals_s), np.zeros(n, np.int32), *lengths, none, none)
+    return asked("m", arrivals_s, 0, PROMPT, OUTPUT)
 
 
 class Both:

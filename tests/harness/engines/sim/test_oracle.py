@@ -17,6 +17,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Pre
 from harness.policy.types import Batch, Host, Inst, Jobs
 from tests.cases import cases
 from tests.harness.engines.sim.oracle import ModelSetup, Oracle, Req, Result, Setup, noise, price
+from tests.workloads.asked import asked
 
 NEVER = -math.inf  # before the clock
 A, B = Inst("a", (0,)), Inst("b", (0,))
@@ -63,17 +64,9 @@ def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: A
 
 def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
     """Return jobs from rows of (arrival, model, prompt, output)."""
-    models = tuple(sorted({r[1] for r in rows}))
-    slo = np.full(len(rows), math.inf)
-    return Jobs(
-        models,
-        np.array([r[0] for r in rows], np.float64),
-        np.array([models.index(r[1]) for r in rows], np.int32),
-        np.array([r[2] for r in rows], np.int32),
-        np.array([r[3] for r in rows], np.int32),
-        slo,
-        slo,
-    )
+    arrival_s, names, prompt, output = zip(*rows, strict=True)
+    models = sorted(set(names))
+    return asked(models, arrival_s, [models.index(name) for name in names], prompt, output)
 
 
 def resident(*insts: Inst, **order: Any) -> list[tuple[float, Action]]:

@@ -19,6 +19,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.harness.engines.sim.oracle import ModelSetup, Setup
+from tests.workloads.asked import asked
 
 NEVER = -math.inf
 KERNELS = np.linspace([0.5, 0.25, 0.25, 0.0], [0.125, 0.25, 0.5, 0.125], 5)  # of a layer, by points of the grid
@@ -198,16 +199,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
     """Return Poisson arrivals, some at equal stamps, of short and one-token requests."""
     gaps = rng.exponential(1 / rate, n)
     gaps[rng.random(n) < 0.1] = 0.0
-    inf = np.full(n, math.inf)
-    return Jobs(
-        tuple(models),
-        np.cumsum(gaps),
-        rng.integers(0, len(models), n).astype(np.int32),
-        rng.integers(1, longest, n).astype(np.int32),
-        np.where(rng.random(n) < 0.15, 1, rng.integers(1, longest, n)).astype(np.int32),
-        inf,
-        inf,
-    )
+    model, prompt = rng.integers(0, len(models), n), rng.integers(1, longest, n)
+    return asked(models, np.cumsum(gaps), model, prompt, np.where(rng.random(n) < 0.15, 1, rng.integers(1, longest, n)))
 
 
 def flat(cost: np.ndarray) -> Tables:

@@ -16,10 +16,11 @@ from harness.engines.machine import Config, Machine, Served
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Drop, Limit, Load, Move, Run
 from harness.policy.events import Done, Event
-from harness.policy.types import Batch, Host, Inst, Jobs
+from harness.policy.types import Batch, Host, Inst
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import apart
 from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive, flat
+from tests.workloads.asked import asked
 
 HOT, COLD = Batch(Inst("hot", (0,))), Batch(Inst("cold", (1,)))
 STEP = 1 / 8  # s of attention a sequence
@@ -44,9 +45,8 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
     config = Config(
         (Served("hot", SHAPE), Served("cold", SHAPE)), gpus=2, block_tokens=4, chunk_tokens=0, mem_fraction=1.0
     )
-    arrival_s, model, output = (np.array(x) for x in zip(*rows, strict=True))
-    never, prompt = np.full(len(rows), math.inf), np.ones(len(rows), np.int32)
-    jobs = Jobs(("hot", "cold"), arrival_s, model.astype(np.int32), prompt, output.astype(np.int32), never, never)
+    arrival_s, model, output = zip(*rows, strict=True)
+    jobs = asked(("hot", "cold"), arrival_s, model, 1, output)
     start: list[tuple[float, Action]] = [
         (NEVER, a) for b in (HOT, COLD) for a in (Load(b.inst), Admit(b.inst.model, b), Run(b))
     ]

@@ -14,11 +14,12 @@ from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import state
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Done
-from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
+from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Option
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import CAPS, M0, M1, apart, clock
 from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive
 from tests.harness.engines.sim.worlds import WILD, world
+from tests.workloads.asked import asked
 
 
 def small(
@@ -41,25 +42,9 @@ def small(
     spec = w.machine.spec._replace(
         mem_bytes=models * (weight_bytes(SHAPE) + reserve) + blocks * block, d2h=4.0 * block, nvlink=4.0 * block
     )
-    arrival, model, prompt, output = (np.array(x) for x in zip(*rows, strict=True))
-    never = np.full(len(rows), math.inf)
-    jobs = Jobs(
-        w.jobs.models,
-        arrival.astype(float),
-        model.astype(np.int32),
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        never,
-        never,
-    )
-    return replace(
-        w,
-        config=replace(w.config, **(settings | config)),
-        machine=w.machine._replace(spec=spec),
-        options=options or {},
-        jobs=jobs,
-        script=script,
-    )
+    jobs, machine = asked(w.jobs.models, *zip(*rows, strict=True)), w.machine._replace(spec=spec)
+    config = replace(w.config, **(settings | config))
+    return replace(w, config=config, machine=machine, options=options or {}, jobs=jobs, script=script)
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:

@@ -15,12 +15,13 @@ from harness.engines.machine import Config, Machine, Served
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Load, Move, Run
-from harness.policy.types import Batch, Inst, Jobs
+from harness.policy.types import Batch, Inst
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S
 from tests.harness.engines.sim.oracle import CAUSES
 from tests.harness.engines.sim.world import HEARD, NEVER, SHAPE, World, drive, flat
 from tests.harness.engines.sim.worlds import LAYERED, world
+from tests.workloads.asked import asked
 
 
 @cases("seed", range(20))
@@ -128,24 +129,15 @@ def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap:
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
-    tokens, never = np.ones(n, np.int32), np.full(n, math.inf)
-    jobs = Jobs(
-        tuple(m.name for m in served),
-        np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, models, n).astype(np.int32),
-        tokens,
-        tokens,
-        never,
-        never,
-    )
+    arrival_s = np.cumsum(rng.exponential(1 / rate, n))
+    jobs = asked((m.name for m in served), arrival_s, rng.integers(0, models, n), 1, 1)
     script: list[tuple[float, Action]] = []
     for m in served:
         b = Batch(Inst(m.name, (0,)))
         script += [(NEVER, Load(b.inst)), (NEVER, Run(b, seqs=cap)), (NEVER, Admit(m.name, b))]
     config = Config(served, batch_cap=cap, chunk_tokens=0, process_bytes=0, mem_fraction=1.0)
-    return World(
-        config, Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1)), {}, jobs, script
-    )
+    priced = Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
+    return World(config, priced, {}, jobs, script)
 
 
 def latency(w: World) -> np.ndarray:
