@@ -109,16 +109,8 @@ def test_the_division_that_a_decode_batch_chooses() -> None:
 
 
 def test_layers_of_a_slice() -> None:
-    assert [forward_count(n) for n in (1, 1024, 2048, 5000, 16384, 65536, 65537, 10**6)] == [
-        65536,
-        64,
-        32,
-        13,
-        4,
-        1,
-        1,
-        1,
-    ]
+    layers = {1: 65536, 1024: 64, 2048: 32, 5000: 13, 16384: 4, 65536: 1, 65537: 1, 10**6: 1}
+    assert {n: forward_count(n) for n in layers} == layers
 
 
 def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> None:
@@ -210,13 +202,8 @@ def test_partitions_are_those_of_the_paper() -> None:
 
 def test_the_guard_is_the_most_that_was_measured_on_the_gpu() -> None:
     """A100: 20 %, H200: 37, else 30; 1.2 x 8.4 ms x 132 / 28 = 47.5 ms meet 50 on 28 SMs, 1.3 times do not."""
-    assert [worst(A100._replace(kind=kind)) for kind in ("a100-40g", "a100-80g", "h100", "h200", "l40s")] == [
-        0.2,
-        0.2,
-        0.3,
-        0.37,
-        0.3,
-    ]
+    measured = {"a100-40g": 0.2, "a100-80g": 0.2, "h100": 0.3, "h200": 0.37, "l40s": 0.3}
+    assert {kind: worst(A100._replace(kind=kind)) for kind in measured} == measured
     for kind in ("a100-80g", "h100", "h200"):  # as much as the machine charges a decode for a prefill on other SMs
         assert 1 + worst(A100._replace(kind=kind)) == quantities.quantities(kind)["co_run"]["apart"]
     for kind, sms in (("a100-80g", 28), ("h100", 44)):

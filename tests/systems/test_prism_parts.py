@@ -79,10 +79,8 @@ def test_memory_on_demand_gives_a_surging_model_what_the_other_does_not_use() ->
 
 def test_each_step_of_the_ladder_activates_sooner() -> None:
     # figure 9: a model that is out comes back on its first request
-    config = served(3, 4.0, rates=[1.0, 1.0, 1.0])
-    config = replace(
-        config, mem_fraction=(2 * WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes
-    )  # two of three are in
+    mem_fraction = (2 * WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes  # two of three are in
+    config = replace(served(3, 4.0, rates=[1.0, 1.0, 1.0]), mem_fraction=mem_fraction)
     jobs = arrivals(config, [(0, 0, 5, 1.0, 300, 20), (1, 0, 200, 0.5, 300, 20), (2, 100, 110, 1.0, 300, 20)])
     first = {}
     for way in ("host", "parallel", "pool", "sleep", "disk", "cold"):

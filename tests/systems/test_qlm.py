@@ -306,18 +306,8 @@ def test_a_swap_step_by_step() -> None:
                 order.append((t, "Admit", who))
     m0, m1 = Inst("m0", (0,)), Inst("m1", (0,))
     done = R["done"].tolist()
-    assert [o[1:] for o in order] == [
-        *(
-            ("Load", m0),
-            ("Admit", 0),
-            ("Evict", m0),
-            ("Load", m1),
-            ("Admit", 1),
-            ("Evict", m1),
-            ("Load", m0),
-            ("Admit", 2),
-        )
-    ]
+    swaps = [("Evict", m0), ("Load", m1), ("Admit", 1)], [("Evict", m1), ("Load", m0), ("Admit", 2)]
+    assert [o[1:] for o in order] == [("Load", m0), ("Admit", 0), *swaps[0], *swaps[1]]
     assert [o[0] for o in order] == pytest.approx([0.0, 1.0, *[done[0]] * 3, *[done[1]] * 3])
     first = [q.rates[m].P for m in ("m1", "m0")]
     assert R["first"][1] == pytest.approx(done[0] + S + first[0], abs=2e-3)
@@ -359,22 +349,16 @@ def test_a_cold_model_does_not_starve_behind_a_hot_one() -> None:
     R, *_ = simulated(sorted([*hot, (3.0, 1, 100, 20, 0.2)]), delta=1.0)
     cold = int(np.flatnonzero(R["model"] == 1)[0])
     assert R["first"][cold] < 0.7 * R["done"].max()
-    assert (
-        R["arrival"][R["first"] > R["first"][cold]] > 3.0
-    ).mean() > 0.9  # nearly all that come after it, came after it
+    # nearly all that come after it, came after it
+    assert (R["arrival"][R["first"] > R["first"][cold]] > 3.0).mean() > 0.9
 
 
 @settings(max_examples=25)
 @given(st.data())
 def test_no_request_is_lost(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 25))
-    row = st.tuples(
-        st.floats(0, 3),
-        st.integers(0, 3),
-        st.integers(1, 600),
-        st.integers(1, 80),
-        st.sampled_from([0.1, 5.0, math.inf]),
-    )
+    lengths, slo_s = (st.integers(1, 600), st.integers(1, 80)), st.sampled_from([0.1, 5.0, math.inf])
+    row = st.tuples(st.floats(0, 3), st.integers(0, 3), *lengths, slo_s)
     rows = sorted(data.draw(st.lists(row, min_size=n, max_size=n)))
     fields = data.draw(
         st.fixed_dictionaries(

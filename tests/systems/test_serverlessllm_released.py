@@ -350,14 +350,7 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
     order, most = data.draw(st.sampled_from(["fcfs", "srtf"])), data.draw(st.integers(1, 8))
-    R, _, engine = simulated(
-        rows,
-        4,
-        data.draw(st.integers(1, 3)),
-        data.draw(st.sampled_from([0, 3])),
-        make=ServerlessLlmReleased,
-        order=order,
-        most=most,
-    )
+    gpus, refuse = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3]))
+    R, _, engine = simulated(rows, 4, gpus, refuse, make=ServerlessLlmReleased, order=order, most=most)
     assert (R["state"] == state.DONE).all()
     assert not engine.S.insts["blocks"].any()

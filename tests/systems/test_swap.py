@@ -250,13 +250,13 @@ def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
 
 @cases(
     ("text", "says"),
-    {
-        "x=1": 'no model "x"',
-        "a": 'no model ""',
-        "a=soon": "not MODEL=NUMBER",
-        "*=-1": "not in",
-        "a=nan": "is not in",
-    }.items(),
+    [
+        ("x=1", 'no model "x"'),
+        ("a", 'no model ""'),
+        ("a=soon", "not MODEL=NUMBER"),
+        ("*=-1", "not in"),
+        ("a=nan", "is not in"),
+    ],
 )
 def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):

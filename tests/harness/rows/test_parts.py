@@ -259,23 +259,11 @@ def compare(out, workers):
 """
 
 
+CALLS = {"write": (2, 7), "replace": (1, 4, 7, 9), "fsync": (3, 20), "mkdir": (3,), "rmdir": (3, 8)}
+
+
 @pytest.mark.full
-@cases(
-    ("name", "n"),
-    [
-        ("write", 2),
-        ("write", 7),
-        ("replace", 1),
-        ("replace", 4),
-        ("replace", 7),
-        ("replace", 9),
-        ("fsync", 3),
-        ("fsync", 20),
-        ("mkdir", 3),
-        ("rmdir", 3),
-        ("rmdir", 8),
-    ],
-)
+@cases(("name", "n"), [(name, n) for name, counts in CALLS.items() for n in counts])
 def test_killed_at_any_write_it_ends_with_the_same_bytes(name: str, n: int, packed: Path, tmp_path: Path) -> None:
     from tests.harness.run.test_kill import AT_CALL
 

@@ -113,16 +113,8 @@ def test_nothing_private_of_a_log_is_written(
     text = out.read_bytes() + repr(table.to_pylist()).encode() + repr(table.schema.metadata).encode()
     for secret in ("SECRET", "sk-", "ALICE", "alice", "BOB", "10.1.2.3", "id-2026"):
         assert secret.encode() not in text
-    assert set(table.column_names) <= {
-        "request_id",
-        "arrival_s",
-        "model",
-        "prompt_tokens",
-        "output_tokens",
-        "session_id",
-        "prefix_hashes",
-        "src_row",
-    }
+    public = "request_id arrival_s model prompt_tokens output_tokens session_id prefix_hashes src_row"
+    assert set(table.column_names) <= set(public.split())
 
 
 def test_the_key_of_sessions_is_the_log_itself(tmp_path: Path) -> None:
@@ -297,20 +289,9 @@ def test_bailian_turns_are_one_session(tmp_path: Path) -> None:
 
 def test_chutes_has_users_by_round_and_elapsed_time(tmp_path: Path) -> None:
     path = tmp_path / "cut.parquet"
-    pq.write_table(
-        pa.table(
-            {
-                "chute_id": ["a", "b", "a"],
-                "user_id": ["u", "u", "u"],
-                "rehash_round": [0, 0, 1],
-                "started_at": [0.0, 1.5, 2.0],
-                "it": [5, 6, 7],
-                "ot": [1, 0, 3],
-                "ct": [4, 0, 0],
-            }
-        ),
-        path,
-    )
+    names = ("chute_id", "user_id", "rehash_round", "started_at", "it", "ot", "ct")
+    rows = [("a", "u", 0, 0.0, 5, 1, 4), ("b", "u", 0, 1.5, 6, 0, 0), ("a", "u", 1, 2.0, 7, 3, 0)]
+    pq.write_table(pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows]), path)
     assert readers.known(path) == "chutes"
     with pytest.raises(UserError, match=r'cut\.parquet:2: column "ot" is 0, no tokens at all'):
         readers.read("chutes", path)
@@ -436,15 +417,11 @@ def test_a_status_that_only_later_records_have_is_read(tmp_path: Path) -> None:
 @cases("blocks", ["7,8", [7, "x"], [7, None], {"7": 8}, 7, [7.5, 8]])
 def test_blocks_that_are_no_list_of_ids_are_refused_when_a_log_is_converted(tmp_path: Path, blocks: Any) -> None:
     keys = ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
-    (path := tmp_path / "qwen_a_blksz_16.jsonl").write_text(
-        "\n".join(
-            json.dumps(dict(zip(keys, row, strict=True)))
-            for row in [(1, -1, 0.5, 32, 3, [7, 8]), (2, -1, 2.5, 32, 3, blocks)]
-        )
-    )
-    with pytest.raises(
-        UserError, match=r"jsonl:2: its blocks are .*, no list of ids \(--drop-bad leaves such rows out"
-    ):
+    lines = [(1, -1, 0.5, 32, 3, [7, 8]), (2, -1, 2.5, 32, 3, blocks)]
+    path = tmp_path / "qwen_a_blksz_16.jsonl"
+    path.write_text("\n".join(json.dumps(dict(zip(keys, line, strict=True))) for line in lines))
+    says = r"jsonl:2: its blocks are .*, no list of ids \(--drop-bad leaves such rows out"
+    with pytest.raises(UserError, match=says):
         readers.read("bailian", path)
     rows = readers.read("bailian", path, drop_bad=True)
     assert schema.metadata(rows)["dropped"] == {"whose blocks cannot be read": 1}

@@ -177,9 +177,5 @@ def test_muxserves_profile_by_hand(profiles_dir: Path) -> None:
                 for batch, length in (("1", "256"), ("2", "128"), ("4", "64"), ("8", "32"))
             ]
             assert profile.prefill_s(inst, 256) == pytest.approx(sum(same) / 4e3)
-    assert {name: list(profiled.read(str(path))[name]) for name in tree} == {
-        "llama-7b": [1, 2, 4, 8],
-        "llama-13b": [1, 2, 4, 8],
-        "llama-30b": [2, 4],
-        "llama-65b": [4, 8],
-    }
+    degrees = {"llama-7b": [1, 2, 4, 8], "llama-13b": [1, 2, 4, 8], "llama-30b": [2, 4], "llama-65b": [4, 8]}
+    assert {name: list(profiled.read(str(path))[name]) for name in tree} == degrees

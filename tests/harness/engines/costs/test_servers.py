@@ -122,12 +122,8 @@ def test_a_step_of_whole_prompts_takes_what_its_server_says() -> None:
     assert [of("vllm-0.6", "h100", longest=n)[3] for n in (1024, 4096, 32768)] == [2048, 4096, 32768]
     assert [of("vllm-0.6", "h100", longest=n).chunk_tokens for n in (32768, 32769)] == [0, 512]
     assert of("vllm-0.7", "h100", longest=32769).chunk_tokens == 2048
-    assert [of("sglang-0.5", kind).prefill_tokens for kind in ("a10", "l40s", "h200", "b200")] == [
-        2048,
-        8192,
-        8192,
-        16384,
-    ]
+    whole = {"a10": 2048, "l40s": 8192, "h200": 8192, "b200": 16384}
+    assert {kind: of("sglang-0.5", kind).prefill_tokens for kind in whole} == whole
     assert [of("sglang-0.5", "h100", tp).mem_fraction for tp in (1, 2, 4)] == [0.874, 0.868, 0.856]
 
 

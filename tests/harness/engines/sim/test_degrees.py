@@ -77,12 +77,8 @@ def test_bytes_by_degree() -> None:
     assert (model.tp, model.degrees, model.at(1)) == (1, (1, 2), model)
     for tp in (1, 2):
         at = model.at(tp)
-        assert (at.tp, at.weight_bytes, at.kv_token_bytes, at.page_bytes) == (
-            tp,
-            WEIGHTS[tp],
-            TOKEN[tp],
-            16 * TOKEN[tp],
-        )
+        sizes = at.tp, at.weight_bytes, at.kv_token_bytes, at.page_bytes
+        assert sizes == (tp, WEIGHTS[tp], TOKEN[tp], 16 * TOKEN[tp])
         assert at.at(1) == model
         assert at[5:] == model[5:]  # what no degree changes
     with pytest.raises(ValueError, match=r"degree 4 is not one of \(1, 2\)"):
@@ -144,9 +140,8 @@ def test_a_load_brings_each_gpu_its_part() -> None:
         sim.do(Load(batch.inst))
     told = until(sim, 50.0)
     want = {batch.inst: sim.cluster.profile.load_s(batch.inst, "host") for batch in (ONE, TWO)}
-    assert {e.action.inst: t for t, e in told if isinstance(e, Done) and isinstance(e.action, Load)} == pytest.approx(
-        want
-    )
+    ends = {e.action.inst: t for t, e in told if isinstance(e, Done) and isinstance(e.action, Load)}
+    assert ends == pytest.approx(want)
     h2d = sim._machine.spec.h2d
     assert want[ONE.inst] - want[TWO.inst] == pytest.approx((WEIGHTS[1] - WEIGHTS[2]) / h2d)
 

@@ -22,6 +22,7 @@ from tests.harness.engines.sim.oracle import ModelSetup, Setup
 from tests.workloads.asked import asked
 
 NEVER = -math.inf
+SECONDS = ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2")  # columns of cost tables
 KERNELS = np.linspace([0.5, 0.25, 0.25, 0.0], [0.125, 0.25, 0.5, 0.125], 5)  # of a layer, by points of the grid
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
@@ -147,18 +148,8 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     """Return costs with floors, knees, host time and demands that make co-runners slow each other."""
     cost = np.zeros(rows, COST)
     cost["serial"] = rng.integers(0, 2, rows)
-    for key, scale in {
-        "host0": 0.004,
-        "host1": 2e-4,
-        "att0": 0.002,
-        "att1": 1e-4,
-        "dec0": 0.001,
-        "dec1": 2e-5,
-        "dec2": 2e-5,
-        "pre0": 1e-3,
-        "pre1": 1e-5,
-        "pre2": 1e-6,
-    }.items():
+    scales = 0.004, 2e-4, 0.002, 1e-4, 0.001, 2e-5, 2e-5, 1e-3, 1e-5, 1e-6
+    for key, scale in zip(SECONDS, scales, strict=True):
         cost[key] = scale * rng.uniform(0.3, 2.0, rows)
     cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
     cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)

@@ -126,17 +126,8 @@ def test_a_move_larger_than_the_account_fails_by_what_the_kv_is_by_then() -> Non
 def test_what_a_move_waits_for_is_counted_in_pages() -> None:
     """A move of 4 blocks, held back by a limit, would take one page of two: with 3 free a prompt is let in."""
     near, beside = Batch(Inst("m1", (1,))), Batch(Inst("m0", (1,)), 1)
-    script: list[tuple[float, Action]] = [
-        *SERVE,
-        (NEVER, Load(FAR.inst)),
-        (NEVER, Load(near.inst)),
-        (NEVER, Run(beside)),
-        (NEVER, Run(near)),
-        (NEVER, Admit("m1", near)),
-        (NEVER, Limit("m0", 1, 0)),
-        (0.0, Admit(0, beside)),
-        (1.1, Move(1, (1,))),
-    ]
+    start = Load(FAR.inst), Load(near.inst), Run(beside), Run(near), Admit("m1", near), Limit("m0", 1, 0)
+    script = [*SERVE, *((NEVER, action) for action in start), (0.0, Admit(0, beside)), (1.1, Move(1, (1,)))]
     rows = [(0.0, 0, 24, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
     R, done = agreed(small(rows, script, blocks=3, gpus=2, models=2, options=ELASTIC))
     assert done == [(3.125, Move(1, (1,)), True)]
