@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,17 +19,17 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Run
 from harness.policy.events import Arrived, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Jobs, Model, Request
-from harness.policy.view import BatchState, KvState
+from harness.policy.view import BatchState
 from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count, worst
 from tests.cases import cases
+from tests.systems.by_hand import EMPTY, Seen
 from tests.there import there
 from tests.workloads.asked import asked
 from workloads.models import shape
 
 H100 = Gpu("h100", 0, 80 << 30, 132, tuple(range(8, 132, 8)))
 A100 = Gpu("a100-80g", 0, 80 << 30, 108, tuple(range(2, 108, 2)))
-EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 class Linear(NoProfile):
@@ -40,21 +40,6 @@ class Linear(NoProfile):
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         return 2e-5 * tokens * 132 / (sms or 132)
-
-
-@dataclass
-class Seen:
-    """A view that answers what a test says."""
-
-    now_s: float = 0.0
-    batches: dict[str, BatchState] = field(default_factory=dict)
-    room: int = 1 << 40
-
-    def batch(self, batch: Batch) -> BatchState:
-        return self.batches.get(batch.inst.model, EMPTY)
-
-    def kv(self, model: str, gpu: int) -> KvState:
-        return KvState(0, None, self.room)
 
 
 def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:

@@ -154,20 +154,9 @@ def taking_turns(system: str, **fields: Any) -> tuple[dict[str, float], float, f
     """
     models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
-    spec = Spec(
-        system,
-        trace="arena-like",
-        models=models,
-        gpus=2,
-        assign="shuffled",
-        rate_scale=4.0,
-        scaling="time",
-        sharing="turns",
-        seed=1,
-        fields=tuple(fields.items()),
-        slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
-    )
-    setup = Setup(resolve(spec))
+    limits = tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members)
+    spec = Spec(system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time")
+    setup = Setup(resolve(replace(spec, sharing="turns", seed=1, fields=tuple(fields.items()), slo_s=limits)))
     jobs = setup.jobs()
     replay(setup.policy, setup.engine, jobs, end_s=setup.end_s, control_s=setup.spec.control_s or 0.0)
     assert isinstance(setup.engine, Sim)

@@ -24,6 +24,7 @@ from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, partition
 from tests.cases import cases
+from tests.systems.by_hand import Flat
 from tests.there import there
 from tests.workloads.asked import asked
 from workloads.models import shape
@@ -34,26 +35,14 @@ THETA = B * O / (B * PREFILL_S + O * STEP_S)  # 333.3 tokens a second
 D = O * STEP_S
 
 
-class Flat(NoProfile):
-    """A profile in which every model costs the same."""
-
-    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        return PREFILL_S
-
-    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        return STEP_S
-
-    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        return LOAD_S
-
-    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        return 0.05
+FLAT = Flat(STEP_S, LOAD_S, prompt=PREFILL_S)
 
 
 class LastBits(Flat):
     """The same costs on another processor: each differs in its last bits."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(STEP_S, LOAD_S, prompt=PREFILL_S)
         rng = np.random.default_rng(seed)
         self.off = {(m, what): 1.0 + float(rng.integers(-4, 5)) * 2.0**-52 for m in "abcde" for what in "psl"}
 
@@ -79,7 +68,7 @@ def cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + 200 * B, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 1000, 1.0, 1.0) for m in models},
         {m: Plan(1.0, 100, O, "test") for m in models},
-        profile or Flat(),
+        profile or FLAT,
     )
 
 
@@ -160,7 +149,7 @@ def test_program_is_brute_force(seed: int) -> None:
 def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
     """Cost tables differ in their last bits between processors, which must not choose between plans as good."""
     plans = []
-    for profile in (Flat(), *map(LastBits, range(4))):
+    for profile in (FLAT, *map(LastBits, range(4))):
         q = drawn(seed, 2 + seed % 6, 3, profile)
         edf = q.edf(5.0)
         best = there(q.solved(q.relaxed(edf, 5.0), 5.0))

@@ -16,11 +16,11 @@ from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, Entry, Group, ServerlessLlmReleased
 from tests.cases import cases
-from tests.systems.test_serverlessllm import Flat, simulated
+from tests.systems.test_serverlessllm import FLAT, simulated
 
 
 class Scene:
-    """A view whose facts a test writes down: 1 ms a prompt token, 20 ms a step (`Flat`)."""
+    """A view whose facts a test writes down: 1 ms a prompt token, 20 ms a step (`FLAT`)."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -53,7 +53,7 @@ class Stage:
         gpus = tuple(Gpu("flat", 0, 3 * GIB, 100, ()) for _ in range(workers))
         served = {m: Model(1, 1, GIB, 1, 1, 2000, 1.0, 0.1) for m in models}
         plan = {m: Plan(1.0, 100, 50, "test") for m in models}
-        self.made = ServerlessLlmReleased(Cluster(gpus, served, plan, Flat()), **fields)
+        self.made = ServerlessLlmReleased(Cluster(gpus, served, plan, FLAT), **fields)
         self.view = Scene()
 
     def tell(self, event: Any) -> list[Action]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from harness.policy.types import Batch, Inst, Jobs, Request
 from harness.policy.view import BatchState, RequestState
 from systems.slinfer import AHEAD, Job, Slinfer
 from tests.cases import cases
+from tests.systems.by_hand import EMPTY, of
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -49,7 +49,7 @@ class Seen:
         self.now_s, self.made = now_s, made
 
     def batch(self, _: Batch) -> BatchState:
-        return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        return EMPTY
 
     def request(self, rid: int) -> RequestState:
         return RequestState(None, self.made, 0, None)
@@ -67,10 +67,6 @@ def asks(rid: int, model: str, prompt: int = 100, at_s: float = 0.0, ttft_s: flo
 
 def told(policy: Slinfer, event: Any, view: Any) -> list[Action]:
     return list(policy.on(event, view))
-
-
-def of(actions: Iterable[Action], kind: type) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 def loaded(policy: Slinfer, *models: str, view: Any = None) -> list[Action]:

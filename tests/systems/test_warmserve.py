@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
@@ -20,6 +19,7 @@ from harness.policy.types import GIB, Infeasible, Inst, Plan, Request
 from harness.policy.view import KvState
 from systems.warmserve import BATCH, Copy, Scored, Traffic, WarmServe, nested, weighted
 from tests.cases import cases
+from tests.systems.by_hand import of
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -68,10 +68,6 @@ def end(policy: WarmServe, *rids: int, at_s: float) -> None:
 
 def tick(policy: WarmServe, at_s: float, used_bytes: int = 0) -> list[Action]:
     return told(policy, Woke("tick"), Seen(at_s, used_bytes))
-
-
-def of(actions: Iterable[Action], kind: type) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 def prewarm(policy: WarmServe) -> list[tuple[str, Any]]:

@@ -139,17 +139,18 @@ def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_only_logs_are_dealt() -> None:
-    with pytest.raises(UserError, match="is no generator"):
-        trace("arena-chat+models=8")
-
-
-def test_without_the_log_nothing_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases(
+    ("name", "more", "file"),
+    [("azure-conv", "+models=8", "Azure"), ("mooncake-conversation", "", "conversation_trace")],
+)
+def test_without_the_log_nothing_stands_in(
+    name: str, more: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    if present("azure-conv") is not None:
+    if present(name) is not None:
         pytest.skip("traces/data/ holds the real one")
-    with pytest.raises(UserError, match="trace azure-conv is not here, and nothing stands in for it: put Azure"):
-        trace("azure-conv+models=8")
+    with pytest.raises(UserError, match=f"trace {name} is not here, and nothing stands in for it: put {file}"):
+        trace(name + more)
 
 
 # ---------------------------------------------------------------- readers
@@ -241,14 +242,11 @@ def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
 
 
 def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace]) -> None:
-    with pytest.raises(UserError, match=r"exceed the 2048 of phi-2.*") as caught:
+    bound = r"such rows; --trace azure-conv\+models=1\+max_tokens=2048 leaves them out, and says how many\)$"
+    with pytest.raises(UserError, match=rf"exceed the 2048 of phi-2.*{bound}"):
         build(trace("azure-conv+models=1"), model_set("phi-2"))
-    assert str(caught.value).endswith(
-        "such rows; --trace azure-conv+models=1+max_tokens=2048 leaves them out, and says how many)"
-    )
-    with pytest.raises(
-        UserError, match=r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
-    ):
+    says = r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
+    with pytest.raises(UserError, match=says):
         assigned(trace("azure-conv"), model_set("light8"))
     assert assigned(dealt["azure-conv"], model_set("light8")).rule == "in order"
 
@@ -282,9 +280,8 @@ def test_a_spread_says_what_the_log_does_not_tell() -> None:
     )
     named = bursts.append_column("session_id", pa.array(range(5), pa.uint64()))
     rows, note = dealing.dealt(named, spread("2:idle=some,together=pairs"))
-    assert (
-        note == "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
-    )
+    says = "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
+    assert note == says
     assert schema.metadata(rows)["tier"] == "composed"
 
 
@@ -307,9 +304,8 @@ def test_a_spread_keeps_shares_and_whole_sessions(idle: str, together: str) -> N
 def test_models_that_rest_are_idle_for_longer() -> None:
     when = np.sort(np.random.default_rng(4).uniform(0, 36_000, 6000)).tolist()
     rows = log(when).append_column("session_id", pa.array(range(6000), pa.uint64()))
-    active = [
-        stats(of_table(deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")), "x"))["active_fraction"] for idle in IDLE
-    ]
+    spreads = [deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")) for idle in IDLE]
+    active = [stats(of_table(rows, "x"))["active_fraction"] for rows in spreads]
     assert active[0] > active[1] > active[2]
 
 

@@ -26,7 +26,7 @@ from tests.there import there
 from tests.workloads.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert
-from traces.load import Trace, of_table, present, trace
+from traces.load import Trace, of_table, trace
 from traces.prefix import numbered, picked, seen_tokens
 from traces.stats import stats
 from workloads.base import base
@@ -322,14 +322,6 @@ def test_mooncakes_conversations(conversation: Trace) -> None:
     assert s["hit_share"] == pytest.approx(0.3734, abs=5e-5)
     assert {of(conversation.prefix, r)[0] for r in range(len(conversation))} == {0}  # all begin with one block
     assert (conversation.prompt_tokens + conversation.output_tokens).max() == 126_527
-
-
-def test_nothing_stands_in_for_mooncakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    if present("mooncake-conversation") is not None:
-        pytest.skip("traces/data/ holds the real one")
-    with pytest.raises(UserError, match="is not here, and nothing stands in for it: put conversation_trace"):
-        trace("mooncake-conversation")
 
 
 def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:

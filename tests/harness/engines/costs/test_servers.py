@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.engines.costs import quantities, servers
-from harness.engines.costs.servers import Settings
+from harness.engines.costs.servers import Admission, Settings
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
@@ -85,18 +86,24 @@ def test_a_prompt_is_let_in_as_the_release_does(host: str, admission: str) -> No
     assert of(host, "l40s").admission == admission
 
 
+def served(spec: Spec, *admissions: Admission) -> dict[str, np.ndarray]:
+    """Return the requests of a run by each way to let prompts in."""
+    rows = {}
+    for admission in admissions:
+        setup = Setup(resolve(replace(spec, admission=admission)))
+        engine = Sim(setup.config)
+        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
+        rows[str(admission)] = engine.S.requests.copy()
+    return rows
+
+
 def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
     """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
     of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
     spec = Spec(
         "dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="", chunk_tokens=2048
     )
-    rows = {}
-    for admission in ("prompt", "chunk", "output"):
-        setup = Setup(resolve(replace(spec, admission=admission)))
-        engine = Sim(setup.config)
-        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
-        rows[admission] = engine.S.requests.copy()
+    rows = served(spec, "prompt", "chunk", "output")
     first = {name: of[0]["done"] - of[0]["first"] for name, of in rows.items()}
     assert not rows["prompt"]["preemptions"].any()
     assert not rows["output"]["preemptions"].any()
@@ -108,12 +115,7 @@ def test_reserving_to_the_end_preempts_nobody_where_growth_does() -> None:
     """NVIDIA/TensorRT-LLM issue 16827: the same load by MAX_UTILIZATION and by GUARANTEED_NO_EVICT."""
     load = "closed+clients=200+prompt=512+output=2048+requests=400"
     spec = Spec("dedicated", models="llama-3.1-8b", trace=load, gpu="a10", host="vllm-0.15", slo="")
-    preempted = {}
-    for admission in ("prompt", "output"):
-        setup = Setup(resolve(replace(spec, admission=admission)))
-        engine = Sim(setup.config)
-        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
-        preempted[admission] = int(engine.S.requests["preemptions"].sum())
+    preempted = {admission: rows["preemptions"].sum() for admission, rows in served(spec, "prompt", "output").items()}
     assert preempted["output"] == 0 < preempted["prompt"]
 
 

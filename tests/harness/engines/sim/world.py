@@ -50,6 +50,16 @@ class World:
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
 
+    def begun(self, hears: frozenset[type]) -> Sim:
+        """Return the simulator, which tells these, after the script's actions before the start."""
+        sim = self.sim()
+        for t, action in self.script:
+            if t == NEVER:
+                sim.do(action)
+        sim.take(self.jobs)
+        sim.begin(hears, oracle=False)
+        return sim
+
     def setup(self) -> Setup:
         """Return the same for the oracle."""
         c, kinds = self.config, [self.machine.of(kind) for kind in self.config.kinds]

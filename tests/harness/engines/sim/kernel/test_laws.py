@@ -19,7 +19,7 @@ from harness.policy.types import Batch, Inst
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S
 from tests.harness.engines.sim.oracle import CAUSES
-from tests.harness.engines.sim.world import HEARD, NEVER, SHAPE, World, drive, flat
+from tests.harness.engines.sim.world import HEARD, NEVER, SECONDS, SHAPE, World, drive, flat
 from tests.harness.engines.sim.worlds import LAYERED, world
 from tests.workloads.asked import asked
 
@@ -28,7 +28,7 @@ from tests.workloads.asked import asked
 def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
     w = world(seed)
     cost = w.machine.tables.cost.copy()
-    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2"):
+    for name in SECONDS:
         cost[name] *= 2
     cost["flops"] /= 2
     cost["hbm"] /= 2
@@ -245,12 +245,7 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
     for seed in range(30):
         w = world(seed)
         whole = drive(w, END_S)[0].S.requests
-        sim: Sim = w.sim()
-        for t, action in w.script:
-            if t == NEVER:
-                sim.do(action)
-        sim.take(w.jobs)
-        sim.begin(frozenset(), oracle=False)
+        sim = w.begun(frozenset())
         view, todo = sim.view(), [x for x in w.script if x[0] > NEVER]
         made = 0
         for at in np.linspace(0.0, END_S, 97):
