@@ -170,19 +170,14 @@ def test_no_kv_is_lost(data: st.DataObject) -> None:
     models, gpus = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 4))
     row = st.tuples(st.floats(0, 2), st.integers(0, models - 1), st.integers(1, 900), st.integers(1, 700))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    fields = data.draw(
-        st.fixed_dictionaries(
-            {
-                "order": st.sampled_from(["split", "prefill", "decode"]),
-                "group": st.integers(1, 8),
-                "refill": st.booleans(),
-                "qmax_s": st.sampled_from([0.1, 4.0]),
-                "sync": st.booleans(),
-                "prefetch": st.booleans(),
-                "load": st.sampled_from(["seconds", "requests"]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "order": st.sampled_from(["split", "prefill", "decode"]),
+        "group": st.integers(1, 8),
+        "qmax_s": st.sampled_from([0.1, 4.0]),
+        "load": st.sampled_from(["seconds", "requests"]),
+        **dict.fromkeys(("refill", "sync", "prefetch"), st.booleans()),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     world = config(models, gpus, data.draw(st.sampled_from([3.2, 3.6, 7.0, None])), seed=data.draw(st.integers(0, 9)))
     refuse, decision_s = data.draw(st.sampled_from([0, 0, 3, 8])), data.draw(st.sampled_from([0.0, 2e-5, 0.03]))
     R, _, _, engine = simulated(rows, world, refuse, decision_s, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,7 @@ def test_quotas_are_what_the_pool_is_shared_by() -> None:
     config, rng = machine(2, 6.0), np.random.default_rng(5)
     load = jobs(config, np.sort(rng.uniform(0.0, 60.0, 720)), rng.random(720) < 0.2, rng)  # most are of one model
     rows = {quotas: ran("muxserve", config, load, quotas=quotas)[0] for quotas in ("none", "sequences", "bytes")}
-    assert not any(
-        rows[a].equals(rows[b]) for a, b in (("none", "sequences"), ("none", "bytes"), ("sequences", "bytes"))
-    )
+    assert not any(a.equals(b) for a, b in combinations(rows.values(), 2))
 
 
 def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> None:
@@ -90,9 +89,8 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
     rung = quantities.ladder("h100")["sleep"]
-    load_s = engine.cluster.profile.load_s(
-        engine.names.insts[[i.model for i in engine.names.insts].index("m1")], "sleep"
-    )
+    (inst,) = (inst for inst in engine.names.insts if inst.model == "m1")
+    load_s = engine.cluster.profile.load_s(inst, "sleep")
     assert load_s > rung.fixed_s
     waited_s = np.array(slept["load_ns"].to_pylist()) / 1e9
     assert waited_s[m1[1]] == pytest.approx(load_s, rel=1e-6)

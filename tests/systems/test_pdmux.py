@@ -172,11 +172,8 @@ def test_decode_gets_the_least_sms_that_meet_the_slo_and_prefill_the_rest() -> N
     # 1.3 x (2 + 10 x 0.1 + (3360 + 640) x 0.001) ms = 9.1 ms on 132 SMs: 50 ms on 24.02, of 20, 36, 52, ...
     assert orders["m0", "decode"] == Run(Batch(Inst("m0", (0,))), "decode", sms=36)
     step_s, prefill_s = 7e-3 * 132 / 36, 2e-5 * 8192 * 132 / 96
-    layers = -(-step_s * 32 // prefill_s)
-    assert layers == 4
-    assert orders["m0", "prefill"] == Run(
-        Batch(Inst("m0", (0,))), "prefill", chunk_tokens=0, slice_layers=int(layers), sms=96
-    )
+    assert -(-step_s * 32 // prefill_s) == 4
+    assert orders["m0", "prefill"] == Run(MAIN, "prefill", chunk_tokens=0, slice_layers=4, sms=96)
 
 
 def test_partitions_are_those_of_the_paper() -> None:

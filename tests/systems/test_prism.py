@@ -125,10 +125,8 @@ def test_alg2_is_as_good_as_any_subset(jobs: list[tuple[int, int]], start: int) 
     kept = alg2(zip(due, seconds, strict=True), float(start))
     assert feasible(kept)
     assert kept == sorted(kept)
-    most = max(
-        n for n in range(len(jobs) + 1) for some in itertools.combinations(range(len(jobs)), n) if feasible(some)
-    )
-    assert len(kept) == most
+    subsets = (some for n in range(len(jobs) + 1) for some in itertools.combinations(range(len(jobs)), n))
+    assert len(kept) == max(len(some) for some in subsets if feasible(some))
 
 
 def test_alg2_drops_the_longest_so_far() -> None:
@@ -153,8 +151,8 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
     """Return jobs from requests (arrival, model)."""
-    slo_s = config.models[0].ttft_slo_s, config.models[0].tpot_slo_s
-    return asked((m.name for m in config.models), *zip(*rows, strict=True), prompt, output, *slo_s)
+    (at_s, model), slo = zip(*rows, strict=True), config.models[0]
+    return asked((m.name for m in config.models), at_s, model, prompt, output, slo.ttft_slo_s, slo.tpot_slo_s)
 
 
 def run(
@@ -304,9 +302,8 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
     first, second, third, last = moved(log)[:4]
     assert isinstance(first, Evict)
     assert isinstance(second, Evict)  # both leave before anybody comes
-    assert {third, last} == {
-        Load(Inst(a.inst.model, b.inst.place), "parallel") for a, b in ((first, second), (second, first))
-    }
+    swapped = ((first.inst, second.inst), (second.inst, first.inst))
+    assert {third, last} == {Load(Inst(a.model, b.place), "parallel") for a, b in swapped}
     assert set(states(engine)) == {"done"}
 
 

@@ -349,15 +349,12 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     lengths, slo_s = (st.integers(1, 600), st.integers(1, 80)), st.sampled_from([0.1, 5.0, math.inf])
     row = st.tuples(st.floats(0, 3), st.integers(0, 3), *lengths, slo_s)
     rows = sorted(data.draw(st.lists(row, min_size=n, max_size=n)))
-    fields = data.draw(
-        st.fixed_dictionaries(
-            {
-                "way": st.sampled_from(["host", "pool", "sleep"]),
-                "evict": st.sampled_from(["host", "recompute", "drain"]),
-                "solver": st.sampled_from(["milp", "edf"]),
-                "delta": st.sampled_from([0.5, 4.0]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "way": st.sampled_from(["host", "pool", "sleep"]),
+        "evict": st.sampled_from(["host", "recompute", "drain"]),
+        "solver": st.sampled_from(["milp", "edf"]),
+        "delta": st.sampled_from([0.5, 4.0]),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     R, *_ = simulated(rows, 4, data.draw(st.integers(1, 3)), **fields)
     assert np.isfinite(R["done"]).all()

@@ -205,16 +205,13 @@ def test_one_request_behind_another_model_in_time() -> None:
 def test_no_request_is_lost(data: st.DataObject) -> None:
     row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    fields: dict[str, Any] = data.draw(
-        st.fixed_dictionaries(
-            {
-                "place": st.sampled_from(["startup", "fewest"]),
-                "order": st.sampled_from(["fcfs", "sjf"]),
-                "most": st.integers(1, 8),
-                "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "place": st.sampled_from(["startup", "fewest"]),
+        "order": st.sampled_from(["fcfs", "sjf"]),
+        "most": st.integers(1, 8),
+        "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
     assert (R["state"] == state.DONE).all()
     assert not engine.S.insts["blocks"].any()

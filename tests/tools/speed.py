@@ -117,12 +117,9 @@ def main() -> None:
     step_s: dict[str, float] = {}  # CPU seconds of a turn
     for name, case in CASES.items():
         for n in case.sizes:
-            lines = [
-                subprocess.run(
-                    [sys.executable, __file__, name, str(n)], check=True, capture_output=True, text=True
-                ).stdout.split()
-                for _ in range(3)
-            ]
+            command = [sys.executable, __file__, name, str(n)]
+            runs = (subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(3))
+            lines = [run.stdout.split() for run in runs]
             rate, sim_s, write_s, _, peak, steps, policy_s, calls, slowest_s = (
                 statistics.median(float(x[k]) for x in lines) for k in range(9)
             )

@@ -160,9 +160,8 @@ def test_ids_are_of_whole_blocks_and_survive_being_written(tmp_path: Path) -> No
 
 def test_ids_are_of_one_stream(tmp_path: Path) -> None:
     rows = converted(lines(tmp_path / "a.jsonl", (0, 512, 1, [1]), (1000, 512, 1, [1]), (2000, 512, 1, [1])))
-    other = schema.table(
-        {name: rows[name] for name in rows.column_names} | {"model": ["a", "b", "a"]}, schema.metadata(rows)
-    )
+    columns = {name: rows[name] for name in rows.column_names} | {"model": ["a", "b", "a"]}
+    other = schema.table(columns, schema.metadata(rows))
     prefix = of_table(other, "a").prefix
     assert of(prefix, 0) == of(prefix, 2) != of(prefix, 1)
 

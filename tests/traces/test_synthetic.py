@@ -101,9 +101,8 @@ def test_drift_leaves_stamps_lengths_and_totals(seed: int, drift_s: float) -> No
     assert np.array_equal(moved.model[first], still.model[first])
     for begin_s in np.arange(0, 600, drift_s):  # within a period streams are renamed, no more
         here = (still.arrival_s >= begin_s) & (still.arrival_s < begin_s + drift_s)
-        assert sorted(np.bincount(moved.model[here], minlength=8)) == sorted(
-            np.bincount(still.model[here], minlength=8)
-        )
+        ours, theirs = (sorted(np.bincount(drawn.model[here], minlength=8)) for drawn in (moved, still))
+        assert ours == theirs
 
 
 def test_popularity_changes_hands() -> None:
@@ -361,9 +360,7 @@ def test_aegaeon_targets_are_the_released_files(traces_dir: Path, models: int, r
         path = traces_dir / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"
         with gzip.open(path, "rt") as file:
             rows = list(csv.reader(file))[1:]
-        at = np.array(
-            [sum(float(x) * y for x, y in zip(row[0].split(":"), (3600, 60, 1), strict=True)) for row in rows]
-        )
+        at = np.array([[float(x) for x in row[0].split(":")] for row in rows]) @ (3600.0, 60.0, 1.0)
         names = np.array([row[1] for row in rows])
         streams = tuple(sorted(set(names.tolist())))
         return table(trace("sample"), span_s, streams, [np.sort(at[names == stream]) for stream in streams])

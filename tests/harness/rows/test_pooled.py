@@ -363,13 +363,9 @@ def ours() -> dict[tuple[str, str], Counts]:
     rows = pq.read_table(misses.FILE).to_pandas()
     out = dict[tuple[str, str], Counts]()
     for (models, system), each in rows.groupby(["models", "system"], observed=True):
-        missed, offered = (
-            each.pivot_table(index="rate_scale", columns="seed", values=name, aggfunc="sum")
-            for name in ("missed", "offered")
-        )
-        out[str(models), str(system)] = Counts(
-            missed.index.to_numpy(np.float64), missed.to_numpy(np.float64), offered.to_numpy(np.float64)
-        )
+        both = each.pivot_table(index="rate_scale", columns="seed", values=["missed", "offered"], aggfunc="sum")
+        counts = (both[name].to_numpy(np.float64) for name in ("missed", "offered"))
+        out[str(models), str(system)] = Counts(both.index.to_numpy(np.float64), *counts)
     return out
 
 

@@ -32,10 +32,9 @@ def test_a_users_table_replaces_what_it_names(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
     table.write_text('kind = "h100"\n[small]\nsource = "mine"\nformula = "floor"\nfloor_s = 1e-3\nhbm_frac = 0.8\n')
     rows = [(LLAMA_8B, 1)]
-    slow, usual = coefficients.tables(rows, "h100", "none", str(table)), coefficients.tables(rows, "h100", "none")
-    assert profile.step_s(profile.row(slow, 0), B=1, C=100) == pytest.approx(
-        profile.step_s(profile.row(usual, 0), B=1, C=100) + 32 * 0.98e-3, rel=1e-3
-    )
+    each = coefficients.tables(rows, "h100", "none", str(table)), coefficients.tables(rows, "h100", "none")
+    slow_s, usual_s = (profile.step_s(profile.row(t, 0), B=1, C=100) for t in each)
+    assert slow_s == pytest.approx(usual_s + 32 * 0.98e-3, rel=1e-3)
     assert "mine" in {s.source for s in quantities.sources(rows, "h100", "none", str(table))}
 
 

@@ -158,9 +158,8 @@ def test_links_are_the_cards_unless_given() -> None:
     usual, slow = cluster(config).profile, cluster(replace(config, pcie_gbps=10.0)).profile
     size = weight_bytes(shape("llama-3.1-8b"))
     inst = Inst("m", (0,))
-    assert slow.load_s(inst, "host") - usual.load_s(inst, "host") == pytest.approx(
-        size / 10e9 - size / quantities.gpu("h100").h2d
-    )
+    longer_s = slow.load_s(inst, "host") - usual.load_s(inst, "host")
+    assert longer_s == pytest.approx(size / 10e9 - size / quantities.gpu("h100").h2d)
     assert slow.move_s(GIB, 0, 1) == usual.move_s(GIB, 0, 1)
     fast = cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
     assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)

@@ -100,10 +100,8 @@ def served(spec: Spec, *admissions: Admission) -> dict[str, np.ndarray]:
 def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
     """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
     of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
-    spec = Spec(
-        "dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="", chunk_tokens=2048
-    )
-    rows = served(spec, "prompt", "chunk", "output")
+    spec = Spec("dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="")
+    rows = served(replace(spec, chunk_tokens=2048), "prompt", "chunk", "output")
     first = {name: of[0]["done"] - of[0]["first"] for name, of in rows.items()}
     assert not rows["prompt"]["preemptions"].any()
     assert not rows["output"]["preemptions"].any()

@@ -66,9 +66,8 @@ def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
 def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], causes: str) -> None:
     served = tuple(Served(m, shape("llama-3.2-1b"), 1, 1.0, 0.05) for m in "abcd")
     plan = {m.name: Plan(1.0, 500, 150, "trace") for m in served}
-    config = Config(
-        served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.21, plan=plan
-    )
+    gpus = 8 if name == "disaggregated" else 2
+    config = Config(served, gpus=gpus, noise=0.05, token_times=True, mem_fraction=0.21, plan=plan)
     jobs = drawn("abcd", 200, 20.0, 1.0, 0.05)
     sim = Sim(config, options | dict(find(name)(Sim(config).cluster).options))
     replay(find(name)(sim.cluster), sim, jobs, end_s=19.0)  # some have not ended
@@ -96,9 +95,8 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     np.testing.assert_array_equal(total, t.column("done_ns").to_numpy() - t.column("arrival_ns").to_numpy())
     first = [t.column(f"ttft_{w}").to_numpy() for w in WAITS]
     np.testing.assert_array_equal(sum(first), t.column("first_ns").to_numpy() - t.column("arrival_ns").to_numpy())
-    assert all(
-        (part >= 0).all() and (part <= t.column(w).to_numpy()).all() for w, part in zip(WAITS, first, strict=True)
-    )
+    for wait, part in zip(WAITS, first, strict=True):
+        assert ((part >= 0) & (part <= t.column(wait).to_numpy())).all()
     assert set(t.column("state").to_pylist()) == {"done"}
     places = zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)
     assert set(places) == {("a", "0"), ("b", "1+2")}
@@ -134,10 +132,8 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
 def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
     llama, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
     room = 2 * weights + 512 * MIB  # of a GPU: two models, and half of the KV of the longest request
-    config = Config(
-        tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=(room + 1) / gpu("h100").mem_bytes
-    )
-    sim = Sim(config)
+    fraction = (room + 1) / gpu("h100").mem_bytes
+    sim = Sim(Config(tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=fraction))
     view, here, there = sim.view(), Batch(Inst("a", (0,))), Inst("a", (1,))
     for action in (Load(here.inst), Run(here, "prefill"), Admit("a", here), Load(there), Load(Inst("b", (1,)))):
         sim.do(action)

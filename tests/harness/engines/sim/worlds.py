@@ -267,9 +267,8 @@ def mixed(seed: int) -> World:
     config = replace(w.config, models=models, gpu=f"h100*{few}+l40s*{w.config.gpus - few}")
     handoff = {again(a): again(b) for a, b in w.handoff.items() if again(a) != again(b)}
     script, rota = [(t, again(a)) for t, a in w.script], [[again(a) for a in entry] for entry in w.rota]
-    return replace(
-        w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=min(w.end_s, 60.0)
-    )
+    end_s = min(w.end_s, 60.0)
+    return replace(w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=end_s)
 
 
 def reserved(seed: int) -> World:

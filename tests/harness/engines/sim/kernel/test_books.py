@@ -134,9 +134,8 @@ def test_who_listens_changes_nothing(seed: int) -> None:
             while (event := sim.poll(t)) is not None:
                 told.append((sim.view().now_s, event))
             sim.do(action)
-        return told, b"".join(
-            np.array(sim.S.requests[c]).tobytes() for c in sim.S.requests.dtype.names or () if c != "pending_arg"
-        )
+        columns = (sim.S.requests[c] for c in sim.S.requests.dtype.names or () if c != "pending_arg")
+        return told, b"".join(np.array(column).tobytes() for column in columns)
 
     def kind(event: Event) -> type:
         return type(event.action) if isinstance(event, Done) else type(event)

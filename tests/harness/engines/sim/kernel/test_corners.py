@@ -39,9 +39,8 @@ def small(
     w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
     settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}
     reserve = KEPT_PAGES * 2 * block if options == ELASTIC else 0
-    spec = w.machine.spec._replace(
-        mem_bytes=models * (weight_bytes(SHAPE) + reserve) + blocks * block, d2h=4.0 * block, nvlink=4.0 * block
-    )
+    mem_bytes = models * (weight_bytes(SHAPE) + reserve) + blocks * block
+    spec = w.machine.spec._replace(mem_bytes=mem_bytes, d2h=4.0 * block, nvlink=4.0 * block)
     jobs, machine = asked(w.jobs.models, *zip(*rows, strict=True)), w.machine._replace(spec=spec)
     config = replace(w.config, **(settings | config))
     return replace(w, config=config, machine=machine, options=options or {}, jobs=jobs, script=script)

@@ -74,12 +74,8 @@ def test_new_names_change_nothing_else(seed: int) -> None:
 def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
     w = world(seed)
     t = w.machine.tables
-    more = t._replace(
-        **{
-            k: np.concatenate([getattr(t, k), getattr(t, k)[:1]])
-            for k in ("cost", "gemm", "head", "dec_rate", "pre_rate")
-        }
-    )
+    rows = {k: getattr(t, k) for k in ("cost", "gemm", "head", "dec_rate", "pre_rate")}
+    more = t._replace(**{k: np.concatenate([each, each[:1]]) for k, each in rows.items()})
     roomy = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=1 << 40))
     idle = Batch(Inst("idle", (0,)))
     crowded = replace(
