@@ -12,31 +12,28 @@ import pytest
 
 from harness.engines import llamacpp
 from harness.engines.costs import quantities
-from harness.engines.machine import Config, Served, machine
+from harness.engines.machine import Config, machine
 from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.loop.replay import missing, replay
-from harness.policy.types import GIB, Infeasible, Jobs, Plan
+from harness.policy.types import GIB, Infeasible, Jobs
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Prism
 from tests.cases import cases
+from tests.systems.test_elastic import WEIGHTS
+from tests.systems.test_elastic import machine as eights
 from tests.workloads.asked import asked
-from workloads.models import model_set, shape
-
-SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
-WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # an 8B takes this, with its process and the pages that it keeps
+from workloads.models import model_set
 
 
 def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:
     """Return GPUs that hold `n` 8B models between them, and so much KV memory each."""
-    models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
-    mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
-    plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
-    fraction = mem / quantities.gpu("h100").mem_bytes
+    config = eights(n, kv_gib, gpus=gpus, rates=tuple(rates))
+    models = tuple(m._replace(ttft_slo_s=s) for m, s in zip(config.models, ttft_s or [0.5] * n, strict=True))
     # loads below are sized for this host: on one that schedules a step ahead a prompt waits for another step
-    return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, host="vllm-graph", plan=plan)
+    return replace(config, models=models, noise=0.0, host="vllm-graph")
 
 
 def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:

@@ -68,9 +68,8 @@ def stub() -> Iterator[tuple[str, int]]:
         yield sys.argv[1], int(sys.argv[2])
         return
     words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--with-parent"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.harness.engines.servers.stub", *words], stdout=subprocess.PIPE, text=True
-    ) as tool:
+    command = [sys.executable, "-m", "tests.harness.engines.servers.stub", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tool:
         assert tool.stdout is not None
         try:
             yield tool.stdout.readline().split()[-1], tool.pid

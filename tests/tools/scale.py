@@ -93,9 +93,8 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
                 run(name, config, jobs(names, 1, rate), Path(folder) / "one", **fields)
                 placement = time.process_time() - placement
             with limited(limit_s, f"a run of {requests:,} requests"):
-                sim_s, write_s, _, outcome = run(
-                    name, config, jobs(names, requests, rate), Path(folder) / "run", **fields
-                )
+                work = jobs(names, requests, rate)
+                sim_s, write_s, _, outcome = run(name, config, work, Path(folder) / "run", **fields)
         except (Infeasible, Unsupported, UserError) as why:
             print(f"- {why}")
             return

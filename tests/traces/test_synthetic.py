@@ -295,15 +295,8 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
     when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
     order = np.argsort(when, kind="stable")
     tokens = np.ones(len(when), np.int32)
-    return replace(
-        like,
-        span_s=span_s,
-        models=streams,
-        arrival_s=when[order],
-        model=model[order],
-        prompt_tokens=tokens,
-        output_tokens=tokens,
-    )
+    short = replace(like, prompt_tokens=tokens, output_tokens=tokens)
+    return replace(short, span_s=span_s, models=streams, arrival_s=when[order], model=model[order])
 
 
 @cases("models", sorted(synthetic.RELEASED))

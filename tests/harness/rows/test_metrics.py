@@ -29,10 +29,9 @@ def table(*requests: dict[str, Any]) -> pa.Table:
     """Return rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
     lines = []
     for i, r in enumerate(requests):
-        arrival, done = r.get("arrival", 0.0), r.get("done")
-        tokens = r.get("tokens")
+        arrival, tokens = r.get("arrival", 0.0), r.get("tokens")
         first = r.get("first", arrival + tokens[0] if tokens else None)
-        done = done if tokens is None or not tokens else arrival + tokens[-1]
+        done = arrival + tokens[-1] if tokens else r.get("done")
         made = r.get("made", 0 if tokens is None else len(tokens))
         line = {
             "id": i,

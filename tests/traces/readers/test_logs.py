@@ -81,7 +81,8 @@ def as_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-FORMS: Mapping[str, tuple[str, Callable[[Path, list[dict[str, Any]]], Path]]] = {
+Write = Callable[[Path, list[dict[str, Any]]], Path]
+FORMS: Mapping[str, tuple[str, Write]] = {
     "CSV": ("spend.csv", as_csv),
     "JSON of an API": ("spend.json", as_json),
     "JSON lines, packed": ("spend.jsonl.gz", as_jsonl_gz),
@@ -90,9 +91,7 @@ FORMS: Mapping[str, tuple[str, Callable[[Path, list[dict[str, Any]]], Path]]] = 
 
 
 @cases(("name", "write"), FORMS)
-def test_litellm_in_every_form_gives_the_same_requests(
-    tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path]
-) -> None:
+def test_litellm_in_every_form_gives_the_same_requests(tmp_path: Path, name: str, write: Write) -> None:
     path = write(tmp_path / name, SPENT)
     rows = readers.read("litellm", path)
     loaded = of_table(rows, name)
@@ -104,9 +103,7 @@ def test_litellm_in_every_form_gives_the_same_requests(
 
 
 @cases(("name", "write"), FORMS)
-def test_nothing_private_of_a_log_is_written(
-    tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, Any]]], Path]
-) -> None:
+def test_nothing_private_of_a_log_is_written(tmp_path: Path, name: str, write: Write) -> None:
     path, out = write(tmp_path / name, SPENT), tmp_path / "out.parquet"
     schema.write(readers.read("litellm", path), out)
     table = pq.read_table(out)

@@ -196,9 +196,8 @@ def test_processes_and_links_are_part_of_a_run() -> None:
 def test_a_run_says_where_its_engine_is_not_the_papers(
     system: str, sharing: Literal["fluid", "turns"], departs: str | None, tmp_path: Path
 ) -> None:
-    spec = Spec(
-        system, models="light8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing
-    )
+    spec = Spec(system, models="light8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
+    spec = replace(spec, sharing=sharing)
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("departs") == departs
     rows = scoring.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
@@ -212,15 +211,13 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
 def test_a_study_names_them(tmp_path: Path) -> None:
     """A study's TOML may name what a spec has; a value that a spec refuses is told with the file."""
     text = (STUDIES / "aegaeon.toml").read_text("utf-8")
-    (path := tmp_path / "mine.toml").write_text(
-        text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n')
-    )
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n'))
     named = study(str(path))
     specs = [named.spec_of(condition, "aegaeon") for condition in named.condition[:8]]  # others say their own link
     assert {(spec.process, spec.pcie_gbps, spec.process_bytes) for spec in specs} == {("model", 25.0, None)}
-    path.write_text(
-        text.replace("[spec]\n", '[spec]\nsharing = "turns"\n').replace('process = "model"', 'sharing = "fluid"')
-    )
+    turns = text.replace("[spec]\n", '[spec]\nsharing = "turns"\n')
+    path.write_text(turns.replace('process = "model"', 'sharing = "fluid"'))
     shared = study(str(path))
     assert [shared.spec_of(c, "aegaeon").sharing for c in shared.condition[:8]] == 7 * ["turns"] + ["fluid"]
     path.write_text(text.replace('process = "model"', 'sharing = "slow"'))

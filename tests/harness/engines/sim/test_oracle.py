@@ -383,12 +383,7 @@ def test_sm_shares() -> None:
 def test_load_then_run() -> None:
     ways: Ways = {(A, "host"): (0.25, [("h2d0", 8), ("p2p0", 4)]), (B, "host"): (0.25, [("h2d0", 8)])}
     links = {"h2d0": 8.0, "p2p0": 1.0}
-    script: list[tuple[float, Action]] = [
-        (NEVER, Admit("a", Batch(A))),
-        (NEVER, Run(Batch(A))),
-        (1.0, Load(A)),
-        (1.0, Load(B)),
-    ]
+    script: list[Timed] = [(NEVER, Admit("a", Batch(A))), (NEVER, Run(Batch(A))), (1.0, Load(A)), (1.0, Load(B))]
     out = Oracle(setup(links=links, ways=ways)).run(jobs((0.0, "a", 8, 1)), script)
     # a: the slower link takes 4 s, then 1/4 s fixed; b: behind a's first part on h2d0
     assert events(out, Done) == [(3.25, Done(Load(B))), (5.25, Done(Load(A)))]

@@ -42,8 +42,8 @@ def small(
     mem_bytes = models * (weight_bytes(SHAPE) + reserve) + blocks * block
     spec = w.machine.spec._replace(mem_bytes=mem_bytes, d2h=4.0 * block, nvlink=4.0 * block)
     jobs, machine = asked(w.jobs.models, *zip(*rows, strict=True)), w.machine._replace(spec=spec)
-    config = replace(w.config, **(settings | config))
-    return replace(w, config=config, machine=machine, options=options or {}, jobs=jobs, script=script)
+    changed = replace(w.config, **(settings | config))
+    return replace(w, config=changed, machine=machine, options=options or {}, jobs=jobs, script=script)
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
