@@ -46,7 +46,8 @@ def priced(models: int) -> machine.Machine:
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
     """Return jobs from rows of (arrival, model, prompt, output)."""
-    return asked((f"m{k}" for k in range(models)), *zip(*sorted(rows), strict=True), ttft_s=10.0, tpot_s=0.1)
+    arrival_s, model, prompt, output = zip(*sorted(rows), strict=True)
+    return asked((f"m{k}" for k in range(models)), arrival_s, model, prompt, output, 10.0, 0.1)
 
 
 class Guard(Recorder):

@@ -149,7 +149,7 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
 @cases(("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")])
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
     node = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
-    predict, inst = PDMux(node).tenants["m"].predict, Inst("m", (0,))
+    predict, inst = there(PDMux(node).tenants["m"].predict), Inst("m", (0,))
     decode = [
         predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
         for s in decode_counts(node.gpus[0])

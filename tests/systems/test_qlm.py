@@ -268,8 +268,8 @@ def simulated(
 ) -> tuple[Any, list[tuple[float, Action]], Qlm, Any]:
     """Serve rows of (arrival, model, prompt, output, SLO): requests, actions with times, the policy, counts."""
     served = tuple(Served(f"m{k}", SHAPE._replace(max_tokens=2048)) for k in range(models))
-    *columns, slo_s = zip(*rows, strict=True)
-    jobs = asked((s.name for s in served), *columns, slo_s, slo_s)
+    arrival_s, model, prompt, output, slo_s = zip(*rows, strict=True)
+    jobs = asked((s.name for s in served), arrival_s, model, prompt, output, slo_s, slo_s)
     means = float(np.mean(jobs.prompt_tokens)), float(np.mean(jobs.output_tokens))
     plan = {s.name: Plan(1.0, *means, "test") for s in served}
     config = Config(served, gpus=gpus, host="none", plan=plan)

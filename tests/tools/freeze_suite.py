@@ -43,8 +43,8 @@ def main() -> None:
     gpus = {str(s.spec.get("gpu", "h100")) for s in suite.scenario}
     files = [*(f"workloads/sets/{name}.toml" for name in sorted(names)), *_beside(version)]
     files += [f"harness/engines/costs/tables/{gpu}.toml" for gpu in sorted(gpus)]
-    lines = (f'"{name}" = "{sha256((ROOT / name).read_bytes()).hexdigest()}"\n' for name in files)
-    path.write_text(text + "\n[inputs]\n" + "".join(lines), "utf-8")
+    inputs = (f'"{name}" = "{sha256((ROOT / name).read_bytes()).hexdigest()}"\n' for name in files)
+    path.write_text(text + "\n[inputs]\n" + "".join(inputs), "utf-8")
     print(f'FROZEN = {{"{version}": "{sha256(path.read_bytes()).hexdigest()}"}}')
 
 

@@ -133,5 +133,5 @@ if __name__ == "__main__":
         parser.add_argument("requests", type=int, nargs="?", default=1_000_000)
         parser.add_argument("systems", nargs="*", default=SYSTEMS)
         parser.add_argument("--limit", type=float, default=LIMIT_S, help="CPU seconds of a case")
-        asked = parser.parse_args()
-        main(asked.requests, asked.systems, asked.limit)
+        given = parser.parse_args()
+        main(given.requests, given.systems, given.limit)

@@ -24,6 +24,6 @@ def asked(
 ) -> Jobs:
     """Return requests; where a number stands for an array, it is that of each of them."""
     n = len(arrival_s)
-    models_, prompts, outputs = (np.array(np.broadcast_to(x, n), np.int32) for x in (model, prompt, output))
-    slo_s = (np.array(np.broadcast_to(x, n), np.float64) for x in (ttft_s, tpot_s))
-    return Jobs(tuple(models), np.array(arrival_s, np.float64), models_, prompts, outputs, *slo_s, **more)
+    ints = [np.array(np.broadcast_to(x, n), np.int32) for x in (model, prompt, output)]
+    slo_s = [np.array(np.broadcast_to(x, n), np.float64) for x in (ttft_s, tpot_s)]
+    return Jobs(tuple(models), np.array(arrival_s, np.float64), *ints, *slo_s, **more)  # type: ignore[arg-type]

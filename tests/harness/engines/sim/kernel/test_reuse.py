@@ -175,9 +175,9 @@ def test_a_prompt_finds_what_the_same_step_is_to_compute_and_takes_no_memory_for
 
 def test_of_a_block_that_two_compute_the_cache_has_one() -> None:
     # in pieces of a block, side by side in two batches: the second finds the first block and is ahead from then on
-    orders = [(-math.inf, Run(M0, chunk_tokens=4)), (0.0, Run(OTHER, chunk_tokens=4)), (0.0, Admit(1, OTHER))]
+    script = [*ADMIT, (-math.inf, Run(M0, chunk_tokens=4)), (0.0, Run(OTHER, chunk_tokens=4)), (0.0, Admit(1, OTHER))]
     rows = [(0.0, 0, 21, 1), (0.0, 0, 21, 1), (5.0, 0, 21, 1)]
-    w = with_ids(small(rows, [*ADMIT, *orders]), *[range(5)] * 3)
+    w = with_ids(small(rows, script), *[range(5)] * 3)
     R, _ = agreed(w)
     assert R["found"].tolist() == [0, 4, 20]
     sim, _ = drive(w)
