@@ -89,7 +89,7 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
     rung = quantities.ladder("h100")["sleep"]
-    (inst,) = (inst for inst in engine.names.insts if inst.model == "m1")
+    inst = next(inst for inst in engine.names.insts if inst.model == "m1")
     load_s = engine.cluster.profile.load_s(inst, "sleep")
     assert load_s > rung.fixed_s
     waited_s = np.array(slept["load_ns"].to_pylist()) / 1e9
