@@ -113,7 +113,7 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
     assert np.isnan(requests.tpot_s(r)).tolist() == [True, True, False]
     assert met("tpot", r, {"a": (INF, 0.5)}) == [1, 0, 0]
     assert scoring.measures(r, {}, 10.0)["undefined_tpot"] == pytest.approx(1 / 3)
-    # of {1.0, inf} the unfinished one counts, the undefined does not
+    # the unfinished one counts as infinite beside 1.0, the undefined does not
     assert scoring.measures(r, {}, 10.0)["tpot_p50_s"] == INF
 
 

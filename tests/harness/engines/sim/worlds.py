@@ -352,7 +352,7 @@ def turned(seed: int) -> World:
     return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
 
 
-KINDS: dict[int, Callable[[int], World]] = {  # by the first of their seeds, the last kind first
+KINDS: dict[int, Callable[[int], World]] = {  # keys are first seeds, the last of them first
     HOSTED: hosted,
     RESERVED: reserved,
     MIXED: mixed,
