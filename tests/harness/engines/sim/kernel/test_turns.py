@@ -224,8 +224,8 @@ def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[floa
     free = [x for x in w.script if not isinstance(x[1], Load) or x[1].inst == M0.inst]
     w = replace(w, machine=machine, config=replace(w.config, piece_bytes=size // pieces), script=[*free, *script])
     want, done = (
-        [(t, e.action) for t, e in told if isinstance(e, Done) and e.failed is None and t > NEVER]
-        for told in (Oracle(w.setup()).run(w.jobs, w.script, 9.0).told, drive(w, 9.0)[1])
+        [(t, e.action) for t, e in events if isinstance(e, Done) and e.failed is None and t > NEVER]
+        for events in (Oracle(w.setup()).run(w.jobs, w.script, 9.0).told, drive(w, 9.0)[1])
     )
     assert [a for _, a in done] == [a for _, a in want]
     assert [t for t, _ in done] == pytest.approx([t for t, _ in want], abs=1e-12)
