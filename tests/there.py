@@ -1,4 +1,4 @@
-"""What a test knows to be there, of what may be None."""
+"""Values that a test knows to be there, though their type allows None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy sees in tests that drive it by hand: constant costs, and views of what a test says."""
+"""Constant costs, and views of what a test says, for policies that tests drive by hand."""
 
 from __future__ import annotations
 

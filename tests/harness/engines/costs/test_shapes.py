@@ -15,7 +15,7 @@ from workloads.models import as_asked, checkpoints, model_set, repos, shape, sha
 
 
 class Checkpoint(NamedTuple):
-    """What public files say of a checkpoint."""
+    """A checkpoint as public files have it."""
 
     repo: str  # on Hugging Face; empty where there is none
     params: int  # as its model card counts them
