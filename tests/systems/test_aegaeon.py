@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
 from harness.policy.types import Batch, Cluster, Gpu, Host, Infeasible, Inst, Model, Phase, Plan, Request
 from harness.policy.view import BatchState, RequestState, Weights
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
+from tests.systems.by_hand import Flat
 
 # ------------------------------------------------------------------ Algorithm 2's quotas, theorem 3.1
 
@@ -55,22 +55,6 @@ def test_quotas_are_what_they_are_for(n: list[float], c: float, qmax_s: float) -
 LOAD_S, STEP_S = 2.0, 0.02
 
 
-class Flat(NoProfile):
-    """1 ms a prompt token, 20 ms a step, 2 s a load."""
-
-    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        return 1e-3 * tokens
-
-    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        return STEP_S
-
-    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        return LOAD_S
-
-    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        return 0.05
-
-
 class Still:
     """A view of a world in which nothing moves."""
 
@@ -103,7 +87,7 @@ def cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + tokens, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 400, 1.0, 0.1) for m in models},
         {m: Plan(1.0, 100, 100, "test") for m in models},
-        Flat(),
+        Flat(STEP_S, LOAD_S, token=1e-3),
     )
 
 
@@ -203,9 +187,10 @@ def test_a_batch_takes_what_memory_holds() -> None:
     assert [[list(w.rids) for w in x.works] for x in policy.all] == [[], [], [[0, 1], [6, 7]], [[2, 3]], [[4, 5]]]
 
 
-def works(policy: Aegaeon, x: Instance, held: list[tuple[str, int, int]]) -> None:
-    """Give an instance batches of (model, requests, tokens of each)."""
-    rid = 0
+def decoding(*held: tuple[str, int, int], world: Cluster | None = None, **fields: Any) -> tuple[Aegaeon, Instance]:
+    """Return a policy and its last instance, which decodes batches of (model, requests, tokens of each)."""
+    policy = Aegaeon(world or cluster(2), **fields)
+    x, rid = policy.all[-1], 0
     for model, n, tokens in held:
         tag = 2 * sum(w.batch.inst.model == model for w in x.works)
         batch = Batch(Inst(model, x.gpus[: policy.cluster.models[model].tp]), tag)
@@ -214,12 +199,11 @@ def works(policy: Aegaeon, x: Instance, held: list[tuple[str, int, int]]) -> Non
         for r in w.rids:
             policy.where[r], policy.tokens[r] = w, tokens - 10  # 10 were made
         rid += n
+    return policy, x
 
 
 def test_a_round_has_batches_of_a_model_side_by_side_and_their_quotas() -> None:
-    policy = Aegaeon(cluster(2, tokens=1000))
-    x = policy.all[1]
-    works(policy, x, [("a", 2, 400), ("b", 1, 100), ("a", 2, 400), ("c", 1, 100)])
+    policy, x = decoding(("a", 2, 400), ("b", 1, 100), ("a", 2, 400), ("c", 1, 100))
     list(policy.begin_round(x, Still()))  # type: ignore[arg-type]
     assert [(w.batch.inst.model, w.batch.tag) for w in x.round] == [("a", 0), ("a", 2), ("b", 0), ("c", 0)]
     c, n = 3 * LOAD_S, 0.1 / STEP_S  # distinct models: three; n = 5
@@ -227,9 +211,7 @@ def test_a_round_has_batches_of_a_model_side_by_side_and_their_quotas() -> None:
 
 
 def test_batches_of_a_model_are_formed_anew_first_come_first_served() -> None:
-    policy = Aegaeon(cluster(2, tokens=1000))
-    x = policy.all[1]
-    works(policy, x, [("a", 1, 300), ("a", 2, 300), ("a", 1, 300)])
+    policy, x = decoding(("a", 1, 300), ("a", 2, 300), ("a", 1, 300))
     assert [a for a in policy.begin_round(x, Still()) if isinstance(a, Admit)] == [  # type: ignore[arg-type]
         Admit(1, Batch(Inst("a", (1,)), 0)),
         Admit(3, Batch(Inst("a", (1,)), 2)),
@@ -238,26 +220,17 @@ def test_batches_of_a_model_are_formed_anew_first_come_first_served() -> None:
 
 
 def test_a_switch_is_one_answer_in_the_papers_order() -> None:
-    policy = Aegaeon(cluster(2, tokens=1000))
-    x = policy.all[1]
+    policy, x = decoding(("a", 1, 100), ("b", 1, 100))
     a, b = Batch(Inst("a", (1,))), Batch(Inst("b", (1,)))
-    works(policy, x, [("a", 1, 100), ("b", 1, 100)])
     x.models, x.job, x.round, x.home = ["a"], x.works[0], deque([x.works[1]]), {a: None}
     x.works[1].q, x.works[1].t = 0.5, STEP_S
+    out, turn = Evict(a.inst, drain=False), Run(b, "decode", for_s=0.5)
     actions = tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst)
-    assert actions == [
-        Move(a, Host()),
-        Evict(a.inst, drain=False),
-        Load(b.inst),
-        Move(b, (1,)),
-        Run(b, "decode", for_s=0.5),
-    ]
+    assert actions == [Move(a, Host()), out, Load(b.inst), Move(b, (1,)), turn]
 
 
 def test_what_comes_next_is_prefetched_where_it_fits() -> None:
-    policy = Aegaeon(cluster(2, tokens=3000))
-    x = policy.all[1]
-    works(policy, x, [("a", 1, 100), ("b", 1, 100)])
+    policy, x = decoding(("a", 1, 100), ("b", 1, 100), world=cluster(2, tokens=3000))
     kinds = [type(a).__name__ for a in policy.next(x, Still())]  # type: ignore[arg-type]
     assert kinds == ["Load", "Move", "Run", "Load"]  # the last one ahead of its time
     batches = [w.batch for w in x.works]
@@ -266,10 +239,9 @@ def test_what_comes_next_is_prefetched_where_it_fits() -> None:
         kinds = [type(a).__name__ for a in tell(policy, event, *(b.inst for b in batches))]
         assert kinds == ["Move", "Move", "Run"]  # both are in: nothing is loaded any more
     assert set(x.models) == {"a", "b"}
-    without = Aegaeon(cluster(2, tokens=3000), prefetch=False)
-    works(without, without.all[1], [("a", 1, 100), ("b", 1, 100)])
-    begin(without, without.all[1])
-    assert without.all[1].models == ["a"]
+    without, x = decoding(("a", 1, 100), ("b", 1, 100), world=cluster(2, tokens=3000), prefetch=False)
+    begin(without, x)
+    assert x.models == ["a"]
 
 
 def begin(policy: Aegaeon, x: Instance) -> None:
@@ -278,9 +250,7 @@ def begin(policy: Aegaeon, x: Instance) -> None:
 
 
 def test_without_synchronisation_stages_wait_for_each_other() -> None:
-    policy = Aegaeon(cluster(2), sync=False, prefetch=False)
-    x = policy.all[1]
-    works(policy, x, [("a", 1, 100), ("b", 1, 100)])
+    policy, x = decoding(("a", 1, 100), ("b", 1, 100), sync=False, prefetch=False)
     a, b = (w.batch for w in x.works)
     x.models, x.job, x.home = ["a"], x.works[0], {a: None}
     x.round.append(x.works[1])
@@ -292,9 +262,7 @@ def test_without_synchronisation_stages_wait_for_each_other() -> None:
 
 
 def test_weights_whose_load_failed_are_asked_for_again() -> None:
-    policy = Aegaeon(cluster(2))
-    x = policy.all[1]
-    works(policy, x, [("a", 1, 100)])
+    policy, x = decoding(("a", 1, 100))
     a = x.works[0].batch
     begin(policy, x)
     turn = Run(a, "decode", for_s=4.0)
@@ -304,9 +272,7 @@ def test_weights_whose_load_failed_are_asked_for_again() -> None:
 
 
 def test_the_prefill_first_baseline_interrupts_a_turn() -> None:
-    policy = Aegaeon(cluster(1, models="ab"), order="prefill")
-    x = policy.all[0]
-    works(policy, x, [("a", 1, 100)])
+    policy, x = decoding(("a", 1, 100), world=cluster(1, models="ab"), order="prefill")
     begin(policy, x)
     x.job.rids = {9: None} if x.job else {}  # type: ignore[union-attr]
     assert Run(Batch(Inst("a", (0,))), "decode", steps=0) in arrive(policy, 7, "b")
@@ -318,9 +284,7 @@ def test_the_prefill_first_baseline_interrupts_a_turn() -> None:
 
 
 def test_the_decode_first_baseline_lets_prompts_wait() -> None:
-    policy = Aegaeon(cluster(1, models="ab"), order="decode")
-    x = policy.all[0]
-    works(policy, x, [("a", 1, 100)])
+    policy, x = decoding(("a", 1, 100), world=cluster(1, models="ab"), order="decode")
     begin(policy, x)
     assert arrive(policy, 7, "b") == [Admit(7, Batch(Inst("b", (0,)), 1))]
     tell(policy, TurnEnded(Batch(Inst("a", (0,))), "decode", "time", 10, 4.0))

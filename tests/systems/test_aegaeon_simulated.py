@@ -25,6 +25,7 @@ from harness.policy.events import Event, TurnEnded
 from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Plan
 from systems.aegaeon import Aegaeon
 from systems.dedicated import Dedicated
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
@@ -45,10 +46,8 @@ def priced(models: int) -> machine.Machine:
 
 def jobs(rows: list[tuple[float, int, int, int]], models: int) -> Jobs:
     """Return jobs from rows of (arrival, model, prompt, output)."""
-    a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    slo = np.full(len(rows), 10.0)
-    names = tuple(f"m{k}" for k in range(models))
-    return Jobs(names, a.astype(float), m.astype(np.int32), p.astype(np.int32), o.astype(np.int32), slo, slo / 100)
+    arrival_s, model, prompt, output = zip(*sorted(rows), strict=True)
+    return asked((f"m{k}" for k in range(models)), arrival_s, model, prompt, output, 10.0, 0.1)
 
 
 class Guard(Recorder):
@@ -172,19 +171,14 @@ def test_no_kv_is_lost(data: st.DataObject) -> None:
     models, gpus = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 4))
     row = st.tuples(st.floats(0, 2), st.integers(0, models - 1), st.integers(1, 900), st.integers(1, 700))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    fields = data.draw(
-        st.fixed_dictionaries(
-            {
-                "order": st.sampled_from(["split", "prefill", "decode"]),
-                "group": st.integers(1, 8),
-                "refill": st.booleans(),
-                "qmax_s": st.sampled_from([0.1, 4.0]),
-                "sync": st.booleans(),
-                "prefetch": st.booleans(),
-                "load": st.sampled_from(["seconds", "requests"]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "order": st.sampled_from(["split", "prefill", "decode"]),
+        "group": st.integers(1, 8),
+        "qmax_s": st.sampled_from([0.1, 4.0]),
+        "load": st.sampled_from(["seconds", "requests"]),
+        **dict.fromkeys(("refill", "sync", "prefetch"), st.booleans()),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     world = config(models, gpus, data.draw(st.sampled_from([3.2, 3.6, 7.0, None])), seed=data.draw(st.integers(0, 9)))
     refuse, decision_s = data.draw(st.sampled_from([0, 0, 3, 8])), data.draw(st.sampled_from([0.0, 2e-5, 0.03]))
     R, _, _, engine = simulated(rows, world, refuse, decision_s, **fields)

@@ -22,6 +22,7 @@ from harness.loop.replay import missing, replay
 from harness.policy.types import Jobs, Prefix
 from systems.contiguous import Contiguous
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 OPT = shape("opt-13b")
@@ -37,10 +38,8 @@ def config(slots: int = SLOTS, models: int = 1) -> Config:
 
 def jobs(*rows: tuple[float, int, int]) -> Jobs:
     """Return a workload of one model from rows of (arrival, prompt, output)."""
-    arrival_s, prompt, output = (np.array(column) for column in zip(*rows, strict=True))
-    n, inf = len(rows), np.full(len(rows), np.inf)
-    lengths = prompt.astype(np.int32), output.astype(np.int32)
-    return Jobs(("m0",), arrival_s.astype(float), np.zeros(n, np.int32), *lengths, inf, inf)
+    arrival_s, prompt, output = zip(*rows, strict=True)
+    return asked(["m0"], arrival_s, 0, prompt, output)
 
 
 def ran(on: Config, load: Jobs, preset: str | None = None, **fields: Any) -> pa.Table:

@@ -13,6 +13,7 @@ from harness.loop.replay import replay
 from harness.policy.types import Batch, Infeasible, Jobs, Plan
 from systems.disaggregated import Disaggregated
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SMALL = shape("llama-3.2-1b")._replace(max_tokens=4096)
@@ -27,16 +28,9 @@ def places(batches: dict[str, list[Batch]]) -> dict[str, list[Any]]:
 
 
 def jobs(n: int, rate_rps: float, models: tuple[str, ...] = ("a",), prompt: int = 1000, output: int = 20) -> Jobs:
-    draw, never = np.random.default_rng(3), np.full(n, np.inf)
-    return Jobs(
-        models,
-        np.cumsum(draw.exponential(1 / rate_rps, n)),
-        draw.integers(0, len(models), n, np.int32),
-        np.full(n, prompt, np.int32),
-        np.full(n, output, np.int32),
-        never,
-        never,
-    )
+    draw = np.random.default_rng(3)
+    arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
+    return asked(models, arrival_s, draw.integers(0, len(models), n, np.int32), prompt, output)
 
 
 def served(of: Config, work: Jobs, **fields: Any) -> Sim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.types import GIB, Jobs, Plan
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -45,15 +47,7 @@ def poisson(config: Config, seed: int, rate_rps: float, span_s: float) -> Jobs:
 def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -> Jobs:
     n = len(arrival_s)
     prompt, output = rng.integers(16, 800, n), rng.integers(1, 900, n)
-    return Jobs(
-        tuple(m.name for m in config.models),
-        np.asarray(arrival_s, float),
-        np.asarray(model, np.int32),
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        np.full(n, 0.5),
-        np.full(n, 0.1),
-    )
+    return asked((m.name for m in config.models), arrival_s, model, prompt, output, 0.5, 0.1)
 
 
 def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:
@@ -80,9 +74,7 @@ def test_quotas_are_what_the_pool_is_shared_by() -> None:
     config, rng = machine(2, 6.0), np.random.default_rng(5)
     load = jobs(config, np.sort(rng.uniform(0.0, 60.0, 720)), rng.random(720) < 0.2, rng)  # most are of one model
     rows = {quotas: ran("muxserve", config, load, quotas=quotas)[0] for quotas in ("none", "sequences", "bytes")}
-    assert not any(
-        rows[a].equals(rows[b]) for a, b in (("none", "sequences"), ("none", "bytes"), ("sequences", "bytes"))
-    )
+    assert not any(a.equals(b) for a, b in combinations(rows.values(), 2))
 
 
 def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> None:
@@ -97,9 +89,8 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
     rung = quantities.ladder("h100")["sleep"]
-    load_s = engine.cluster.profile.load_s(
-        engine.names.insts[[i.model for i in engine.names.insts].index("m1")], "sleep"
-    )
+    inst = next(inst for inst in engine.names.insts if inst.model == "m1")
+    load_s = engine.cluster.profile.load_s(inst, "sleep")
     assert load_s > rung.fixed_s
     waited_s = np.array(slept["load_ns"].to_pylist()) / 1e9
     assert waited_s[m1[1]] == pytest.approx(load_s, rel=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -20,9 +19,9 @@ from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, P
 from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
 from tests.cases import cases
+from tests.systems.by_hand import EMPTY, Seen
 
 KB = 1000
-EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 class Flat(NoProfile):
@@ -39,17 +38,6 @@ class Flat(NoProfile):
 
     def move_s(self, kv_bytes: int, src: object, dst: object) -> float:
         return 1.0
-
-
-@dataclass
-class Seen:
-    """A view that answers what a test says."""
-
-    now_s: float = 0.0
-    batches: dict[str, BatchState] = field(default_factory=dict)
-
-    def batch(self, batch: Batch) -> BatchState:
-        return self.batches.get(batch.inst.model, EMPTY)
 
 
 def cluster(

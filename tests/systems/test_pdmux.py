@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,15 +19,17 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Run
 from harness.policy.events import Arrived, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Jobs, Model, Request
-from harness.policy.view import BatchState, KvState
+from harness.policy.view import BatchState
 from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count, worst
 from tests.cases import cases
+from tests.systems.by_hand import EMPTY, Seen
+from tests.there import there
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 H100 = Gpu("h100", 0, 80 << 30, 132, tuple(range(8, 132, 8)))
 A100 = Gpu("a100-80g", 0, 80 << 30, 108, tuple(range(2, 108, 2)))
-EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 class Linear(NoProfile):
@@ -38,21 +40,6 @@ class Linear(NoProfile):
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         return 2e-5 * tokens * 132 / (sms or 132)
-
-
-@dataclass
-class Seen:
-    """A view that answers what a test says."""
-
-    now_s: float = 0.0
-    batches: dict[str, BatchState] = field(default_factory=dict)
-    room: int = 1 << 40
-
-    def batch(self, batch: Batch) -> BatchState:
-        return self.batches.get(batch.inst.model, EMPTY)
-
-    def kv(self, model: str, gpu: int) -> KvState:
-        return KvState(0, None, self.room)
 
 
 def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:
@@ -107,16 +94,8 @@ def test_the_division_that_a_decode_batch_chooses() -> None:
 
 
 def test_layers_of_a_slice() -> None:
-    assert [forward_count(n) for n in (1, 1024, 2048, 5000, 16384, 65536, 65537, 10**6)] == [
-        65536,
-        64,
-        32,
-        13,
-        4,
-        1,
-        1,
-        1,
-    ]
+    layers = {1: 65536, 1024: 64, 2048: 32, 5000: 13, 16384: 4, 65536: 1, 65537: 1, 10**6: 1}
+    assert {n: forward_count(n) for n in layers} == layers
 
 
 def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> None:
@@ -158,8 +137,7 @@ def test_an_sglang_server_has_its_gpus_to_itself() -> None:
 
 
 def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
-    predict = made().tenants["m0"].predict
-    assert predict is not None
+    predict = there(made().tenants["m0"].predict)
     profile, inst = Linear(), Inst("m0", (0,))
     for s in decode_counts(H100):
         for b, c in ((1, 1), (3, 999), (200, 150_000), (256, 400_000)):
@@ -171,8 +149,7 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
 @cases(("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")])
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
     node = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
-    predict, inst = PDMux(node).tenants["m"].predict, Inst("m", (0,))
-    assert predict is not None
+    predict, inst = there(PDMux(node).tenants["m"].predict), Inst("m", (0,))
     decode = [
         predict.decode_s(b, b * c, s) / node.profile.step_s(inst, b, b * c, s) - 1
         for s in decode_counts(node.gpus[0])
@@ -195,11 +172,8 @@ def test_decode_gets_the_least_sms_that_meet_the_slo_and_prefill_the_rest() -> N
     # 1.3 x (2 + 10 x 0.1 + (3360 + 640) x 0.001) ms = 9.1 ms on 132 SMs: 50 ms on 24.02, of 20, 36, 52, ...
     assert orders["m0", "decode"] == Run(Batch(Inst("m0", (0,))), "decode", sms=36)
     step_s, prefill_s = 7e-3 * 132 / 36, 2e-5 * 8192 * 132 / 96
-    layers = -(-step_s * 32 // prefill_s)
-    assert layers == 4
-    assert orders["m0", "prefill"] == Run(
-        Batch(Inst("m0", (0,))), "prefill", chunk_tokens=0, slice_layers=int(layers), sms=96
-    )
+    assert -(-step_s * 32 // prefill_s) == 4
+    assert orders["m0", "prefill"] == Run(MAIN, "prefill", chunk_tokens=0, slice_layers=4, sms=96)
 
 
 def test_partitions_are_those_of_the_paper() -> None:
@@ -210,13 +184,8 @@ def test_partitions_are_those_of_the_paper() -> None:
 
 def test_the_guard_is_the_most_that_was_measured_on_the_gpu() -> None:
     """A100: 20 %, H200: 37, else 30; 1.2 x 8.4 ms x 132 / 28 = 47.5 ms meet 50 on 28 SMs, 1.3 times do not."""
-    assert [worst(A100._replace(kind=kind)) for kind in ("a100-40g", "a100-80g", "h100", "h200", "l40s")] == [
-        0.2,
-        0.2,
-        0.3,
-        0.37,
-        0.3,
-    ]
+    measured = {"a100-40g": 0.2, "a100-80g": 0.2, "h100": 0.3, "h200": 0.37, "l40s": 0.3}
+    assert {kind: worst(A100._replace(kind=kind)) for kind in measured} == measured
     for kind in ("a100-80g", "h100", "h200"):  # as much as the machine charges a decode for a prefill on other SMs
         assert 1 + worst(A100._replace(kind=kind)) == quantities.quantities(kind)["co_run"]["apart"]
     for kind, sms in (("a100-80g", 28), ("h100", 44)):
@@ -261,11 +230,8 @@ def test_a_prompt_that_would_be_late_goes_before_a_long_one_that_is_not() -> Non
     assert whole_s == pytest.approx(2e-5 * 100_000 * 132 / 128)
     assert not come(policy, view, 0.5, ttft_slo_s=1.6)  # comes behind it in time
     policy, view = flying()
-    assert come(policy, view, 0.5, ttft_slo_s=1.5) == [
-        Run(MAIN, "prefill", steps=0),
-        Admit(1, FAST),
-        Run(FAST, "prefill", chunk_tokens=0),
-    ]
+    instead = [Run(MAIN, "prefill", steps=0), Admit(1, FAST), Run(FAST, "prefill", chunk_tokens=0)]
+    assert come(policy, view, 0.5, ttft_slo_s=1.5) == instead
     view.batches["m0"] = state(waiting=1, prefill_tokens=101_000)
     assert not come(policy, view, 0.51, ttft_slo_s=0.1, rid=2)  # who goes first is not preempted
     view.now_s, view.batches["m0"] = 0.52, state(waiting=1, decoding=1, prefill_tokens=101_000, ctx_tokens=1001)
@@ -326,9 +292,7 @@ def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, 
     """Return Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
-    prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
-    slo_s = np.full(n, 10.0), np.full(n, 0.06)
-    jobs = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    jobs = asked("m", arrival_s, 0, draw.integers(*prompt, n), draw.integers(*output, n), 10.0, 0.06)
     if not alone:
         return jobs
     times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
@@ -394,9 +358,7 @@ def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
     """Section 2.3.2: 32 decodes behind 1,000 tokens beside 4,064 of a prompt, 70B over eight A100: 505 ms."""
     model = Served("m", shape("llama-3.3-70b")._replace(max_tokens=8192), 8, 10.0, 0.1)
     engine = Sim(Config((model,), gpu="a100-80g", gpus=8, host="sglang-0.5", token_times=True))
-    prompts, outputs = np.array([730] * 32 + [4064], np.int32), np.array([400] * 32 + [2], np.int32)
-    arrival_s, never = np.array([0.0] * 32 + [9.0]), np.full(33, np.inf)
-    jobs = Jobs(("m",), arrival_s, np.zeros(33, np.int32), prompts, outputs, never, never)
+    jobs = asked("m", [0.0] * 32 + [9.0], 0, [730] * 32 + [4064], [400] * 32 + [2])
     make: Any = Chunked
     replay(make(engine.cluster, tau=4096), engine, jobs)
     rows = [row for part in engine.rows() for row in part.to_pylist()]

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, Ratios, Tenant, alg1, alg2
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -124,10 +125,8 @@ def test_alg2_is_as_good_as_any_subset(jobs: list[tuple[int, int]], start: int) 
     kept = alg2(zip(due, seconds, strict=True), float(start))
     assert feasible(kept)
     assert kept == sorted(kept)
-    most = max(
-        n for n in range(len(jobs) + 1) for some in itertools.combinations(range(len(jobs)), n) if feasible(some)
-    )
-    assert len(kept) == most
+    subsets = (some for n in range(len(jobs) + 1) for some in itertools.combinations(range(len(jobs)), n))
+    assert len(kept) == max(len(some) for some in subsets if feasible(some))
 
 
 def test_alg2_drops_the_longest_so_far() -> None:
@@ -137,6 +136,7 @@ def test_alg2_drops_the_longest_so_far() -> None:
 
 # ---------------------------------------------------------------- the policy
 
+Kind = TypeVar("Kind", bound=Action)
 SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
 FOOT = 2.35 * GIB + GIB // 2 + 5 * 64 * (1 << 20)
 
@@ -151,19 +151,8 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
     """Return jobs from requests (arrival, model)."""
-    at, model = (np.array(x) for x in zip(*rows, strict=True))
-    n = len(rows)
-    full = np.full(n, 1)
-    slo = config.models[0]
-    return Jobs(
-        tuple(m.name for m in config.models),
-        at.astype(float),
-        model.astype(np.int32),
-        (full * prompt).astype(np.int32),
-        (full * output).astype(np.int32),
-        np.full(n, slo.ttft_slo_s),
-        np.full(n, slo.tpot_slo_s),
-    )
+    (at_s, model), slo = zip(*rows, strict=True), config.models[0]
+    return asked((m.name for m in config.models), at_s, model, prompt, output, slo.ttft_slo_s, slo.tpot_slo_s)
 
 
 def run(
@@ -179,7 +168,7 @@ def run(
     return [(d.now_s, d.event, a) for d in log.decisions for a in d.actions], engine
 
 
-def of(kind: type[Action], log: list[tuple[float, Event, Action]]) -> list[tuple[float, Action]]:
+def of(kind: type[Kind], log: list[tuple[float, Event, Action]]) -> list[tuple[float, Kind]]:
     return [(t, a) for t, event, a in log if isinstance(a, kind) and event != Woke("start")]
 
 
@@ -242,8 +231,6 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     loads, evicts = of(Load, log), of(Evict, log)
     assert len(loads) == len(evicts) == 1
     (t0, load), (t1, evict) = loads[0], evicts[0]
-    assert isinstance(load, Load)
-    assert isinstance(evict, Evict)
     assert load.inst.model == evict.inst.model
     assert load.inst.place != evict.inst.place
     assert t0 < t1  # the second copy first
@@ -315,9 +302,8 @@ def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waite
     first, second, third, last = moved(log)[:4]
     assert isinstance(first, Evict)
     assert isinstance(second, Evict)  # both leave before anybody comes
-    assert {third, last} == {
-        Load(Inst(a.inst.model, b.inst.place), "parallel") for a, b in ((first, second), (second, first))
-    }
+    swapped = ((first.inst, second.inst), (second.inst, first.inst))
+    assert {third, last} == {Load(Inst(a.model, b.place), "parallel") for a, b in swapped}
     assert set(states(engine)) == {"done"}
 
 
@@ -384,17 +370,15 @@ def test_late_requests_go_last_or_again_or_away() -> None:
 def test_earliest_deadline_goes_first() -> None:
     # two models, one with a tenth of the other's SLO: of equal arrivals its requests are let in first
     config = world(2, 4.0)
-    config = replace(
-        config, models=tuple(m._replace(ttft_slo_s=s) for m, s in zip(config.models, (10.0, 1.0), strict=True))
-    )
+    config = replace(config, models=(config.models[0]._replace(ttft_slo_s=10.0), config.models[1]))
     jobs = work(config, [(0.0, k % 2) for k in range(8)], prompt=1000)
     jobs = replace(jobs, ttft_slo_s=np.where(jobs.model == 0, 10.0, 1.0))
     log, _ = run(config, jobs, heads=64)
     let_in = of(Admit, log)
-    first = [a.who for t, a in let_in if isinstance(a, Admit) and t == let_in[0][0]]
-    assert first == [1, 3, 0, 2]  # two prompts fill an engine's step of 2,048 tokens
+    at_once = [a.who for t, a in let_in if t == let_in[0][0]]
+    assert at_once == [1, 3, 0, 2]  # two prompts fill an engine's step of 2,048 tokens
     plain, _ = run(config, jobs, order="fcfs")
-    assert [a.who for _, a in of(Admit, plain) if isinstance(a, Admit)] == list(range(8))
+    assert [a.who for _, a in of(Admit, plain)] == list(range(8))
 
 
 # ---------------------------------------------------------------- activation

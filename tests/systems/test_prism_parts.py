@@ -12,30 +12,28 @@ import pytest
 
 from harness.engines import llamacpp
 from harness.engines.costs import quantities
-from harness.engines.machine import Config, Served, machine
+from harness.engines.machine import Config, machine
 from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.loop.replay import missing, replay
-from harness.policy.types import GIB, Infeasible, Jobs, Plan
+from harness.policy.types import GIB, Infeasible, Jobs
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Prism
 from tests.cases import cases
-from workloads.models import model_set, shape
-
-SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
-WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # an 8B takes this, with its process and the pages that it keeps
+from tests.systems.test_elastic import WEIGHTS
+from tests.systems.test_elastic import machine as eights
+from tests.workloads.asked import asked
+from workloads.models import model_set
 
 
 def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:
     """Return GPUs that hold `n` 8B models between them, and so much KV memory each."""
-    models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
-    mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
-    plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
-    fraction = mem / quantities.gpu("h100").mem_bytes
+    config = eights(n, kv_gib, gpus=gpus, rates=tuple(rates))
+    models = tuple(m._replace(ttft_slo_s=s) for m, s in zip(config.models, ttft_s or [0.5] * n, strict=True))
     # loads below are sized for this host: on one that schedules a step ahead a prompt waits for another step
-    return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, host="vllm-graph", plan=plan)
+    return replace(config, models=models, noise=0.0, host="vllm-graph")
 
 
 def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:
@@ -46,17 +44,8 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
         at = begin + np.cumsum(rng.exponential(1 / rate, int((end - begin) * rate)))
         rows += [(t, m, prompt, output) for t in at if t < end]
     rows.sort()
-    at, model, prompts, outputs = (np.array(x) for x in zip(*rows, strict=True))
-    slo = [(m.ttft_slo_s, m.tpot_slo_s) for m in config.models]
-    return Jobs(
-        tuple(m.name for m in config.models),
-        at.astype(float),
-        model.astype(np.int32),
-        prompts.astype(np.int32),
-        outputs.astype(np.int32),
-        np.array([slo[m][0] for m in model]),
-        np.array([slo[m][1] for m in model]),
-    )
+    slo_s = zip(*((config.models[m].ttft_slo_s, config.models[m].tpot_slo_s) for _, m, *_ in rows), strict=True)
+    return asked((m.name for m in config.models), *zip(*rows, strict=True), *slo_s)
 
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
@@ -87,10 +76,8 @@ def test_memory_on_demand_gives_a_surging_model_what_the_other_does_not_use() ->
 
 def test_each_step_of_the_ladder_activates_sooner() -> None:
     # figure 9: a model that is out comes back on its first request
-    config = served(3, 4.0, rates=[1.0, 1.0, 1.0])
-    config = replace(
-        config, mem_fraction=(2 * WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes
-    )  # two of three are in
+    mem_fraction = (2 * WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes  # two of three are in
+    config = replace(served(3, 4.0, rates=[1.0, 1.0, 1.0]), mem_fraction=mem_fraction)
     jobs = arrivals(config, [(0, 0, 5, 1.0, 300, 20), (1, 0, 200, 0.5, 300, 20), (2, 100, 110, 1.0, 300, 20)])
     first = {}
     for way in ("host", "parallel", "pool", "sleep", "disk", "cold"):
@@ -164,20 +151,9 @@ def taking_turns(system: str, **fields: Any) -> tuple[dict[str, float], float, f
     """
     models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
-    spec = Spec(
-        system,
-        trace="arena-like",
-        models=models,
-        gpus=2,
-        assign="shuffled",
-        rate_scale=4.0,
-        scaling="time",
-        sharing="turns",
-        seed=1,
-        fields=tuple(fields.items()),
-        slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
-    )
-    setup = Setup(resolve(spec))
+    limits = tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members)
+    spec = Spec(system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time")
+    setup = Setup(resolve(replace(spec, sharing="turns", seed=1, fields=tuple(fields.items()), slo_s=limits)))
     jobs = setup.jobs()
     replay(setup.policy, setup.engine, jobs, end_s=setup.end_s, control_s=setup.spec.control_s or 0.0)
     assert isinstance(setup.engine, Sim)

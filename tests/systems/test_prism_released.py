@@ -26,7 +26,7 @@ def test_a_long_prompt_goes_before_one_that_came_a_little_earlier() -> None:
     jobs = work(config, [(0.0, 0)] * 20 + [(0.001, 0)] * 10, prompt=100)
     jobs.prompt_tokens[20:] = 1500  # 0.73 s less, not 0.2 s
     log, _ = run(config, jobs, PrismReleased)
-    let_in = [a.who for _, a in of(Admit, log) if isinstance(a, Admit)]
+    let_in = [a.who for _, a in of(Admit, log)]
     assert let_in == [*range(11), *range(20, 30), *range(11, 20)]  # the first eleven were alone
 
 
@@ -34,7 +34,7 @@ def test_no_more_than_eleven_prompts_wait_in_an_engine() -> None:
     config = world(2, 4.0)
     log, engine = run(config, work(config, [(0.0, k % 2) for k in range(60)], prompt=1000), PrismReleased)
     first_s = of(Admit, log)[0][0]
-    at_once = [a.who for t, a in of(Admit, log) if isinstance(a, Admit) and t == first_s]
+    at_once = [a.who for t, a in of(Admit, log) if t == first_s]
     assert sorted(at_once) == list(range(22))  # each model has 10 and one more
     assert states(engine) == ["done"] * 60
 
@@ -42,7 +42,7 @@ def test_no_more_than_eleven_prompts_wait_in_an_engine() -> None:
 def test_an_idle_model_goes_at_the_tick_after_50_s_though_nobody_wants_its_memory() -> None:
     config = world(2, 4.0)
     log, _ = run(config, work(config, [(0.0, 0), (12.0, 1), (200.0, 1)]), PrismReleased)
-    gone = {a.inst.model: t for t, a in reversed(of(Evict, log)) if isinstance(a, Evict)}  # the first of each
+    gone = {a.inst.model: t for t, a in reversed(of(Evict, log))}  # the first of each
     assert gone == {"m0": 55.0, "m1": 65.0}  # done within 5 s: at the first tick 50 s later
 
 
@@ -101,11 +101,11 @@ def test_models_start_by_falling_demand_where_demand_over_free_memory_is_lowest(
 
 def test_models_of_unlike_degrees_are_refused() -> None:
     alike = world(3, 8.0, gpus=4)
-    cluster = Sim(alike).cluster
-    by_degree = [
-        replace(alike, models=tuple(m._replace(tp=tp) for m, tp in zip(alike.models, degrees, strict=True)))
-        for degrees in ((2, 2, 2), (1, 2, 1))
-    ]
-    assert PrismReleased(cluster).models.keys() == PrismReleased(Sim(by_degree[0]).cluster).models.keys()
+
+    def made(*degrees: int) -> PrismReleased:
+        models = tuple(m._replace(tp=tp) for m, tp in zip(alike.models, degrees, strict=True))
+        return PrismReleased(Sim(replace(alike, models=models)).cluster)
+
+    assert made(1, 1, 1).models.keys() == made(2, 2, 2).models.keys()
     with pytest.raises(Infeasible, match=r"one tensor-parallel degree in Prism's release, not 1 and 2$"):
-        PrismReleased(Sim(by_degree[1]).cluster)
+        made(1, 2, 1)

@@ -21,9 +21,12 @@ from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
-from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
+from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, partition
 from tests.cases import cases
+from tests.systems.by_hand import Flat
+from tests.there import there
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1
@@ -32,26 +35,14 @@ THETA = B * O / (B * PREFILL_S + O * STEP_S)  # 333.3 tokens a second
 D = O * STEP_S
 
 
-class Flat(NoProfile):
-    """A profile in which every model costs the same."""
-
-    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        return PREFILL_S
-
-    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        return STEP_S
-
-    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        return LOAD_S
-
-    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        return 0.05
+FLAT = Flat(STEP_S, LOAD_S, prompt=PREFILL_S)
 
 
 class LastBits(Flat):
     """The same costs on another processor: each differs in its last bits."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(STEP_S, LOAD_S, prompt=PREFILL_S)
         rng = np.random.default_rng(seed)
         self.off = {(m, what): 1.0 + float(rng.integers(-4, 5)) * 2.0**-52 for m in "abcde" for what in "psl"}
 
@@ -77,7 +68,7 @@ def cluster(
         tuple(Gpu("flat", k // node_gpus, 1000 + 200 * B, 100, ()) for k in range(gpus)),
         {m: Model(1, (tp or {}).get(m, 1), 1000, 1, 1, 1000, 1.0, 1.0) for m in models},
         {m: Plan(1.0, 100, O, "test") for m in models},
-        profile or Flat(),
+        profile or FLAT,
     )
 
 
@@ -148,8 +139,7 @@ def drawn(seed: int, n: int, queues: int, profile: NoProfile | None = None) -> Q
 def test_program_is_brute_force(seed: int) -> None:
     q = drawn(seed, 2 + seed % 4, 2)
     edf = q.edf(0.0)
-    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(edf, 0.0), 0.0))
     assert sorted(g.id for order in solution for g in order) == list(range(1, q.formed + 1))
     least = min(value(q, orders) for orders in every(q))
     assert value(q, solution) == least
@@ -159,11 +149,10 @@ def test_program_is_brute_force(seed: int) -> None:
 def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
     """Cost tables differ in their last bits between processors, which must not choose between plans as good."""
     plans = []
-    for profile in (Flat(), *map(LastBits, range(4))):
+    for profile in (FLAT, *map(LastBits, range(4))):
         q = drawn(seed, 2 + seed % 6, 3, profile)
         edf = q.edf(5.0)
-        best = q.solved(q.relaxed(edf, 5.0), 5.0)
-        assert best is not None
+        best = there(q.solved(q.relaxed(edf, 5.0), 5.0))
         plans.append([[[g.id for g in order] for order in orders] for orders in (edf, best)])
     assert plans == [plans[0]] * len(plans)
 
@@ -171,8 +160,7 @@ def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
 @cases("seed", range(6))
 def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
     q = drawn(100 + seed, 3, 2)
-    solution = q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0))
     assert value(q, solution) == pytest.approx(slots(q), rel=1e-4, abs=1e-3)
 
 
@@ -231,8 +219,7 @@ def slots(q: Qlm) -> float:
 def test_one_model_with_loose_slos_edf_is_as_good() -> None:
     q = policy(2, [[("a", 4, 900.0 + k) for k in range(5)], []], rwt="mean")
     edf = q.edf(0.0)
-    solution = q.solved(q.relaxed(edf, 0.0), 0.0)
-    assert solution is not None
+    solution = there(q.solved(q.relaxed(edf, 0.0), 0.0))
     assert value(q, edf) == pytest.approx(value(q, solution), rel=1e-3)
     assert q.relaxed(solution, 0.0) == 0.0
 
@@ -281,9 +268,10 @@ def simulated(
 ) -> tuple[Any, list[tuple[float, Action]], Qlm, Any]:
     """Serve rows of (arrival, model, prompt, output, SLO): requests, actions with times, the policy, counts."""
     served = tuple(Served(f"m{k}", SHAPE._replace(max_tokens=2048)) for k in range(models))
-    a, m, p, o, slo = (np.array(column) for column in zip(*rows, strict=True))
-    plan = {s.name: Plan(1.0, float(np.mean(p)), float(np.mean(o)), "test") for s in served}
-    jobs = Jobs(tuple(s.name for s in served), a, m.astype(np.int32), p.astype(np.int32), o.astype(np.int32), slo, slo)
+    arrival_s, model, prompt, output, slo_s = zip(*rows, strict=True)
+    jobs = asked((s.name for s in served), arrival_s, model, prompt, output, slo_s, slo_s)
+    means = float(np.mean(jobs.prompt_tokens)), float(np.mean(jobs.output_tokens))
+    plan = {s.name: Plan(1.0, *means, "test") for s in served}
     config = Config(served, gpus=gpus, host="none", plan=plan)
     engine = Sim(config)
     q = Qlm(engine.cluster, **fields)
@@ -307,18 +295,8 @@ def test_a_swap_step_by_step() -> None:
                 order.append((t, "Admit", who))
     m0, m1 = Inst("m0", (0,)), Inst("m1", (0,))
     done = R["done"].tolist()
-    assert [o[1:] for o in order] == [
-        *(
-            ("Load", m0),
-            ("Admit", 0),
-            ("Evict", m0),
-            ("Load", m1),
-            ("Admit", 1),
-            ("Evict", m1),
-            ("Load", m0),
-            ("Admit", 2),
-        )
-    ]
+    swaps = [("Evict", m0), ("Load", m1), ("Admit", 1)], [("Evict", m1), ("Load", m0), ("Admit", 2)]
+    assert [o[1:] for o in order] == [("Load", m0), ("Admit", 0), *swaps[0], *swaps[1]]
     assert [o[0] for o in order] == pytest.approx([0.0, 1.0, *[done[0]] * 3, *[done[1]] * 3])
     first = [q.rates[m].P for m in ("m1", "m0")]
     assert R["first"][1] == pytest.approx(done[0] + S + first[0], abs=2e-3)
@@ -360,32 +338,23 @@ def test_a_cold_model_does_not_starve_behind_a_hot_one() -> None:
     R, *_ = simulated(sorted([*hot, (3.0, 1, 100, 20, 0.2)]), delta=1.0)
     cold = int(np.flatnonzero(R["model"] == 1)[0])
     assert R["first"][cold] < 0.7 * R["done"].max()
-    assert (
-        R["arrival"][R["first"] > R["first"][cold]] > 3.0
-    ).mean() > 0.9  # nearly all that come after it, came after it
+    # nearly all that come after it, came after it
+    assert (R["arrival"][R["first"] > R["first"][cold]] > 3.0).mean() > 0.9
 
 
 @settings(max_examples=25)
 @given(st.data())
 def test_no_request_is_lost(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 25))
-    row = st.tuples(
-        st.floats(0, 3),
-        st.integers(0, 3),
-        st.integers(1, 600),
-        st.integers(1, 80),
-        st.sampled_from([0.1, 5.0, math.inf]),
-    )
+    lengths, slo_s = (st.integers(1, 600), st.integers(1, 80)), st.sampled_from([0.1, 5.0, math.inf])
+    row = st.tuples(st.floats(0, 3), st.integers(0, 3), *lengths, slo_s)
     rows = sorted(data.draw(st.lists(row, min_size=n, max_size=n)))
-    fields = data.draw(
-        st.fixed_dictionaries(
-            {
-                "way": st.sampled_from(["host", "pool", "sleep"]),
-                "evict": st.sampled_from(["host", "recompute", "drain"]),
-                "solver": st.sampled_from(["milp", "edf"]),
-                "delta": st.sampled_from([0.5, 4.0]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "way": st.sampled_from(["host", "pool", "sleep"]),
+        "evict": st.sampled_from(["host", "recompute", "drain"]),
+        "solver": st.sampled_from(["milp", "edf"]),
+        "delta": st.sampled_from([0.5, 4.0]),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     R, *_ = simulated(rows, 4, data.draw(st.integers(1, 3)), **fields)
     assert np.isfinite(R["done"]).all()

@@ -33,9 +33,8 @@ def loads(known: Cluster, places: dict[str, list[Gpus]]) -> list[float]:
     """Return busy seconds a second of each GPU, as parts of what all do."""
     each = {m: busy(known, m, at[0]) / len(at) for m, at in places.items()}
     whole = sum(busy(known, m, at[0]) for m, at in places.items())
-    return [
-        sum(each[m] for m, at in places.items() for place in at if g in place) / whole for g in range(len(known.gpus))
-    ]
+    here = ([m for m, at in places.items() for place in at if g in place] for g in range(len(known.gpus)))
+    return [sum(each[m] for m in models) / whole for models in here]
 
 
 def test_the_hot_model_gets_copies_until_gpus_are_alike() -> None:
@@ -86,13 +85,8 @@ def test_turns_count_the_requests_of_all_models(models: list[int], expected: str
     config = machine(2, 40.0, gpus=2, rates=(8.0, 1.0))
     load = jobs(config, np.arange(6) * 1e-3, np.array(models), np.random.default_rng(1))
     rows, _ = ran("static", config, load, replicas=True, route="turns")
-    hot = [
-        gpus
-        for gpus, model in zip(rows["gpus"].to_pylist(), rows["model"].to_pylist(), strict=True)
-        if model == config.models[0].name
-    ]
-    first = hot[0]
-    assert "".join("01"[gpus != first] for gpus in hot) == expected
+    hot = [row["gpus"] for row in rows.to_pylist() if row["model"] == config.models[0].name]
+    assert "".join("01"[gpus != hot[0]] for gpus in hot) == expected
 
 
 @cases("name", ["static", "elastic"])
@@ -129,9 +123,8 @@ def score(W: Workload, S: Selection) -> float:
 
 def test_scores_are_those_of_a_queue_a_group() -> None:
     rng = np.random.default_rng(4)
-    W = Workload.drawn(
-        [8.0, 2.0, 1.0], 300, rng.uniform(0.02, 0.2, (3, 3)), rng.uniform(0.05, 0.4, (3, 3)), np.array([0.5, 0.3, 1.0])
-    )
+    first_s, held_s = rng.uniform(0.02, 0.2, (3, 3)), rng.uniform(0.05, 0.4, (3, 3))
+    W = Workload.drawn([8.0, 2.0, 1.0], 300, first_s, held_s, np.array([0.5, 0.3, 1.0]))
     kept = [flags(S, 3) for S in (((0,), (1,), (2,)), ((), (0,), ()), ((0, 2), (0, 1), ()))]
     grown = [(x, i, g) for x, S in enumerate(kept) for i, g in np.argwhere(~S).tolist()]
     selections = [by_group(with_copy(kept[x], i, g)) for x, i, g in grown]
@@ -159,15 +152,12 @@ def best_of_all(policy: AlpaServe, groups: Sequence[Gpus]) -> float:
     """Return the best score of any selection with room."""
     W, n = policy.workload(list(groups)), len(policy.cluster.models)
     every = [tuple(m for m in range(n) if bits >> m & 1) for bits in range(2**n)]
-    fits = [
-        [
-            here
-            for here in every
-            if sum(policy.need(m, len(group)) for m in here) <= policy.cluster.gpus[group[0]].mem_bytes
-        ]
-        for group in groups
-    ]
-    return max(W.queues((a, b))[0] for a in fits[0] for b in fits[1])
+
+    def fits(here: tuple[int, ...], group: Gpus) -> bool:
+        return sum(policy.need(m, len(group)) for m in here) <= policy.cluster.gpus[group[0]].mem_bytes
+
+    first, second = ([here for here in every if fits(here, group)] for group in groups)
+    return max(W.queues((a, b))[0] for a in first for b in second)
 
 
 @cases("rates", [HOT, (20.0, 20.0, 1.0, 1.0), (40.0, 10.0, 5.0, 1.0)])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,32 +13,20 @@ from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
-from harness.engines.wallclock import NoProfile
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Woke
-from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Model, Plan, Request
 from systems.serverlessllm import ServerlessLlm
+from tests.systems.by_hand import Flat
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 HOST_S, DISK_S = 2.0, 20.0
 S = 0.1 + 49 * 0.02  # a prefill of 100 tokens and 49 steps
 
 
-class Flat(NoProfile):
-    """1 ms a prompt token, 20 ms a step; a load from memory and from disk."""
-
-    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        return 1e-3 * tokens
-
-    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        return 0.02
-
-    def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        return DISK_S if from_disk else HOST_S
-
-    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        return 0.05
+FLAT = Flat(0.02, HOST_S, token=1e-3, disk=DISK_S)
 
 
 class Still:
@@ -59,12 +45,17 @@ class Still:
         return rid
 
 
-def policy(gpus: int = 2, models: str = "abc", **fields: Any) -> ServerlessLlm:
-    """Return models of 1 GiB, a hottest; instance k starts with the k-th."""
-    kinds = tuple(Gpu("flat", 0, 3 * GIB, 100, ()) for _ in range(gpus))
+def cluster(gpus: int, models: str, nodes: int = 1, host_bytes: int | None = None) -> Cluster:
+    """Return models of 1 GiB, a hottest."""
+    kinds = tuple(Gpu("flat", k * nodes // gpus, 3 * GIB, 100, ()) for k in range(gpus))
     served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in models}
     plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate(models)}
-    made = ServerlessLlm(Cluster(kinds, served, plan, Flat()), **fields)
+    return Cluster(kinds, served, plan, FLAT, host_bytes=host_bytes)
+
+
+def policy(gpus: int = 2, models: str = "abc", **fields: Any) -> ServerlessLlm:
+    """Return a policy after its start, at which instance k has the k-th model."""
+    made = ServerlessLlm(cluster(gpus, models), **fields)
     tell(made, Woke("start"))
     return made
 
@@ -116,10 +107,7 @@ def test_a_model_keeps_its_gpu_until_its_requests_are_done() -> None:
 
 
 def test_a_load_takes_longer_where_the_host_has_not_the_weights() -> None:
-    gpus = tuple(Gpu("flat", node, 3 * GIB, 100, ()) for node in (0, 1))
-    served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in "abc"}
-    plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate("abc")}
-    made = ServerlessLlm(Cluster(gpus, served, plan, Flat(), host_bytes=GIB))
+    made = ServerlessLlm(cluster(2, "abc", nodes=2, host_bytes=GIB))
     assert made.uses == policy().uses  # it asks for its own rung, wherever the weights are
     view: Any = Still({0: "ab", 1: "c"})
     list(made.on(Woke("start"), view))
@@ -136,9 +124,7 @@ def test_a_load_takes_longer_where_the_host_has_not_the_weights() -> None:
 
 
 def test_a_load_from_disk_waits_for_those_ordered_before_on_its_node() -> None:
-    served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in "abcd"}
-    plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate("abcd")}
-    made = ServerlessLlm(Cluster((Gpu("flat", 0, 3 * GIB, 100, ()),) * 2, served, plan, Flat(), host_bytes=GIB))
+    made = ServerlessLlm(cluster(2, "abcd", host_bytes=GIB))
     view: Any = Still({0: ""})
     list(made.on(Woke("start"), view))
     for rid, (now_s, m) in enumerate([(1.0, "c"), (3.0, "d")]):
@@ -194,17 +180,7 @@ def simulated(
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
     world = Config(served, gpus=gpus, host="none", plan=plan, host_bytes=host_bytes)
-    a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
-    slo = np.full(len(rows), math.inf)
-    work = Jobs(
-        tuple(s.name for s in served),
-        a.astype(float),
-        m.astype(np.int32),
-        p.astype(np.int32),
-        o.astype(np.int32),
-        slo,
-        slo,
-    )
+    work = asked((s.name for s in served), *zip(*sorted(rows), strict=True))
     engine = Sim(world)
     made = make(engine.cluster, **fields)
     engine = Sim(world, made.options)
@@ -229,16 +205,13 @@ def test_one_request_behind_another_model_in_time() -> None:
 def test_no_request_is_lost(data: st.DataObject) -> None:
     row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    fields: dict[str, Any] = data.draw(
-        st.fixed_dictionaries(
-            {
-                "place": st.sampled_from(["startup", "fewest"]),
-                "order": st.sampled_from(["fcfs", "sjf"]),
-                "most": st.integers(1, 8),
-                "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
-            }
-        )
-    )
+    parts: dict[str, st.SearchStrategy[Any]] = {
+        "place": st.sampled_from(["startup", "fewest"]),
+        "order": st.sampled_from(["fcfs", "sjf"]),
+        "most": st.integers(1, 8),
+        "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
+    }
+    fields = data.draw(st.fixed_dictionaries(parts))
     R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
     assert (R["state"] == state.DONE).all()
     assert not engine.S.insts["blocks"].any()

@@ -16,11 +16,11 @@ from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, Entry, Group, ServerlessLlmReleased
 from tests.cases import cases
-from tests.systems.test_serverlessllm import Flat, simulated
+from tests.systems.test_serverlessllm import FLAT, simulated
 
 
 class Scene:
-    """A view whose facts a test writes down: 1 ms a prompt token, 20 ms a step (`Flat`)."""
+    """A view whose facts a test writes down: 1 ms a prompt token, 20 ms a step (`FLAT`)."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -53,7 +53,7 @@ class Stage:
         gpus = tuple(Gpu("flat", 0, 3 * GIB, 100, ()) for _ in range(workers))
         served = {m: Model(1, 1, GIB, 1, 1, 2000, 1.0, 0.1) for m in models}
         plan = {m: Plan(1.0, 100, 50, "test") for m in models}
-        self.made = ServerlessLlmReleased(Cluster(gpus, served, plan, Flat()), **fields)
+        self.made = ServerlessLlmReleased(Cluster(gpus, served, plan, FLAT), **fields)
         self.view = Scene()
 
     def tell(self, event: Any) -> list[Action]:
@@ -350,14 +350,7 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
     rows = data.draw(st.lists(row, min_size=1, max_size=25))
     order, most = data.draw(st.sampled_from(["fcfs", "srtf"])), data.draw(st.integers(1, 8))
-    R, _, engine = simulated(
-        rows,
-        4,
-        data.draw(st.integers(1, 3)),
-        data.draw(st.sampled_from([0, 3])),
-        make=ServerlessLlmReleased,
-        order=order,
-        most=most,
-    )
+    gpus, refuse = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3]))
+    R, _, engine = simulated(rows, 4, gpus, refuse, make=ServerlessLlmReleased, order=order, most=most)
     assert (R["state"] == state.DONE).all()
     assert not engine.S.insts["blocks"].any()

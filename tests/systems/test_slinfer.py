@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,8 @@ from harness.policy.types import Batch, Inst, Jobs, Request
 from harness.policy.view import BatchState, RequestState
 from systems.slinfer import AHEAD, Job, Slinfer
 from tests.cases import cases
+from tests.systems.by_hand import EMPTY, of
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 TTFT_S, TPOT_S = 2.0, 0.25
@@ -48,7 +49,7 @@ class Seen:
         self.now_s, self.made = now_s, made
 
     def batch(self, _: Batch) -> BatchState:
-        return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        return EMPTY
 
     def request(self, rid: int) -> RequestState:
         return RequestState(None, self.made, 0, None)
@@ -66,10 +67,6 @@ def asks(rid: int, model: str, prompt: int = 100, at_s: float = 0.0, ttft_s: flo
 
 def told(policy: Slinfer, event: Any, view: Any) -> list[Action]:
     return list(policy.on(event, view))
-
-
-def of(actions: Iterable[Action], kind: type) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 def loaded(policy: Slinfer, *models: str, view: Any = None) -> list[Action]:
@@ -282,15 +279,9 @@ def test_a_worker_without_requests_stays_for_a_second() -> None:
 
 def jobs(models: tuple[str, ...], n: int = 150, gap_s: float = 0.3) -> Jobs:
     draw = np.random.default_rng(3)
-    return Jobs(
-        models,
-        np.cumsum(draw.exponential(gap_s, n)),
-        draw.integers(0, len(models), n, np.int32),
-        draw.integers(50, 2000, n, np.int32),
-        draw.integers(5, 100, n, np.int32),
-        np.full(n, TTFT_S),
-        np.full(n, TPOT_S),
-    )
+    arrival_s = np.cumsum(draw.exponential(gap_s, n))
+    model, prompt, output = (draw.integers(*ends, n, np.int32) for ends in ((0, len(models)), (50, 2000), (5, 100)))
+    return asked(models, arrival_s, model, prompt, output, TTFT_S, TPOT_S)
 
 
 def served(known: Config, work: Jobs, control_s: float = 0.0, **fields: Any) -> dict[str, list[Any]]:

@@ -18,9 +18,10 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
-from harness.policy.types import Cluster, Gpu, Gpus, Infeasible, Inst, Jobs, Model, Plan, Request, UserError
+from harness.policy.types import Cluster, Gpu, Gpus, Infeasible, Inst, Model, Plan, Request, UserError
 from systems.swap import Swap, place_of
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 WEIGHTS, LONGEST = 100, 10 + 1  # a model holds 10 tokens, one byte each, and a granule beside
@@ -249,13 +250,13 @@ def test_a_keep_alive_is_a_models_own_where_it_is_given() -> None:
 
 @cases(
     ("text", "says"),
-    {
-        "x=1": 'no model "x"',
-        "a": 'no model ""',
-        "a=soon": "not MODEL=NUMBER",
-        "*=-1": "not in",
-        "a=nan": "is not in",
-    }.items(),
+    [
+        ("x=1", 'no model "x"'),
+        ("a", 'no model ""'),
+        ("a=soon", "not MODEL=NUMBER"),
+        ("*=-1", "not in"),
+        ("a=nan", "is not in"),
+    ],
 )
 def test_a_field_by_model_names_models_and_numbers(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
@@ -453,8 +454,7 @@ def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
         tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
         plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
     )
-    model, prompts, outputs = np.array([[0, 1], [100, 100], [200, 5]], np.int32)
-    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), model, prompts, outputs, np.full(2, 1.0), np.full(2, 0.1))
+    jobs = asked("ab", [10.0, 10.01], [0, 1], 100, [200, 5], 1.0, 0.1)
     fields = Swap.presets[preset]
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
     replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]

@@ -130,9 +130,11 @@ def test_the_mix_of_aegaeon() -> None:
     assert names == ["qwen-2.5-7b"] * 6 + ["yi-1.5-9b"] * 2 + ["llama-2-13b"] * 2
 
 
-# Prism, python/sglang/multi_model/utils/model_info.json: model_size, the GiB of each checkpoint's weights. What is in
-# tests/harness/engines/costs/test_shapes.py is not repeated here.
+# Prism, python/sglang/multi_model/utils/model_info.json: model_size, the GiB of each checkpoint's weights.
 MODEL_GIB = {
+    "llama-3.2-1b": 2.28,
+    "llama-3.2-3b": 6.0,
+    "llama-2-13b": 24.38,
     "phi-3-mini": 7.12109375,
     "phi-2": 5.212890625,
     "powerlm-3b": 6.73046875,
@@ -157,7 +159,6 @@ def test_weights_are_those_of_model_info(name: str) -> None:
 
 def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     """VTC-artifact 192c2e2, fair_bench/real_trace.pkl; Prism ships the same file."""
-    assert traces_dir
     arena = trace("arena-chat")
     rank = np.array([int(name.rpartition("-")[2]) for name in arena.models])[arena.model]
     assert np.bincount(rank).tolist() == list(synthetic.ARENA_COUNTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
@@ -16,10 +15,12 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Woke
 from harness.policy.placement import one_request
-from harness.policy.types import GIB, Infeasible, Inst, Jobs, Plan, Request
+from harness.policy.types import GIB, Infeasible, Inst, Plan, Request
 from harness.policy.view import KvState
 from systems.warmserve import BATCH, Copy, Scored, Traffic, WarmServe, nested, weighted
 from tests.cases import cases
+from tests.systems.by_hand import of
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SMALL = "llama-3.2-1b"
@@ -67,10 +68,6 @@ def end(policy: WarmServe, *rids: int, at_s: float) -> None:
 
 def tick(policy: WarmServe, at_s: float, used_bytes: int = 0) -> list[Action]:
     return told(policy, Woke("tick"), Seen(at_s, used_bytes))
-
-
-def of(actions: Iterable[Action], kind: type) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
 
 
 def prewarm(policy: WarmServe) -> list[tuple[str, Any]]:
@@ -480,10 +477,7 @@ def served(**fields: Any) -> tuple[list[str], float]:
     names = tuple(f"{k}" for k in range(6))
     rng = np.random.default_rng(2)
     starts = np.sort(np.concatenate([rng.uniform(0, 3, 8) + 45 * k for k in range(6)]))
-    model = np.repeat(np.arange(6, dtype=np.int32) % 3, 8)
-    n = len(starts)
-    tokens = (np.full(n, 500, np.int32), np.full(n, 60, np.int32))
-    work = Jobs(names, starts, model, *tokens, np.full(n, math.inf), np.full(n, math.inf))
+    work = asked(names, starts, np.repeat(np.arange(6) % 3, 8), 500, 60)
     plan = {m: Plan(0.1, 500, 60, "test") for m in names}
     engine = Sim(Config(tuple(Served(m, shape("llama-3.1-8b"), 1) for m in names), gpus=2, plan=plan))
     replay(WarmServe(engine.cluster, **fields), engine, work)

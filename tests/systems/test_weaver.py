@@ -21,6 +21,7 @@ from harness.policy.types import Infeasible, Inst, Jobs, Plan
 from harness.policy.view import View
 from systems.weaver import Weaver, grain, wait_s
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -40,16 +41,7 @@ def jobs(hot_rps: float, cold_rps: float = 1.0, span_s: float = 40.0) -> Jobs:
     arrival_s, model = np.concatenate(times), np.repeat([0, 1], [len(t) for t in times])
     order, n = np.argsort(arrival_s, kind="stable"), len(arrival_s)
     prompt, output = rng.integers(400, 1100, n), rng.integers(100, 300, n)
-    never = np.full(n, math.inf)
-    return Jobs(
-        ("m0", "m1"),
-        arrival_s[order],
-        model[order].astype(np.int32),
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        never,
-        never,
-    )
+    return asked(("m0", "m1"), arrival_s[order], model[order], prompt, output)
 
 
 def ran(conf: Config, load: Jobs, name: str = "weaver", **fields: Any) -> pa.Table:

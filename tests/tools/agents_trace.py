@@ -45,14 +45,15 @@ def main() -> None:
             tokens += max(1, int(output))
             at_s += pause_s
     rows.sort()
-    columns = dict(
-        zip(
-            ("arrival_s", "model", "prompt_tokens", "output_tokens", "prefix_hashes"),
-            zip(*rows, strict=True),
-            strict=True,
-        )
-    )
-    names = [f"agent_{k + 1}" for k in columns.pop("model")]
+    arrival_s, streams, prompts, outputs, chains = zip(*rows, strict=True)
+    columns = {
+        "request_id": range(len(rows)),
+        "model": [f"agent_{stream + 1}" for stream in streams],
+        "arrival_s": arrival_s,
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "prefix_hashes": chains,
+    }
     meta = {
         "name": "suite-1-agents",
         "tier": "synthetic",
@@ -63,7 +64,7 @@ def main() -> None:
         "timestamp_resolution_s": None,
         "block_tokens": BLOCK,
     }
-    schema.write(schema.table({"request_id": range(len(rows)), "model": names, **columns}, meta), PATH)
+    schema.write(schema.table(columns, meta), PATH)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from harness.client.client import Client
 from harness.client.load import OtherLoad
 from harness.client.log import DONE, Log
 from harness.client.verdict import FINE_LAG_P99_S, verdict
-from harness.policy.types import Jobs
+from tests.workloads.asked import asked
 
 TOKENS, PROMPT_TOKENS, SECONDS = 16, 100, 10.0
 BURST, BURSTS, BURST_S = 40, 40, 0.002  # bursts of 40 equal stamps, and within what a burst is to be out
@@ -68,9 +68,8 @@ def stub() -> Iterator[tuple[str, int]]:
         yield sys.argv[1], int(sys.argv[2])
         return
     words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--with-parent"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.harness.engines.servers.stub", *words], stdout=subprocess.PIPE, text=True
-    ) as tool:
+    command = [sys.executable, "-m", "tests.harness.engines.servers.stub", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tool:
         assert tool.stdout is not None
         try:
             yield tool.stdout.readline().split()[-1], tool.pid
@@ -89,17 +88,9 @@ def reset(url: str) -> None:
     urlopen(Request(f"{url}/stub/reset", method="POST")).close()
 
 
-def jobs(at_s: NDArray[np.float64]) -> Jobs:
-    """Return equal requests at these times."""
-    n, inf = len(at_s), np.full(len(at_s), np.inf)
-    return Jobs(
-        ("m",), at_s, np.zeros(n, np.int32), np.full(n, PROMPT_TOKENS, np.int32), np.full(n, TOKENS, np.int32), inf, inf
-    )
-
-
 def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDArray[np.float64]]:
     """Run our client; return its log, the load of others, and the TTFT overhead of each request in ms."""
-    work = jobs(at_s)
+    work = asked("m", at_s, 0, PROMPT_TOKENS, TOKENS)
     reset(url)
     with Client(work, seed=0, timeout_s=30.0, style=Style()) as client:
         client.route("m", Server(url, "m"))

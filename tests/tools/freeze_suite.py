@@ -37,19 +37,14 @@ def main() -> None:
         lines += [f"bound_rps = {most:.4g}"] if most else []
         spec = f'name = "{scenario.name}"\n'
         text = text.replace(spec, spec + "".join(f"{line}\n" for line in lines))
-    text = text.replace("\n[[scenario]]", f'\nreference_code = "{code}"\n\n[[scenario]]', 1).replace(
-        "\n\nreference_code", "\nreference_code"
-    )
+    text = text.replace("\n[[scenario]]", f'\nreference_code = "{code}"\n\n[[scenario]]', 1)
+    text = text.replace("\n\nreference_code", "\nreference_code")
     names = {str(s.spec["models"]).partition("+")[0] for s in suite.scenario}
+    gpus = {str(s.spec.get("gpu", "h100")) for s in suite.scenario}
     files = [*(f"workloads/sets/{name}.toml" for name in sorted(names)), *_beside(version)]
-    files += [
-        f"harness/engines/costs/tables/{gpu}.toml"
-        for gpu in sorted({str(s.spec.get("gpu", "h100")) for s in suite.scenario})
-    ]
-    text += "\n[inputs]\n" + "".join(
-        f'"{name}" = "{sha256((ROOT / name).read_bytes()).hexdigest()}"\n' for name in files
-    )
-    path.write_text(text, "utf-8")
+    files += [f"harness/engines/costs/tables/{gpu}.toml" for gpu in sorted(gpus)]
+    inputs = (f'"{name}" = "{sha256((ROOT / name).read_bytes()).hexdigest()}"\n' for name in files)
+    path.write_text(text + "\n[inputs]\n" + "".join(inputs), "utf-8")
     print(f'FROZEN = {{"{version}": "{sha256(path.read_bytes()).hexdigest()}"}}')
 
 

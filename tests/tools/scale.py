@@ -27,19 +27,12 @@ from harness.loop.system import find
 from harness.policy.types import Infeasible, Jobs, Option, Plan, Unsupported, UserError
 from tests.tools import speed
 from tests.tools.speed import SLO_S, run
+from tests.workloads.asked import asked
 from traces.arrivals import rng, zipf
 
 SIZES = ((8, 4), (58, 32), (300, 64), (1000, 200))  # models, GPUs
 SYSTEMS = (
-    "static",
-    "elastic",
-    "elastic+replicas",
-    "swap",
-    "prism",
-    "alpaserve",
-    "alpaserve+search=fast",
-    "muxserve",
-    "muxserve:original",
+    "static elastic elastic+replicas swap prism alpaserve alpaserve+search=fast muxserve muxserve:original".split()
 )
 KINDS = {"llama-3.2-1b": 5, "llama-3.2-3b": 3, "llama-3.1-8b": 2}  # shares in ten models
 S, RPS, PROMPT, OUTPUT = 0.9, 2.0, 600, 150  # exponent; requests/s a GPU; tokens
@@ -59,9 +52,7 @@ def jobs(names: tuple[str, ...], requests: int, rate: float) -> Jobs:
     draw = rng(31, "scale")
     shares = zipf(len(names), S)[draw.permutation(len(names))]
     arrival = np.cumsum(draw.exponential(1 / rate, requests))
-    model = draw.choice(len(names), requests, p=shares).astype(np.int32)
-    prompt, output = np.full(requests, PROMPT, np.int32), np.full(requests, OUTPUT, np.int32)
-    return Jobs(names, arrival, model, prompt, output, *(np.full(requests, x) for x in SLO_S))
+    return asked(names, arrival, draw.choice(len(names), requests, p=shares), PROMPT, OUTPUT, *SLO_S)
 
 
 class TooLong(UserError):
@@ -92,9 +83,7 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
     members = served(models)
     names, rate = tuple(m.name for m in members), RPS * gpus
     shares = zipf(models, S)[rng(31, "scale").permutation(models)]
-    plan = {
-        name: Plan(rate * share, PROMPT, OUTPUT, "trace") for name, share in zip(names, shares.tolist(), strict=True)
-    }
+    plan = {m: Plan(rate * share, PROMPT, OUTPUT, "trace") for m, share in zip(names, shares.tolist(), strict=True)}
     config = Config(members, gpus=gpus, noise=quantities.noise("h100", "vllm-graph"), plan=plan)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -104,9 +93,8 @@ def child(system: str, models: int, gpus: int, requests: int, limit_s: float) ->
                 run(name, config, jobs(names, 1, rate), Path(folder) / "one", **fields)
                 placement = time.process_time() - placement
             with limited(limit_s, f"a run of {requests:,} requests"):
-                sim_s, write_s, _, outcome = run(
-                    name, config, jobs(names, requests, rate), Path(folder) / "run", **fields
-                )
+                work = jobs(names, requests, rate)
+                sim_s, write_s, _, outcome = run(name, config, work, Path(folder) / "run", **fields)
         except (Infeasible, Unsupported, UserError) as why:
             print(f"- {why}")
             return
@@ -145,5 +133,5 @@ if __name__ == "__main__":
         parser.add_argument("requests", type=int, nargs="?", default=1_000_000)
         parser.add_argument("systems", nargs="*", default=SYSTEMS)
         parser.add_argument("--limit", type=float, default=LIMIT_S, help="CPU seconds of a case")
-        asked = parser.parse_args()
-        main(asked.requests, asked.systems, asked.limit)
+        given = parser.parse_args()
+        main(given.requests, given.systems, given.limit)

@@ -24,6 +24,7 @@ from harness.loop.replay import Outcome, replay
 from harness.loop.system import find
 from harness.policy.types import Jobs, Option, Plan
 from harness.rows import record
+from tests.workloads.asked import asked
 from workloads.models import model_set
 
 VIDUR = {"80 % load": 450.0, "0.5 req/s": 103.0}  # requests per CPU-second, measured 2026-11 with its writer on
@@ -69,15 +70,8 @@ def served(models: str) -> tuple[Served, ...]:
 def jobs(models: tuple[str, ...], n: int, rate: float, prompt: int = 600, output: int = 300) -> Jobs:
     """Return Poisson arrivals of equal requests over models at random."""
     rng = np.random.default_rng(7)
-    slo = (np.full(n, x) for x in SLO_S)
-    return Jobs(
-        models,
-        np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, len(models), n).astype(np.int32),
-        np.full(n, prompt, np.int32),
-        np.full(n, output, np.int32),
-        *slo,
-    )
+    arrival_s = np.cumsum(rng.exponential(1 / rate, n))
+    return asked(models, arrival_s, rng.integers(0, len(models), n), prompt, output, *SLO_S)
 
 
 def run(system: str, config: Config, work: Jobs, folder: Path, **fields: Option) -> tuple[float, float, Sim, Outcome]:
@@ -97,14 +91,9 @@ def child(name: str, n: int) -> None:
     """Run a case in a process of its own; print requests per CPU-second, seconds, peak memory, the policy's part."""
     case = CASES[name]
     members = served(case.models)
-    names, each = tuple(m.name for m in members), Plan(case.rate / len(members), 600, 300, "trace")
-    config = Config(
-        members,
-        gpu=case.gpu,
-        gpus=case.gpus,
-        noise=quantities.noise("h100", "vllm-graph"),
-        plan=dict.fromkeys(names, each),
-    )
+    names = tuple(m.name for m in members)
+    plan = dict.fromkeys(names, Plan(case.rate / len(members), 600, 300, "trace"))
+    config = Config(members, gpu=case.gpu, gpus=case.gpus, noise=quantities.noise("h100", "vllm-graph"), plan=plan)
     with tempfile.TemporaryDirectory() as folder:
         t = time.process_time()
         run(case.system, config, jobs(names, 50, case.rate), Path(folder) / "warm")
@@ -113,17 +102,8 @@ def child(name: str, n: int) -> None:
         sim_s, write_s, engine, outcome = run(case.system, config, work, Path(folder) / "run")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     stats = engine.stats()
-    print(
-        n / (sim_s + write_s),
-        sim_s,
-        write_s,
-        start,
-        peak,
-        stats["steps"] / n,
-        outcome.policy_s,
-        outcome.policy_calls / n,
-        outcome.slowest_s,
-    )
+    print(n / (sim_s + write_s), sim_s, write_s, start, peak, stats["steps"] / n, end=" ")
+    print(outcome.policy_s, outcome.policy_calls / n, outcome.slowest_s)
 
 
 def main() -> None:
@@ -137,12 +117,9 @@ def main() -> None:
     step_s: dict[str, float] = {}  # CPU seconds of a turn
     for name, case in CASES.items():
         for n in case.sizes:
-            lines = [
-                subprocess.run(
-                    [sys.executable, __file__, name, str(n)], check=True, capture_output=True, text=True
-                ).stdout.split()
-                for _ in range(3)
-            ]
+            command = [sys.executable, __file__, name, str(n)]
+            runs = (subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(3))
+            lines = [run.stdout.split() for run in runs]
             rate, sim_s, write_s, _, peak, steps, policy_s, calls, slowest_s = (
                 statistics.median(float(x[k]) for x in lines) for k in range(9)
             )
@@ -163,18 +140,10 @@ def main() -> None:
 
     print("\nwall seconds, warm (median of 3)")
     for name, words in {
-        "bench --help": ["--help"],
-        "bench compare, new runs": [
-            "compare",
-            "--systems",
-            "dedicated,static,chunked,unshared",
-            "--rate-scale",
-            "1",
-            "--seeds",
-            "1",
-        ],
+        "bench --help": "--help",
+        "bench compare, new runs": "compare --systems dedicated,static,chunked,unshared --rate-scale 1 --seeds 1",
     }.items():
-        print(f"{name:24} {statistics.median(wall(words) for _ in range(3)):10.2f}", flush=True)
+        print(f"{name:24} {statistics.median(wall(words.split()) for _ in range(3)):10.2f}", flush=True)
 
 
 def wall(words: list[str]) -> float:

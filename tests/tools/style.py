@@ -87,18 +87,9 @@ def code_lines(*folders: str) -> int:
 
 def complex_functions() -> Iterator[str]:
     """Yield the functions that ruff calls complex, but for kernels."""
-    ruff = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--exit-zero",
-        "--output-format",
-        "concise",
-        "--select",
-    ]
-    done = subprocess.run([*ruff, RULES, "."], cwd=ROOT, capture_output=True, text=True, check=True)
+    ruff = f"ruff check --isolated --exit-zero --output-format concise --select {RULES} ."
+    command = [sys.executable, "-m", *ruff.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     yield from (line for line in done.stdout.splitlines() if ":" in line and not line.startswith(KERNEL))
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from harness.policy.types import UserError
 from tests.cases import cases
+from tests.there import there
 from tests.traces.test_traces import COLUMNS, csv
 from traces import readers, schema
 from traces.convert import convert, table
@@ -61,8 +62,7 @@ def test_units_ids_and_optional_columns(tmp_path: Path) -> None:
     loaded = of_table(table, "my.csv")
     assert loaded.arrival_s.tolist() == [0.0, 0.5, 2.5]
     assert [loaded.models[i] for i in loaded.model] == ["a", "b", "a"]
-    assert loaded.tenant is not None
-    assert loaded.tenant.tolist() == [0, 1, 0]
+    assert there(loaded.tenant).tolist() == [0, 1, 0]
     assert loaded.prompt_tokens.tolist() == [5, 6, 1]
     assert loaded.span_s == pytest.approx(2.5 + 1.25)
     assert loaded.where(1) == "my.csv:3"
@@ -125,29 +125,18 @@ GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
 
 
 @cases(
-    ("row", "message"),
+    ("row", "says"),
     [
-        (
-            "12:04:99,1,1,a",
-            'my.csv:4: column "t" is "12:04:99", not a time in seconds (bench trace convert --help lists',
-        ),
-        (",1,1,a", 'my.csv:4: column "t" is "", not a time in seconds'),
-        ("nan,1,1,a", 'my.csv:4: column "t" is nan, not a finite time'),
-        ("inf,1,1,a", 'my.csv:4: column "t" is inf, not a finite time'),
-        ("-1,1,1,a", 'my.csv:4: column "t" is -1.0, a negative time'),
-        ("0.15,1,1,a", 'my.csv:4: column "t" is 0.15, earlier than the row before (--sort'),
-        ("0.3,x,1,a", 'my.csv:4: column "in" is "x", not a whole number of tokens'),
-        ("0.3,1.5,1,a", 'my.csv:4: column "in" is "1.5", not a whole number of tokens'),
-        ("0.3,0,1,a", 'my.csv:4: column "in" is 0, no tokens at all (--drop-bad'),
-        ("0.3,1,0,a", 'my.csv:4: column "out" is 0, no tokens at all (--drop-bad'),
-        ("0.3,1,-7,a", 'my.csv:4: column "out" is -7, a negative number of tokens'),
-        ("0.3,1,3000000000,a", 'my.csv:4: column "out" is 3000000000, more tokens than any model serves'),
-        ("0.3,1,1", "my.csv:4: 3 columns, the header has 4"),
-        ("0.3,1,1,a,b", "my.csv:4: 5 columns, the header has 4"),
+        ("12:04:99,1,1,a", 'column "t" is "12:04:99", not a time in seconds (bench trace convert --help lists'),
+        ("inf,1,1,a", 'column "t" is inf, not a finite time'),
+        ("0.15,1,1,a", 'column "t" is 0.15, earlier than the row before (--sort'),
+        ("0.3,0,1,a", 'column "in" is 0, no tokens at all (--drop-bad'),
+        ("0.3,1,1", "3 columns, the header has 4"),
+        ("0.3,1,1,a,b", "5 columns, the header has 4"),
     ],
 )
-def test_a_malformed_row_is_named(tmp_path: Path, row: str, message: str) -> None:
-    assert refusal(tmp_path, [*GOOD, row, "0.9,1,1,a"]).startswith(message)
+def test_a_malformed_row_is_named(tmp_path: Path, row: str, says: str) -> None:
+    assert refusal(tmp_path, [*GOOD, row, "0.9,1,1,a"]).startswith(f"my.csv:4: {says}")
 
 
 def test_blank_lines_are_skipped_only_at_the_end(tmp_path: Path) -> None:
@@ -176,59 +165,48 @@ def test_a_row_with_the_id_of_an_earlier_one_is_left_out_and_counted(tmp_path: P
 
 def test_a_row_whose_status_is_a_failure_is_left_out_whatever_it_used(tmp_path: Path) -> None:
     states = ["200", "499", "503", "", "success", "FAILED", "timeout", "201 Created", "finished", "client disconnected"]
-    path = csv(
-        tmp_path / "my.csv", [f"{k / 10},9,{9 * (k != 1)},a,{s}" for k, s in enumerate(states)], "t,in,out,m,status"
-    )
-    made = table(path, COLUMNS)
+    rows = [f"{k / 10},9,{9 * (k != 1)},a,{s}" for k, s in enumerate(states)]
+    made = table(csv(tmp_path / "my.csv", rows, "t,in,out,m,status"), COLUMNS)
     assert made["src_row"].to_pylist() == [2, 5, 6, 9, 10]
-    left = {
-        "with status 499": 1,
-        "with status 503": 1,
-        "with status FAILED": 1,
-        "with status timeout": 1,
-        "with status client disconnected": 1,
-    }
+    left = {f"with status {state}": 1 for state in ("499", "503", "FAILED", "timeout", "client disconnected")}
     assert schema.metadata(made)["dropped"] == left
     assert "left out: 1 with status 499, 1 with status 503" in readers.summary(schema.metadata(made))
 
 
 @cases(
-    ("row", "column"),
+    ("row", "says"),
     [
-        (",1,1,a", "t"),
-        ("nan,1,1,a", "t"),
-        ("-1,1,1,a", "t"),
-        ("x,1,1,a", "t"),
-        ("0.3,x,1,a", "in"),
-        ("0.3,,1,a", "in"),
-        ("0.3,1.5,1,a", "in"),
-        ("0.3,1,0,a", "out"),
-        ("0.3,1,-7,a", "out"),
-        ("0.3,1,3000000000,a", "out"),
-        ("0.3,1,1,", "m"),
-        ("0.3,1,1,\x01", "m"),
+        (",1,1,a", '"t" is "", not a time in seconds'),
+        ("nan,1,1,a", '"t" is nan, not a finite time'),
+        ("-1,1,1,a", '"t" is -1.0, a negative time'),
+        ("x,1,1,a", '"t" is '),
+        ("0.3,x,1,a", '"in" is "x", not a whole number of tokens'),
+        ("0.3,,1,a", '"in" is '),
+        ("0.3,1.5,1,a", '"in" is "1.5", not a whole number of tokens'),
+        ("0.3,1,0,a", '"out" is 0, no tokens at all (--drop-bad'),
+        ("0.3,1,-7,a", '"out" is -7, a negative number of tokens'),
+        ("0.3,1,3000000000,a", '"out" is 3000000000, more tokens than any model serves'),
+        ("0.3,1,1,", '"m" is '),
+        ("0.3,1,1,\x01", '"m" is '),
     ],
 )
-def test_each_refusal_of_a_row_names_the_option_that_leaves_it_out(tmp_path: Path, row: str, column: str) -> None:
+def test_each_refusal_of_a_row_names_the_option_that_leaves_it_out(tmp_path: Path, row: str, says: str) -> None:
     rows = [*GOOD, row, "0.9,1,1,a"]
     why = refusal(tmp_path, rows)
-    assert why.startswith(f'my.csv:4: column "{column}" is ')
+    assert why.startswith(f"my.csv:4: column {says}")
     assert "--drop-bad leaves such rows out)" in why
     assert len(converted(tmp_path, rows, drop_bad=True)) == 3
 
 
 def test_a_date_out_of_order_is_shown_as_it_stands(tmp_path: Path) -> None:
     rows = ["2026-04-27T18:00:05Z,1,1,a", "2026-04-27T18:00:00Z,1,1,a"]
-    assert refusal(tmp_path, rows).startswith(
-        'my.csv:3: column "t" is "2026-04-27T18:00:00Z", earlier than the row before'
-    )
+    says = 'my.csv:3: column "t" is "2026-04-27T18:00:00Z", earlier than the row before'
+    assert refusal(tmp_path, rows).startswith(says)
 
 
 def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
-    assert (
-        refusal(tmp_path, GOOD, COLUMNS | {"arrival_s": "tt"})
-        == 'my.csv: no column "tt"; did you mean t? (it has t, in, out, m)'
-    )
+    unknown = refusal(tmp_path, GOOD, COLUMNS | {"arrival_s": "tt"})
+    assert unknown == 'my.csv: no column "tt"; did you mean t? (it has t, in, out, m)'
     lacks = refusal(tmp_path, GOOD, {"arrival_s": "t"})
     assert lacks.startswith("my.csv: no usual name for prompt_tokens, output_tokens, model (bench trace convert ")
     assert "my.csv --column CANONICAL=OWN" in lacks

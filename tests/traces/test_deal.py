@@ -18,6 +18,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
+from tests.there import there
 from traces import deal as dealing
 from traces import readers, schema
 from traces.arrivals import zipf
@@ -138,17 +139,18 @@ def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_only_logs_are_dealt() -> None:
-    with pytest.raises(UserError, match="is no generator"):
-        trace("arena-chat+models=8")
-
-
-def test_without_the_log_nothing_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases(
+    ("name", "more", "file"),
+    [("azure-conv", "+models=8", "Azure"), ("mooncake-conversation", "", "conversation_trace")],
+)
+def test_without_the_log_nothing_stands_in(
+    name: str, more: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    if present("azure-conv") is not None:
+    if present(name) is not None:
         pytest.skip("traces/data/ holds the real one")
-    with pytest.raises(UserError, match="trace azure-conv is not here, and nothing stands in for it: put Azure"):
-        trace("azure-conv+models=8")
+    with pytest.raises(UserError, match=f"trace {name} is not here, and nothing stands in for it: put {file}"):
+        trace(name + more)
 
 
 # ---------------------------------------------------------------- readers
@@ -183,7 +185,6 @@ def test_rows_without_a_stamp_are_left_out_and_counted(tmp_path: Path) -> None:
 )
 def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[float, ...]) -> None:
     """Requests, longest, seconds, and means of prompt and output as published, or measured on the published file."""
-    assert traces_dir
     published = trace(name)
     assert (len(published), published.longest_tokens) == golden[:2]
     assert published.span_s == pytest.approx(golden[2], abs=6e-4)
@@ -197,7 +198,6 @@ def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[
 
 @pytest.fixture(scope="module")
 def dealt(traces_dir: Path) -> dict[str, Trace]:
-    assert traces_dir
     return {name: trace(f"{name}+models=8") for name in LOGS}
 
 
@@ -219,8 +219,7 @@ def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, 
     got = np.bincount(mixed.model, minlength=8)
     assert np.abs(got - popularity(8) * len(mixed)).max() <= largest
     assert mixed.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
-    path = present(name)
-    assert path is not None
+    path = there(present(name))
     reader = {"azure": "azure", "fineserve": "fineserve", "mooncake": "mooncake"}[name.partition("-")[0]]
     size = np.bincount(units(readers.read(reader, path)))
     assert (len(size), size.max()) == (count, largest)
@@ -234,7 +233,6 @@ def test_conversations_find_their_blocks_wherever_they_are_dealt(dealt: dict[str
 
 
 def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
-    assert traces_dir
     kept = trace("mooncake-conversation+models=8+max_tokens=8192")
     assert kept.longest_tokens <= 8192
     assert len(kept) == 6461
@@ -244,23 +242,18 @@ def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
 
 
 def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace]) -> None:
-    with pytest.raises(UserError, match=r"exceed the 2048 of phi-2.*") as caught:
+    bound = r"such rows; --trace azure-conv\+models=1\+max_tokens=2048 leaves them out, and says how many\)$"
+    with pytest.raises(UserError, match=rf"exceed the 2048 of phi-2.*{bound}"):
         build(trace("azure-conv+models=1"), model_set("phi-2"))
-    assert str(caught.value).endswith(
-        "such rows; --trace azure-conv+models=1+max_tokens=2048 leaves them out, and says how many)"
-    )
-    with pytest.raises(
-        UserError, match=r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
-    ):
+    says = r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
+    with pytest.raises(UserError, match=says):
         assigned(trace("azure-conv"), model_set("light8"))
     assert assigned(dealt["azure-conv"], model_set("light8")).rule == "in order"
 
 
 def test_a_dealt_log_is_replayed(traces_dir: Path) -> None:
-    assert traces_dir
-    spec = resolve(
-        Spec("static", trace="fineserve-30-100b+deal=1+models=8+max_tokens=8192", models="light8", window_s=600.0)
-    )
+    log = "fineserve-30-100b+deal=1+models=8+max_tokens=8192"
+    spec = resolve(Spec("static", trace=log, models="light8", window_s=600.0))
     assert spec.trace == "fineserve-30-100b+models=8+deal=1+max_tokens=8192"
     assert spec.trace_sha256 == load_trace(spec.trace).sha256
     jobs = Setup(spec).jobs()
@@ -287,9 +280,8 @@ def test_a_spread_says_what_the_log_does_not_tell() -> None:
     )
     named = bursts.append_column("session_id", pa.array(range(5), pa.uint64()))
     rows, note = dealing.dealt(named, spread("2:idle=some,together=pairs"))
-    assert (
-        note == "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
-    )
+    says = "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
+    assert note == says
     assert schema.metadata(rows)["tier"] == "composed"
 
 
@@ -312,9 +304,8 @@ def test_a_spread_keeps_shares_and_whole_sessions(idle: str, together: str) -> N
 def test_models_that_rest_are_idle_for_longer() -> None:
     when = np.sort(np.random.default_rng(4).uniform(0, 36_000, 6000)).tolist()
     rows = log(when).append_column("session_id", pa.array(range(6000), pa.uint64()))
-    active = [
-        stats(of_table(deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")), "x"))["active_fraction"] for idle in IDLE
-    ]
+    spreads = [deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")) for idle in IDLE]
+    active = [stats(of_table(rows, "x"))["active_fraction"] for rows in spreads]
     assert active[0] > active[1] > active[2]
 
 

@@ -22,10 +22,11 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.study.bases import base_specs
 from tests.cases import cases
+from tests.there import there
 from tests.workloads.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert
-from traces.load import Trace, of_table, present, trace
+from traces.load import Trace, of_table, trace
 from traces.prefix import numbered, picked, seen_tokens
 from traces.stats import stats
 from workloads.base import base
@@ -38,8 +39,8 @@ MOONCAKE = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_t
 
 def of(prefix: Prefix | None, row: int) -> list[int]:
     """Return the ids of one request."""
-    assert prefix is not None
-    return [int(i) for i in prefix.ids[prefix.offsets[row] : prefix.offsets[row + 1]]]
+    ids, offsets = there(prefix).ids, there(prefix).offsets
+    return [int(i) for i in ids[offsets[row] : offsets[row + 1]]]
 
 
 def talks(rows: Rows, seed: int = 0) -> Rows:
@@ -115,8 +116,7 @@ def test_the_tail_of_a_chain_is_the_first_to_go(blocks: int, hits: list[int]) ->
 @given(st.integers(1, 60), st.integers(0, 99))
 def test_a_cache_that_loses_nothing_finds_what_one_without_limit_finds(n: int, seed: int) -> None:
     rows = talks(replace(drawn(n, 1, seed), prompt_tokens=np.arange(1, n + 1, dtype=np.int32) * 7), seed)
-    assert rows.prefix is not None
-    wide = rows.prefix._replace(block_tokens=16 * BLOCK)
+    wide = there(rows.prefix)._replace(block_tokens=16 * BLOCK)
     prompt = rows.prompt_tokens * 16
     most = seen_tokens(wide, prompt)
     hit_tokens = [lru_tokens(wide, prompt, rows.output_tokens, 16 * size) for size in (400, 3000)]
@@ -147,13 +147,12 @@ def test_ids_are_of_whole_blocks_and_survive_being_written(tmp_path: Path) -> No
     assert schema.metadata(rows)["block_tokens"] == 512
     schema.write(rows, tmp_path / "a.parquet")
     for loaded in (of_table(rows, "a"), trace(str(tmp_path / "a.parquet"))):
-        assert loaded.prefix is not None
-        assert [len(of(loaded.prefix, r)) for r in range(4)] == [2, 3, 2, 0]  # the last of 1,100 and of 511 is not full
-        first, second, third = (of(loaded.prefix, r) for r in range(3))
+        first, second, third, fourth = (of(loaded.prefix, r) for r in range(4))
+        assert [*map(len, (first, second, third, fourth))] == [2, 3, 2, 0]  # the last of 1,100 and of 511 is not full
         assert first == second[:2]
         assert third[0] == first[0]
         assert third[1] not in second
-        assert seen_tokens(loaded.prefix, loaded.prompt_tokens).tolist() == [0, 1024, 512, 0]
+        assert seen_tokens(there(loaded.prefix), loaded.prompt_tokens).tolist() == [0, 1024, 512, 0]
     plain = of_table(convert(source, MOONCAKE, time_unit="ms", model="m"), "a")
     assert plain.prefix is None
     assert plain.sha256 != loaded.sha256
@@ -161,9 +160,8 @@ def test_ids_are_of_whole_blocks_and_survive_being_written(tmp_path: Path) -> No
 
 def test_ids_are_of_one_stream(tmp_path: Path) -> None:
     rows = converted(lines(tmp_path / "a.jsonl", (0, 512, 1, [1]), (1000, 512, 1, [1]), (2000, 512, 1, [1])))
-    other = schema.table(
-        {name: rows[name] for name in rows.column_names} | {"model": ["a", "b", "a"]}, schema.metadata(rows)
-    )
+    columns = {name: rows[name] for name in rows.column_names} | {"model": ["a", "b", "a"]}
+    other = schema.table(columns, schema.metadata(rows))
     prefix = of_table(other, "a").prefix
     assert of(prefix, 0) == of(prefix, 2) != of(prefix, 1)
 
@@ -232,8 +230,7 @@ def rows_of(jobs: Jobs) -> NDArray[Any]:
 
 def seen(rows: Rows | Jobs) -> NDArray[np.int64]:
     """Return tokens that each prompt finds in a cache without limit."""
-    assert rows.prefix is not None
-    return seen_tokens(rows.prefix, rows.prompt_tokens)
+    return seen_tokens(there(rows.prefix), rows.prompt_tokens)
 
 
 @given(shared, st.integers(0, 2**40), st.sampled_from(SCALINGS), st.floats(0, 250))
@@ -242,12 +239,12 @@ def test_a_prompt_shares_what_its_own_past_holds(rows: Rows, seed: int, scaling:
     scale = 1.0 if scaling == "none" else 2.5
     models = fixed(len(rows.models))
     jobs = build(rows, models, seed=seed, scaling=scaling, rate_scale=scale, warmup_s=warmup_s, window_s=2 * SPAN_S)
-    assert jobs.prefix is not None
-    assert np.array_equal(np.diff(jobs.prefix.offsets), jobs.prompt_tokens // BLOCK)
-    each = np.repeat(jobs.model, np.diff(jobs.prefix.offsets))
-    owner = np.full(jobs.prefix.ids.max(initial=0) + 1, -1)
-    owner[jobs.prefix.ids] = each
-    assert np.array_equal(owner[jobs.prefix.ids], each)
+    prefix = there(jobs.prefix)
+    assert np.array_equal(np.diff(prefix.offsets), jobs.prompt_tokens // BLOCK)
+    each = np.repeat(jobs.model, np.diff(prefix.offsets))
+    owner = np.full(prefix.ids.max(initial=0) + 1, -1)
+    owner[prefix.ids] = each
+    assert np.array_equal(owner[prefix.ids], each)
     if scaling != "clients":  # which are turned apart
         assert (seen(jobs) <= seen(rows)[rows_of(jobs)]).all()
     window = build(rows, models, seed=seed, scaling=scaling, warmup_s=0.0)
@@ -261,39 +258,32 @@ def test_a_trace_at_its_own_stamps_shares_what_it_shares(rows: Rows, copies: int
     alone = build(rows, models, scaling="none", warmup_s=10.0, window_s=2 * SPAN_S)
     assert np.array_equal(seen(alone)[inside(alone)], seen(rows)[rows_of(alone)][inside(alone)])
     many, once = (build(rows, models, scaling="replicate", rate_scale=n, warmup_s=0.0) for n in (copies, 1))
-    assert many.prefix is not None
-    assert once.prefix is not None
-    assert len(np.unique(many.prefix.ids)) == copies * len(np.unique(once.prefix.ids))
+    assert len(np.unique(there(many.prefix).ids)) == copies * len(np.unique(there(once.prefix).ids))
     assert seen(many).sum() == copies * seen(once).sum()
 
 
 def test_models_that_use_one_stream_share_nothing() -> None:
     rows = talks(drawn(60, 1))
-    assert rows.prefix is not None
     first = fixed(1).members[0]
     models = replace(fixed(1), members=(first, replace(first, name="again", shift_s=30.0)))
     jobs = build(rows, models, scaling="none", warmup_s=0.0)
-    assert jobs.prefix is not None
-    mine, other = (set(picked(jobs.prefix, np.flatnonzero(jobs.model == m)).ids.tolist()) for m in (0, 1))
+    mine, other = (set(picked(there(jobs.prefix), np.flatnonzero(jobs.model == m)).ids.tolist()) for m in (0, 1))
     assert mine
     assert not mine & other
     late = rows.arrival_s + 30.0 >= SPAN_S  # of the second model these come first, and are of the lap before
     row = rows_of(jobs)[jobs.model == 1]
     tokens = seen(jobs)[jobs.model == 1]
-    assert np.array_equal(
-        tokens[late[row]], seen_tokens(picked(rows.prefix, np.flatnonzero(late)), rows.prompt_tokens[late])
-    )
+    before = picked(there(rows.prefix), np.flatnonzero(late))
+    assert np.array_equal(tokens[late[row]], seen_tokens(before, rows.prompt_tokens[late]))
     assert np.array_equal(tokens[~late[row]], seen(rows)[row][~late[row]])
 
 
 def test_the_first_requests_keep_their_blocks() -> None:
     jobs = build(talks(drawn(30)), fixed(), warmup_s=0.0)
-    first = jobs.first(7)
-    assert jobs.prefix is not None
-    assert first.prefix is not None
-    assert [of(first.prefix, r) for r in range(7)] == [of(jobs.prefix, r) for r in range(7)]
-    assert len(first.prefix.offsets) == 8
-    assert len(first.prefix.ids) == first.prefix.offsets[-1]
+    first = there(jobs.first(7).prefix)
+    assert [of(first, r) for r in range(7)] == [of(jobs.prefix, r) for r in range(7)]
+    assert len(first.offsets) == 8
+    assert len(first.ids) == first.offsets[-1]
 
 
 def test_a_trace_without_ids_has_none() -> None:
@@ -307,8 +297,7 @@ def test_stand_ins_for_rare_models_share_nothing() -> None:
     rows = talks(drawn(130, 2))
     rows = replace(rows, model=(np.arange(130) >= 120).astype(np.int32))
     jobs = base(rows, fixed(2), 0)
-    assert jobs.prefix is not None
-    count = np.diff(jobs.prefix.offsets)
+    count = np.diff(there(jobs.prefix).offsets)
     assert np.array_equal(count[jobs.model == 0], jobs.prompt_tokens[jobs.model == 0] // BLOCK)
     assert (jobs.model == 1).sum() == 1000
     assert not count[jobs.model == 1].any()
@@ -319,7 +308,6 @@ def test_stand_ins_for_rare_models_share_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def conversation(traces_dir: Path) -> Trace:
-    assert traces_dir
     return trace("mooncake-conversation")
 
 
@@ -331,21 +319,11 @@ def test_mooncakes_conversations(conversation: Trace) -> None:
     assert s["prompt_tokens"]["mean"] == pytest.approx(12035, abs=0.5)
     assert s["output_tokens"]["p50"] == 350
     assert s["hit_share"] == pytest.approx(0.3734, abs=5e-5)
-    assert conversation.prefix is not None
     assert {of(conversation.prefix, r)[0] for r in range(len(conversation))} == {0}  # all begin with one block
     assert (conversation.prompt_tokens + conversation.output_tokens).max() == 126_527
 
 
-def test_nothing_stands_in_for_mooncakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    if present("mooncake-conversation") is not None:
-        pytest.skip("traces/data/ holds the real one")
-    with pytest.raises(UserError, match="is not here, and nothing stands in for it: put conversation_trace"):
-        trace("mooncake-conversation")
-
-
 def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
-    assert traces_dir
     synthetic = trace("mooncake-synthetic")
     s = stats(synthetic)
     assert (synthetic.tier, s["requests"], s["block_tokens"]) == ("synthetic", 3993, 512)
@@ -355,8 +333,7 @@ def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
 @pytest.mark.full
 def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) -> None:
     """Llama-3.1-8B, each request ended before the next comes: what the simulator must find, to the token."""
-    prefix, prompt = conversation.prefix, conversation.prompt_tokens
-    assert prefix is not None
+    prefix, prompt = there(conversation.prefix), conversation.prompt_tokens
     blocks = 50 * GIB // (16 * kv_token_bytes(shape("llama-3.1-8b")))
     assert blocks == 25_600
     hit_tokens = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
@@ -368,7 +345,6 @@ def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) ->
 
 
 def test_what_is_served_is_what_the_model_can_and_the_trace_needs(traces_dir: Path) -> None:
-    assert traces_dir
     spec = Spec("static", trace="mooncake-conversation", models="llama-3.1-8b", gpus=1)
     assert [m.shape.max_tokens for m in Setup(spec).config.models] == [131072]  # for 126,527
     assert len(Setup(resolve(replace(spec, warmup_s=0.0, plan="trace"))).jobs()) == 12031

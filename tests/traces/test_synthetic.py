@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from harness.run.setup import load_models, load_trace
 from tests.cases import cases
+from tests.there import there
 from traces import drawing, laws, readers, realism, schema, synthetic
 from traces.drawing import Drawn, draw
 from traces.load import Trace, of_table, sized, trace
@@ -100,9 +101,8 @@ def test_drift_leaves_stamps_lengths_and_totals(seed: int, drift_s: float) -> No
     assert np.array_equal(moved.model[first], still.model[first])
     for begin_s in np.arange(0, 600, drift_s):  # within a period streams are renamed, no more
         here = (still.arrival_s >= begin_s) & (still.arrival_s < begin_s + drift_s)
-        assert sorted(np.bincount(moved.model[here], minlength=8)) == sorted(
-            np.bincount(still.model[here], minlength=8)
-        )
+        ours, theirs = (sorted(np.bincount(drawn.model[here], minlength=8)) for drawn in (moved, still))
+        assert ours == theirs
 
 
 def test_popularity_changes_hands() -> None:
@@ -205,11 +205,9 @@ def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None
 def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
     loaded = load_trace("arena-like")
     for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
-        expected = realism.realism(f"arena-like+models={n}")
-        assert expected is not None
+        expected = there(realism.realism(f"arena-like+models={n}"))
         assert fit_of(loaded, load_models(models).streams) == expected.verdict
-    whole = realism.realism("arena-like")
-    assert whole is not None
+    whole = there(realism.realism("arena-like"))
     assert fit_of(loaded, load_models("llama-3.2-1b*3").streams) == whole.verdict
 
 
@@ -227,8 +225,7 @@ ARENA_FIT = {
 
 @cases("name", sorted(ARENA_FIT))
 def test_arena_like_is_within_its_bounds_for_every_set_and_in_long_windows(name: str) -> None:
-    checked = realism.realism(name)
-    assert checked is not None
+    checked = there(realism.realism(name))
     assert checked.verdict == "within"
     far = realism.off(checked.mean, checked.target)
     points = [100 * x for row, x in far.items() if row.judged and row.points]
@@ -252,8 +249,7 @@ def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: 
     load_trace.cache_clear()
     stand_in = load_trace("hyperbolic")
     assert stand_in.name == "hyperbolic-like"
-    assert stand_in.notice is not None
-    assert "hyperbolic is not here: using hyperbolic-like, synthetic" in stand_in.notice
+    assert "hyperbolic is not here: using hyperbolic-like, synthetic" in there(stand_in.notice)
     assert sized("hyperbolic", 18) == "hyperbolic-like+models=18"
     load_trace.cache_clear()
 
@@ -275,8 +271,7 @@ def test_the_verdict() -> None:
 
 
 def test_a_longer_trace_is_judged_by_windows() -> None:
-    long = realism.realism("hyperbolic-like+models=18+span_s=7200")
-    assert long is not None
+    long = there(realism.realism("hyperbolic-like+models=18+span_s=7200"))
     assert long.verdict == "within"
     assert realism.realism("sample") is None
 
@@ -300,15 +295,8 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
     when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
     order = np.argsort(when, kind="stable")
     tokens = np.ones(len(when), np.int32)
-    return replace(
-        like,
-        span_s=span_s,
-        models=streams,
-        arrival_s=when[order],
-        model=model[order],
-        prompt_tokens=tokens,
-        output_tokens=tokens,
-    )
+    short = replace(like, prompt_tokens=tokens, output_tokens=tokens)
+    return replace(short, span_s=span_s, models=streams, arrival_s=when[order], model=model[order])
 
 
 @cases("models", sorted(synthetic.RELEASED))
@@ -365,9 +353,7 @@ def test_aegaeon_targets_are_the_released_files(traces_dir: Path, models: int, r
         path = traces_dir / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"
         with gzip.open(path, "rt") as file:
             rows = list(csv.reader(file))[1:]
-        at = np.array(
-            [sum(float(x) * y for x, y in zip(row[0].split(":"), (3600, 60, 1), strict=True)) for row in rows]
-        )
+        at = np.array([[float(x) for x in row[0].split(":")] for row in rows]) @ (3600.0, 60.0, 1.0)
         names = np.array([row[1] for row in rows])
         streams = tuple(sorted(set(names.tolist())))
         return table(trace("sample"), span_s, streams, [np.sort(at[names == stream]) for stream in streams])

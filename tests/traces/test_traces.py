@@ -17,6 +17,7 @@ from harness.cli import lists
 from harness.policy.types import UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
+from tests.there import there
 from traces import drawing, readers, schema, synthetic
 from traces.convert import convert
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace
@@ -99,10 +100,10 @@ def test_without_the_real_trace_the_fitted_one_says_so(tmp_path: Path, monkeypat
         pytest.skip("traces/data/ holds the real one")
     stand_in = trace("arena-chat")
     assert (stand_in.name, stand_in.tier) == ("arena-like", "synthetic")
-    assert stand_in.notice is not None
-    assert "synthetic" in stand_in.notice
-    assert "VTC-artifact" in stand_in.notice
-    assert "\n" not in stand_in.notice
+    notice = there(stand_in.notice)
+    assert "synthetic" in notice
+    assert "VTC-artifact" in notice
+    assert "\n" not in notice
 
 
 def test_the_stand_in_is_like_the_real_one() -> None:
@@ -175,8 +176,7 @@ def test_a_released_workload_is_read_as_it_is(released: str) -> None:
 )
 def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str, generator: str) -> None:
     loaded = load_trace.__wrapped__(f"aegaeon-synth/{name}")
-    assert loaded.notice is not None
-    assert f"using {generator}; for the real one" in loaded.notice
+    assert f"using {generator}; for the real one" in there(loaded.notice)
     assert loaded.maker == str(synthetic.preset(generator))
     assert sized(f"aegaeon-synth/{name}", 8) == generator
     assert sized(released, 8) == released

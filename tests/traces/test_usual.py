@@ -10,6 +10,7 @@ import pytest
 
 from harness.policy.types import UserError
 from tests.cases import cases
+from tests.there import there
 from tests.traces.readers.test_logs import T0, as_json
 from traces import readers, schema, usual
 from traces.convert import convert
@@ -24,8 +25,7 @@ def test_usual_names_and_units_need_no_word(tmp_path: Path) -> None:
     )
     loaded = trace(str(path))
     assert (loaded.arrival_s.tolist(), loaded.prompt_tokens.tolist()) == ([0.0, 2.5], [63, 7])
-    assert loaded.notice is not None
-    assert loaded.notice.startswith("log.csv read as a table, times guessed to be dates")
+    assert there(loaded.notice).startswith("log.csv read as a table, times guessed to be dates")
 
 
 @cases(

@@ -141,8 +141,7 @@ def test_a_tensor_that_cannot_be_is_named(dims: tuple[int, ...], says: str, tmp_
     path = header(tmp_path / "m.gguf", keys, {"x": ((256,), 12)})
     data = Path(path).read_bytes()
     place = data.index(struct.pack("<IQ", 1, 256))
-    (tmp_path / "m.gguf").write_bytes(
-        data[:place] + struct.pack(f"<I{len(dims)}Q", len(dims), *dims) + data[place + 12 :]
-    )
+    packed = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+    (tmp_path / "m.gguf").write_bytes(data[:place] + packed + data[place + 12 :])
     with pytest.raises(UserError, match=says):
         shape(path)

@@ -9,6 +9,7 @@ import pytest
 
 from harness.engines.costs import shapes
 from harness.policy.parameters import stored_bytes
+from tests.there import there
 from tests.workloads.test_checkpoint import DENSE, MOE, written
 from workloads import checkpoint, quantised
 
@@ -33,10 +34,9 @@ def test_a_multimodal_mixture_in_four_bits_has_its_published_size() -> None:
 
 def test_formats_of_each_method() -> None:
     def stored(**config: Any) -> tuple[str, float, str]:
-        entry = checkpoint.of_config("m", MOE | {"quantization_config": config}, "m").shape
-        assert entry.formats is not None
-        assert entry.formats.embedding == quantised.PLAIN
-        return (*entry.formats.experts, entry.formats.head.name)
+        entry = there(checkpoint.of_config("m", MOE | {"quantization_config": config}, "m").shape.formats)
+        assert entry.embedding == quantised.PLAIN
+        return (*entry.experts, entry.head.name)
 
     integer = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
     fp8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
@@ -47,16 +47,10 @@ def test_formats_of_each_method() -> None:
     assert stored(quant_method="gptq", bits=8, group_size=-1) == ("int8", 1.0, "bf16")
     assert stored(quant_method="gptq", bits=4, group_size=128, lm_head=True)[2] == "int4"
     assert stored(quant_method="modelopt", quant_algo="NVFP4") == ("nvfp4", 0.5625, "bf16")
-    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": integer}}) == (
-        "int4",
-        0.5 + 2 / 32,
-        "int4",
-    )
-    assert stored(quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"]) == (
-        "fp8",
-        1.0,
-        "bf16",
-    )
+    packed = stored(quant_method="compressed-tensors", config_groups={"g": {"weights": integer}})
+    assert packed == ("int4", 0.5 + 2 / 32, "int4")
+    but_head = stored(quant_method="compressed-tensors", config_groups={"g": {"weights": fp8}}, ignore=["lm_head"])
+    assert but_head == ("fp8", 1.0, "bf16")
 
 
 @pytest.mark.parametrize(
@@ -66,15 +60,13 @@ def test_formats_of_each_method() -> None:
 def test_modules_that_stay_in_16_bits(ignored: str) -> None:
     names = [ignored.format(i=i) for i in range(4)] if "{i}" in ignored else [ignored]
     config = MOE | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": names}}
-    entry = checkpoint.of_config("m", config, "m").shape.formats
-    assert entry is not None
+    entry = there(checkpoint.of_config("m", config, "m").shape.formats)
     assert (entry.attention.name, entry.experts.name) == ("bf16", "fp8")
 
 
 def test_a_group_quantised_in_part_has_the_mean() -> None:
     part = {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]}
-    entry = checkpoint.of_config("m", DENSE | {"quantization_config": part}, "m").shape.formats
-    assert entry is not None
+    entry = there(checkpoint.of_config("m", DENSE | {"quantization_config": part}, "m").shape.formats)
     # A layer's q and o have 8 heads and k and v 2 each: 8 of 20, in one layer of four.
     assert entry.attention.name == "fp8"
     assert entry.attention.weight_bytes == pytest.approx(1 + 8 / 20 / 4)
@@ -84,6 +76,5 @@ def test_a_file_beside_the_config_states_formats(tmp_path: Path) -> None:
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     read = checkpoint.read(written(tmp_path / "m", MOE, hf_quant_config=beside))
     plain = checkpoint.read(written(tmp_path / "n", MOE))
-    assert read.formats is not None
-    assert (read.formats.experts.name, read.kv_format) == ("fp8", "fp8")
+    assert (there(read.formats).experts.name, read.kv_format) == ("fp8", "fp8")
     assert 2 * shapes.kv_token_bytes(read) == shapes.kv_token_bytes(plain)

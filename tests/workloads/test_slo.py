@@ -19,9 +19,8 @@ def test_slo_rules() -> None:
     models = model_set("light8")
     bases = {name: (0.1 * (i + 1), 0.01) for i, name in enumerate(models.names)}
     assert slo.resolve(slo.parse("5/2xP95"), models, bases)["llama-3.2-3b/1"] == pytest.approx((1.0, 0.02))
-    assert slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"] == pytest.approx(
-        (0.2143485546, 0.05731449195)
-    )
+    five = slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"]
+    assert five == pytest.approx((0.2143485546, 0.05731449195))
     assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04286971092, 0.01146289839)
     assert set(slo.resolve(slo.parse("absolute:ttft=0.5,tpot=0.05"), models).values()) == {(0.5, 0.05)}
     assert set(slo.resolve(slo.parse("0.3xabsolute:ttft=10,tpot=0.1"), models).values()) == {(3.0, 0.03)}

@@ -19,6 +19,7 @@ from harness.rows.ranking import cases as of_cases
 from harness.rows.requests import Rows
 from tests.cases import cases
 from tests.harness.study.study_table import counted, met, panel, table
+from tests.there import there
 
 RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
 PANEL = panel("p", 0, "rate_scale", unit_rps=2.0)
@@ -67,9 +68,7 @@ def test_windows_stand_side_by_side_at_the_x_that_all_have() -> None:
     (curves,) = by_window.windows(pa.Table.from_pylist(gone, schema=rows({}).schema), "a", "ttft").values()
     without = {seed: sorted(curve) for seed, curve in curves.items()}
     assert without == {seed: [1.0, 2.0, 8.0, 16.0] if seed == 1 else [*RATES] for seed in range(8)}
-    both, first = by_window.together(curves, range(8)), by_window.together(curves, {0})
-    assert both is not None
-    assert first is not None
+    both, first = (there(by_window.together(curves, seeds)) for seeds in (range(8), {0}))
     assert both.rates_rps.tolist() == [1.0, 2.0, 8.0, 16.0]
     assert both.offered.tolist() == [[225.0] * 8] * 4
     assert both.missed.sum(axis=1) == pytest.approx([1800 * (1.0 - met(x, 10.0)) for x in both.rates_rps])
@@ -83,8 +82,7 @@ def test_a_window_is_a_unit_however_many_stretches_it_has() -> None:
     stretches = {"missed": [3.0, 0.0, 0.0], "offered": [75.0] * 3}
     cut = [row | stretches if row["definition"] == "ttft" else row for row in made]
     (curves,) = by_window.windows(pa.Table.from_pylist(cut, schema=rows({}).schema), "a", "ttft").values()
-    c = by_window.together(curves, curves.keys())
-    assert c is not None
+    c = there(by_window.together(curves, curves.keys()))
     assert (c.units, c.missed.tolist(), c.offered.tolist()) == (12, [[3.0] * 12], [[225.0] * 12])
 
 
@@ -106,9 +104,9 @@ def test_below_eight_windows_no_side_is_named_and_one_is_a_case() -> None:
     verdicts = {}
     for windows in (1, 2, 7, 8, 36):
         standing = side_by_side(of_panel(table(runs, windows), PANEL), PANEL, ("ours", "theirs"), "ttft", LEVEL)
-        assert standing.ratio is not None
-        assert standing.ratio.mean == pytest.approx(4.0)
-        assert (standing.ratio.low is not None) == (windows >= 8)
+        ratio = there(standing.ratio)
+        assert ratio.mean == pytest.approx(4.0)
+        assert (ratio.low is not None) == (windows >= 8)
         verdicts[windows] = standing.says, standing.note
     few = {n: (UNDECIDED, f"{n} windows, and 8 name a side") for n in (2, 7)}
     assert verdicts == {1: (CASE, ""), **few, 8: ("ahead", ""), 36: ("ahead", "")}
@@ -119,8 +117,7 @@ def test_cases_are_told_by_their_ends_and_sides() -> None:
         return Standing(Estimate(mean, None, None, 1, sign), CASE, "")
 
     standings = [case(1.1), case(0.9), case(3.0), case(0.5, "<"), case(1.05, "<"), Standing(None, CASE, "both hold")]
-    c = of_cases(standings)
-    assert c is not None
+    c = there(of_cases(standings))
     assert (c.least.mean, c.most.mean, c.of) == (0.5, 3.0, 5)
     assert (c.above, c.near, c.below) == (2, 2, 2)  # below 1.05 is on no side of 1
     words = ("ahead", "ahead, by less than 25 %", "equal within 25 %", "behind", "turns")
@@ -129,8 +126,7 @@ def test_cases_are_told_by_their_ends_and_sides() -> None:
 
 
 def test_counts_add_the_windows_of_a_rate() -> None:
-    c = crossings.counts(rows({"a": knee(10.0)}), "rate_scale", "a", "ttft")
-    assert c is not None
+    c = there(crossings.counts(rows({"a": knee(10.0)}), "rate_scale", "a", "ttft"))
     assert c.rates_rps.tolist() == [*RATES]
     assert (c.units, c.offered.sum(axis=1).tolist()) == (12, [2700.0] * 5)
     assert crossings.counts(rows({"a": knee(10.0)}), "rate_scale", "b", "ttft") is None
@@ -139,22 +135,17 @@ def test_counts_add_the_windows_of_a_rate() -> None:
 def test_of_an_x_that_eases_the_inverse_stands() -> None:
     """SLO scales 1, 2, 5: misses of 1 % at 2, in a curve that falls along 1 / x."""
     made = rows({"a": lambda x: met(2.0, x)}, (1.0, 2.0, 5.0))
-    c = crossings.counts(made, "slo_scale", "a", "ttft")
-    assert c is not None
+    c = there(crossings.counts(made, "slo_scale", "a", "ttft"))
     assert c.rates_rps.tolist() == [0.2, 0.5, 1.0]
-    crossing = crossings.crossing(made, {"axis": "slo_scale"}, "a", "ttft", LEVEL)
-    assert crossing is not None
+    crossing = there(crossings.crossing(made, {"axis": "slo_scale"}, "a", "ttft", LEVEL))
     assert (crossing.at.mean, crossing.fails) == pytest.approx((2.0, 1.0))
-    assert crossing.at.low is not None
-    assert crossing.at.high is not None
-    assert crossing.at.low < 2.0 < crossing.at.high
+    assert there(crossing.at.low) < 2.0 < there(crossing.at.high)
     assert sorted(crossings.attained(made, "slo_scale", "a", "ttft")) == [1.0, 2.0, 5.0]
 
 
 def test_the_fewest_gpus_are_a_number_that_was_run() -> None:
     made = rows({"a": lambda x: 1.0 if x >= 4 else 0.5}, (2.0, 3.0, 4.0, 5.0))
-    crossing = crossings.crossing(made, {"axis": "gpus"}, "a", "ttft", LEVEL)
-    assert crossing is not None
+    crossing = there(crossings.crossing(made, {"axis": "gpus"}, "a", "ttft", LEVEL))
     assert (crossing.at, crossing.fails) == (Estimate(4.0, None, None, 12), 3.0)
 
 
@@ -167,17 +158,16 @@ def test_the_fewest_gpus_are_a_number_that_was_run() -> None:
     ],
 )
 def test_without_room_the_easiest_x_is_not_enough(axis: str, at: Estimate) -> None:
-    crossing = crossings.crossing(rows({"a": knee(10.0)}, infeasible="no room"), {"axis": axis}, "a", "ttft", LEVEL)
-    assert crossing is not None
+    crossing = there(
+        crossings.crossing(rows({"a": knee(10.0)}, infeasible="no room"), {"axis": axis}, "a", "ttft", LEVEL)
+    )
     assert (crossing.at, crossing.fails) == (at, at.mean)
 
 
 def test_attainment_is_that_of_all_windows_together() -> None:
     e = crossings.attained(rows({"a": knee(10.0)}), "rate_scale", "a", "ttft")[16.0]
     assert (e.mean, e.n) == pytest.approx((1.0 - 0.01 * 1.6**4, 12))
-    assert e.low is not None
-    assert e.high is not None
-    assert e.low < e.mean < e.high
+    assert there(e.low) < e.mean < there(e.high)
     none = crossings.attained(rows({"a": knee(10.0)}, infeasible="no room"), "rate_scale", "a", "ttft")
     assert none == dict.fromkeys(RATES, Estimate(0.0, None, None, 1))
 
@@ -185,12 +175,10 @@ def test_attainment_is_that_of_all_windows_together() -> None:
 def test_differences_and_ratios_take_the_seeds_that_both_ran() -> None:
     ours, theirs = rows({"a": knee(10.0)}, seeds=2), rows({"b": knee(2.5)}, seeds=3)
     both = pa.concat_tables([ours, theirs]).unify_dictionaries()
-    gap = crossings.difference(both, "rate_scale", ("a", "b"), "ttft", 2.0)
-    assert gap is not None
+    gap = there(crossings.difference(both, "rate_scale", ("a", "b"), "ttft", 2.0))
     assert (gap.mean, gap.n) == pytest.approx((0.01 * (0.8**4 - 0.2**4), 8))
     assert crossings.difference(both, "rate_scale", ("a", "b"), "ttft", 3.0) is None
-    ratio = crossings.ratio(both, "rate_scale", ("a", "b"), "ttft", LEVEL)
-    assert ratio is not None
+    ratio = there(crossings.ratio(both, "rate_scale", ("a", "b"), "ttft", LEVEL))
     assert (ratio.mean, ratio.n) == pytest.approx((4.0, 8))
     assert crossings.ratio(both, "rate_scale", ("a", "c"), "ttft", LEVEL) is None
 
@@ -223,8 +211,7 @@ def test_along_slo_scales_less_is_ahead() -> None:
     shown = panel("p", 0, "slo_scale", xs=(1.0, 2.0, 5.0))
     made = rows({"a": lambda x: met(1.5, x), "b": lambda x: met(3.0, x)}, (1.0, 2.0, 5.0))
     standing = side_by_side(made, shown, ("a", "b"), "ttft", LEVEL)
-    assert standing.ratio is not None
-    assert standing.ratio.mean == pytest.approx(0.5)
+    assert there(standing.ratio).mean == pytest.approx(0.5)
     assert standing.says == "ahead"
     assert [x for x, _ in standing.differences] == [1.0, 2.0, 5.0]  # as shown
     assert standing.differences[0][1].mean == pytest.approx(met(1.5, 1.0) - met(3.0, 1.0))
@@ -308,11 +295,9 @@ def test_a_model_that_some_windows_never_asked_for_may_be_the_worst() -> None:
     often = rows({"a": knee(10.0)}, over="model", model="often")
     rare = rows({"a": lambda _: 0.0}, seeds=1, over="model", model="rare")
     made = pa.concat_tables([often, rare]).unify_dictionaries()
-    c = crossings.counts(made, PANEL["axis"], "a", "ttft", "worst")
-    assert c is not None
+    c = there(crossings.counts(made, PANEL["axis"], "a", "ttft", "worst"))
     assert (c.missed.sum(axis=1) == c.offered.sum(axis=1)).all()
-    alone = crossings.counts(often, PANEL["axis"], "a", "ttft", "worst")
-    assert alone is not None
+    alone = there(crossings.counts(often, PANEL["axis"], "a", "ttft", "worst"))
     assert (alone.missed.sum(axis=1) < alone.offered.sum(axis=1)).any()
 
 
@@ -320,7 +305,6 @@ def test_a_model_without_requests_at_some_rate_is_left_out_of_the_mean() -> None
     lone = {"over": "model", "model": "rare", "x": 16.0, "label": "a", "seed": 0, "ttft": 0.0, "condition": "p"}
     often = rows({"a": knee(10.0)}, over="model", model="often")
     made = pa.concat_tables([often, table([lone])]).unify_dictionaries()
-    c = crossings.crossing(made, PANEL, "a", "ttft", LEVEL, "worst")
-    assert c is not None
+    c = there(crossings.crossing(made, PANEL, "a", "ttft", LEVEL, "worst"))
     assert c.at.mean == pytest.approx(20.0)
     assert counted("loads", 3.0, {"n": 9, "over": "pooled"}) == {}

@@ -29,10 +29,9 @@ def table(*requests: dict[str, Any]) -> pa.Table:
     """Return rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
     lines = []
     for i, r in enumerate(requests):
-        arrival, done = r.get("arrival", 0.0), r.get("done")
-        tokens = r.get("tokens")
+        arrival, tokens = r.get("arrival", 0.0), r.get("tokens")
         first = r.get("first", arrival + tokens[0] if tokens else None)
-        done = done if tokens is None or not tokens else arrival + tokens[-1]
+        done = arrival + tokens[-1] if tokens else r.get("done")
         made = r.get("made", 0 if tokens is None else len(tokens))
         line = {
             "id": i,
@@ -114,9 +113,8 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
     assert np.isnan(requests.tpot_s(r)).tolist() == [True, True, False]
     assert met("tpot", r, {"a": (INF, 0.5)}) == [1, 0, 0]
     assert scoring.measures(r, {}, 10.0)["undefined_tpot"] == pytest.approx(1 / 3)
-    assert (
-        scoring.measures(r, {}, 10.0)["tpot_p50_s"] == INF
-    )  # of {1.0, inf}: the unfinished one counts, the undefined does not
+    # the unfinished one counts as infinite beside 1.0, the undefined does not
+    assert scoring.measures(r, {}, 10.0)["tpot_p50_s"] == INF
 
 
 def test_without_token_times_what_needs_them_is_null() -> None:
@@ -148,11 +146,8 @@ def test_token_definitions_by_hand(
     tokens: list[float], slo: tuple[float, float], share: float, fraction: float
 ) -> None:
     r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
-    shares, fractions = met("token_mean", r, {"a": slo}), met("qos", r, {"a": slo})
-    assert shares is not None
-    assert fractions is not None
-    assert shares == pytest.approx([share, 0, 0])
-    assert fractions == pytest.approx([fraction, 0, 0])
+    assert met("token_mean", r, {"a": slo}) == pytest.approx([share, 0, 0])
+    assert met("qos", r, {"a": slo}) == pytest.approx([fraction, 0, 0])
 
 
 def test_tokens_are_pooled_or_counted_by_request() -> None:
@@ -276,10 +271,7 @@ def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: requ
     assert first.keys() == second.keys()
     for name in first:
         assert [first[name][i] for i in order] == list(second[name])
-    a, b = (
-        scoring.measures(rows(*requests), slo, 60.0),
-        scoring.measures(rows(*(requests[i] for i in order)), slo, 60.0),
-    )
+    a, b = (scoring.measures(rows(*x), slo, 60.0) for x in (requests, [requests[i] for i in order]))
     assert a == pytest.approx(b, nan_ok=True)
 
 

@@ -197,10 +197,8 @@ def test_few_folders_wait_for_their_parts(packed: Path, tmp_path: Path, monkeypa
 
 def test_many_runs_are_read_part_after_part() -> None:
     names = [f"{name}-{digest}" for name in ("static", "chunked-x") for digest in ("3f9", "0a1", "3e2", "0b7")]
-    parted = [
-        Path(names[k]).name.rpartition("-")[2][0] for k in sweep.in_part_order([Path("out", name) for name in names])
-    ]
-    assert parted == ["0"] * 4 + ["3"] * 4
+    order = sweep.in_part_order([Path("out", name) for name in names])
+    assert [names[k].rpartition("-")[2][0] for k in order] == ["0"] * 4 + ["3"] * 4
 
 
 def test_costs_are_learned_from_parts(packed: Path) -> None:
@@ -259,23 +257,11 @@ def compare(out, workers):
 """
 
 
+CALLS = {"write": (2, 7), "replace": (1, 4, 7, 9), "fsync": (3, 20), "mkdir": (3,), "rmdir": (3, 8)}
+
+
 @pytest.mark.full
-@cases(
-    ("name", "n"),
-    [
-        ("write", 2),
-        ("write", 7),
-        ("replace", 1),
-        ("replace", 4),
-        ("replace", 7),
-        ("replace", 9),
-        ("fsync", 3),
-        ("fsync", 20),
-        ("mkdir", 3),
-        ("rmdir", 3),
-        ("rmdir", 8),
-    ],
-)
+@cases(("name", "n"), [(name, n) for name, counts in CALLS.items() for n in counts])
 def test_killed_at_any_write_it_ends_with_the_same_bytes(name: str, n: int, packed: Path, tmp_path: Path) -> None:
     from tests.harness.run.test_kill import AT_CALL
 

@@ -173,12 +173,8 @@ def test_an_error_while_rows_come_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_seconds_become_whole_nanoseconds_once() -> None:
-    assert record.to_ns(np.array([0.1, np.nan, -1.0000000006, 86_400.000000001])).to_pylist() == [
-        100_000_000,
-        None,
-        -1_000_000_001,
-        86_400_000_000_001,
-    ]
+    ns = record.to_ns(np.array([0.1, np.nan, -1.0000000006, 86_400.000000001])).to_pylist()
+    assert ns == [100_000_000, None, -1_000_000_001, 86_400_000_000_001]
 
 
 # ------------------------------------------------------------------ kills and full disks

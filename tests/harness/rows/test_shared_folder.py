@@ -22,6 +22,7 @@ from tests import ROOT
 from tests.cases import cases
 from tests.harness.rows.test_record import META, batch, bytes_of, names
 
+Pods = Callable[[str], None]
 UNSHARED = ("unshare", "-r", "-p", "-f")
 DAY_S = 86_400
 
@@ -98,12 +99,12 @@ def test_two_namespaces_with_equal_process_numbers_share_a_folder(tmp_path: Path
 
 
 @pytest.fixture
-def pods(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     """Return a function that makes this process one of another machine, with the number that it always has."""
     return lambda name: monkeypatch.setattr(whole, "machine", lambda: name.ljust(12, "0"))
 
 
-def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods: Callable[[str], None]) -> None:
+def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods: Pods) -> None:
     def meanwhile() -> Iterator[pa.RecordBatch]:
         yield batch(10)
         pods("b")
@@ -117,7 +118,7 @@ def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods:
     assert names(tmp_path) == ["run"]
 
 
-def left_by(pods: Callable[[str], None], machine: str, folder: Path, pid: int, age_s: float = 0.0) -> Path:
+def left_by(pods: Pods, machine: str, folder: Path, pid: int, age_s: float = 0.0) -> Path:
     """Lay what a killed writer leaves, changed so many seconds ago."""
     pods(machine)
     nest = folder / f".run.{whole.machine()}-{pid}-00c0ffee.part"
@@ -141,9 +142,7 @@ DEAD = 4_194_305  # more than the kernel gives
         ("other", DEAD, -9 * DAY_S, False),  # by a clock that is ahead
     ],
 )
-def test_who_is_dead(
-    machine: str, pid: int, age_s: float, goes: bool, tmp_path: Path, pods: Callable[[str], None]
-) -> None:
+def test_who_is_dead(machine: str, pid: int, age_s: float, goes: bool, tmp_path: Path, pods: Pods) -> None:
     nest = left_by(pods, machine, tmp_path, pid, age_s)
     pods("here")
     record.write(tmp_path / "run", [batch(1)], META)
@@ -152,9 +151,7 @@ def test_who_is_dead(
     assert record.read(tmp_path / "run").num_rows == 1
 
 
-def test_the_age_is_set_by_a_variable(
-    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_age_is_set_by_a_variable(tmp_path: Path, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     nest = left_by(pods, "other", tmp_path, DEAD, age_s=100)
     pods("here")
     monkeypatch.setenv(whole.AGE, "200")
@@ -168,9 +165,7 @@ def test_the_age_is_set_by_a_variable(
         record.write(tmp_path / "run", [], {})
 
 
-def test_the_clock_of_this_machine_does_not_matter(
-    tmp_path: Path, pods: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clock_of_this_machine_does_not_matter(tmp_path: Path, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     nest = left_by(pods, "other", tmp_path, DEAD)
     pods("here")
     for wrong_s in (0.0, time.time() + 1000 * DAY_S):
@@ -179,13 +174,12 @@ def test_the_clock_of_this_machine_does_not_matter(
         assert nest.exists()
 
 
-def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Callable[[str], None]) -> None:
+def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Pods) -> None:
     def meanwhile() -> Iterator[pa.RecordBatch]:
         yield batch(10)
         (nest,) = tmp_path.glob(".run.*.part")
-        os.utime(nest / "new" / record.ROWS, (0, 0))
-        os.utime(nest / "new", (0, 0))
-        os.utime(nest, (0, 0))  # as a machine stamps it whose clock stands at 1970
+        for path in (nest / "new" / record.ROWS, nest / "new", nest):
+            os.utime(path, (0, 0))  # as a machine stamps it whose clock stands at 1970
         pods("b")
         whole.clean(tmp_path)
         pods("a")
@@ -208,6 +202,19 @@ def test_no_lock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert names(tmp_path) == ["run"]
 
 
+def paused(monkeypatch: pytest.MonkeyPatch, n: int, then: Callable[[], object]) -> list[float]:
+    """Return the pauses of this process, which take no time; in the n-th of them another does something."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == n:
+            then()
+
+    monkeypatch.setattr(time, "sleep", pause)
+    return pauses
+
+
 def test_a_reader_waits_for_the_writer_that_replaces_what_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,14 +222,7 @@ def test_a_reader_waits_for_the_writer_that_replaces_what_it_reads(
     record.write(run, [batch(3)], META)
     away.mkdir()
     run.rename(away / "old0")
-    pauses = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            (away / "old0").rename(run)
-
-    monkeypatch.setattr(time, "sleep", pause)
+    pauses = paused(monkeypatch, 3, lambda: (away / "old0").rename(run))
     assert record.read(run).num_rows == 3
     assert len(pauses) == 3
     away.rmdir()
@@ -233,14 +233,7 @@ def test_a_reader_waits_for_the_writer_that_replaces_what_it_reads(
 
 def test_a_file_of_another_machine_may_be_seen_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run" / record.ROWS
-    pauses = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 4:
-            record.write(path.parent, [batch(1)], META)
-
-    monkeypatch.setattr(time, "sleep", pause)
+    pauses = paused(monkeypatch, 4, lambda: record.write(path.parent, [batch(1)], META))
     assert whole.seen(path)
     assert len(pauses) == 4
     monkeypatch.setenv(whole.LATE, "0")

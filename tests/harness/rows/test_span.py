@@ -26,18 +26,8 @@ NAMES = system.names()
 @cache
 def ready(name: str) -> Spec:
     fields = (("search", "fast"),) if name == "alpaserve" else ()
-    spec = Spec(
-        name,
-        fields=fields,
-        trace="arena-like+models=4",
-        models="llama-3.2-1b*4",
-        gpus=2,
-        rate_scale=12.0,
-        window_s=WINDOW_S,
-        warmup_s=20.0,
-        slo="absolute:ttft=1,tpot=0.05",
-    )
-    return resolve(spec)
+    spec = Spec(name, fields=fields, trace="arena-like+models=4", models="llama-3.2-1b*4", gpus=2, rate_scale=12.0)
+    return resolve(replace(spec, window_s=WINDOW_S, warmup_s=20.0, slo="absolute:ttft=1,tpot=0.05"))
 
 
 def ran(spec: Spec, window_s: float | None = None) -> tuple[Mapping[str, float], list[Any]]:
@@ -45,15 +35,8 @@ def ran(spec: Spec, window_s: float | None = None) -> tuple[Mapping[str, float],
     setup = Setup(spec)
     if window_s is not None:
         vars(setup)["config"] = replace(setup.config, window_s=window_s)
-    policy, engine = setup.policy, setup.engine
-    replay(
-        policy,
-        engine,
-        setup.jobs(),
-        end_s=setup.end_s,
-        decision_s=spec.decision_s or 0.0,
-        control_s=spec.control_s or 0.0,
-    )
+    engine, decision_s, control_s = setup.engine, spec.decision_s or 0.0, spec.control_s or 0.0
+    replay(setup.policy, engine, setup.jobs(), end_s=setup.end_s, decision_s=decision_s, control_s=control_s)
     rows = [row for batch in engine.rows() for row in batch.to_pylist()]
     return engine.stats(), rows
 

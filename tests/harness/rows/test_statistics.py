@@ -15,6 +15,7 @@ from scipy.optimize import isotonic_regression
 from harness.rows import statistics
 from harness.rows.estimate import Estimate
 from tests.cases import cases
+from tests.there import there
 
 
 def test_t_interval_by_hand() -> None:
@@ -41,10 +42,8 @@ def test_bootstrap_agrees_with_another_implementation() -> None:
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12), st.randoms())
 def test_intervals_hold_their_mean_and_forget_order(values: list[float], seed: Any) -> None:
     e = statistics.interval(values, (0, 1))
-    assert e.low is not None
-    assert e.high is not None
-    assert 0 <= e.low <= e.mean + 1e-12
-    assert e.mean - 1e-12 <= e.high <= 1
+    assert 0 <= there(e.low) <= e.mean + 1e-12
+    assert e.mean - 1e-12 <= there(e.high) <= 1
     if len(values) < statistics.T_BELOW:
         seed.shuffle(values)
         assert (statistics.interval(values, (0, 1)).low, e.mean) == pytest.approx((e.low, np.mean(values)))

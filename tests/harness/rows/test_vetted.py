@@ -8,15 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 from harness.answers.commands import check_command
 from harness.check.new import write
-from harness.cli.app import main
 from harness.loop import system
 from harness.rows import vetted
 from plots import fig_turns, style
 from plots.caption import caption
+from tests.bench import bench, ok
 from tests.harness.check.cheats import cheat
 from tests.harness.study.study_table import about
 from tests.plots.test_plots import PLAIN, rows
@@ -109,29 +108,27 @@ def test_captions_say_it_once_until_the_check_has_passed(mine: Path) -> None:
 
 
 def test_a_comparison_says_unchecked_until_the_check_has_passed(mine: Path) -> None:
-    words = ["compare", "--systems", f"static,{mine}", "--trace", "sample", "--models", "llama-3.2-1b*3", "--gpus", "1",
-             "--rate-scale", "1", "--seeds", "1", "--no-plot", "--workers", "1",
-             "-o", str(mine.parent / "out")]  # fmt: skip
-    before = CliRunner().invoke(main, words)
-    assert before.exit_code == 0, before.output
-    assert "mine (unchecked) " in before.stdout
-    assert "static (unchecked)" not in before.stdout
-    assert check_command(str(mine)) in before.stdout
-    assert CliRunner().invoke(main, ["check", str(mine), "--case", "calm"]).exit_code == 0  # a part of it
+    asks = "--trace sample --models llama-3.2-1b*3 --gpus 1 --rate-scale 1 --seeds 1 --no-plot --workers 1"
+    words = ("compare", "--systems", f"static,{mine}", *asks.split(), "-o", mine.parent / "out")
+    before = ok(*words)
+    assert "mine (unchecked) " in before
+    assert "static (unchecked)" not in before
+    assert check_command(str(mine)) in before
+    ok("check", mine, "--case", "calm")  # a part of it
     assert not vetted.vetted(str(mine))
     vetted.keep(vetted.content(str(mine)))
-    assert "(unchecked)" not in CliRunner().invoke(main, words).stdout
+    assert "(unchecked)" not in ok(*words)
 
 
 @pytest.mark.slow
 def test_the_whole_check_is_kept(mine: Path) -> None:
-    assert CliRunner().invoke(main, ["check", str(mine)]).exit_code == 0
+    ok("check", mine)
     assert vetted.vetted(str(mine))
 
 
 def test_what_breaks_a_law_stays_unchecked(mine: Path) -> None:
     path = cheat("view", mine.parent)
-    assert CliRunner().invoke(main, ["check", str(path), "--law", "pure"]).exit_code == 1
+    assert bench("check", path, "--law", "pure").exit_code == 1
     assert not vetted.vetted(str(path))
 
 
@@ -145,6 +142,6 @@ def test_what_breaks_a_law_stays_unchecked(mine: Path) -> None:
     ],
 )
 def test_a_mistake_is_told(words: list[str], says: str, mine: Path) -> None:
-    result = CliRunner().invoke(main, ["check", *(str(mine) if word == "MINE" else word for word in words)])
+    result = bench("check", *(mine if word == "MINE" else word for word in words))
     assert result.exit_code == 2
     assert says in result.stderr

@@ -13,8 +13,9 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
-from harness.policy.types import Jobs, Plan
+from harness.policy.types import Plan
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 CONFIG = Config(models=(Served("small", shape("llama-3.2-1b")), Served("large", shape("llama-3.1-8b"))), gpu="h100")
@@ -39,17 +40,8 @@ def test_alone_is_the_sum_of_its_steps(chunk_tokens: int) -> None:
 
 def test_who_is_alone_computes_as_long_as_that() -> None:
     """Requests that meet nobody, of prompts in several pieces: the kernel's steps of each part are those alone."""
-    n = 6
-    none = np.full(n, np.inf)
-    jobs = Jobs(
-        ("small", "large"),
-        np.arange(0.0, 100.0 * n, 100.0),
-        (np.arange(n) % 2).astype(np.int32),
-        (700 * np.arange(1, n + 1)).astype(np.int32),
-        (50 * np.arange(n) + 1).astype(np.int32),
-        none,
-        none,
-    )
+    k = np.arange(6)
+    jobs = asked(("small", "large"), 100.0 * k, k % 2, 700 * (k + 1), 50 * k + 1)
     sim = Sim(replace(CONFIG, gpus=2, plan={m.name: Plan(1.0, 100, 50, "trace") for m in CONFIG.models}))
     replay(find("dedicated")(sim.cluster), sim, jobs)
     for row_ in (row_ for batch in sim.rows() for row_ in batch.to_pylist()):

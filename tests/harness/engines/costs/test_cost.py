@@ -144,15 +144,11 @@ def test_old_sglangs_band_reaches_to_eager_vllms_host_time_a_sequence(kind: str)
 
 
 def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
-    bare, graph = tables("h100"), tables("h100", "vllm-graph")
-    row = ROWS.index((LLAMA_8B, 1))
-    assert profile.step_s(profile.row(graph, row), B=64, C=65536) == profile.step_s(
-        profile.row(bare, row), B=64, C=65536
-    )
-    serial = coefficients.tables([(LLAMA_8B, 1)], "h100", "sglang-eager-2024")
-    assert profile.step_s(profile.row(serial, 0), B=64, C=65536) == pytest.approx(
-        profile.step_s(profile.row(bare, row), B=64, C=65536) + 4.3e-3
-    )
+    names = ("none", "vllm-graph", "sglang-eager-2024")
+    rows = (profile.row(coefficients.tables([(LLAMA_8B, 1)], "h100", name), 0) for name in names)
+    bare_s, graph_s, serial_s = (profile.step_s(row, B=64, C=65536) for row in rows)
+    assert graph_s == bare_s
+    assert serial_s == pytest.approx(bare_s + 4.3e-3)
 
 
 def test_a_sampler_that_sorts_is_paid_for_each_row_and_entry() -> None:
@@ -180,10 +176,8 @@ def test_products_take_longer_in_steps_with_prompts_by_one_factor() -> None:
     host = quantities.host("vllm-0.15", "h100")
     bare, mine = (profile.row(coefficients.tables([(LLAMA_8B, 1)], "h100", name), 0) for name in ("none", "vllm-0.15"))
     for tokens in (1, 64, 256, 300, 512, 8192):  # also of few tokens
-        alone = profile.step_s(bare, p=tokens, n=1, area=tokens**2 / 2, out=0)
-        assert profile.step_s(mine, p=tokens, n=1, area=tokens**2 / 2, out=0) == pytest.approx(
-            host.scale_prefill * alone
-        )
+        alone_s, ours_s = (profile.step_s(row, p=tokens, n=1, area=tokens**2 / 2, out=0) for row in (bare, mine))
+        assert ours_s == pytest.approx(host.scale_prefill * alone_s)
     assert profile.step_s(mine, B=256, C=256 * 512) == profile.step_s(bare, B=256, C=256 * 512)
 
 
@@ -402,14 +396,10 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     from harness.calibrate.tables import dumps
 
     files = kernels.fit(lambda _: None)
-    committed = {
-        stem: tomllib.loads((quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8")) for stem in files
-    }
-    assert files.keys() == committed.keys()
-    if {stem: dumps(file) for stem, file in files.items()} == {
-        stem: (quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8") for stem in files
-    }:
+    texts = {stem: (quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8") for stem in files}
+    if {stem: dumps(file) for stem, file in files.items()} == texts:
         return
+    committed = {stem: tomllib.loads(text) for stem, text in texts.items()}
     # Another CPU's linear algebra rounds otherwise: then the errors must agree to half a point, the seconds to 2 %.
     for kind in profiles.FOLDERS:
         for op in ("gemm", "prefill", "decode"):
@@ -417,11 +407,9 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
                 assert files[kind][op][side] == pytest.approx(committed[kind][op][side], abs=0.005)
         rows, host = [(LLAMA_8B, 1)], quantities.host("none", kind)
         co_run = {"co_run": quantities.quantities(kind)["co_run"]}
-        old, new = (
-            coefficients.coefficients(rows, f[kind] | co_run, quantities.gpu(kind), host) for f in (committed, files)
-        )
+        gpu = quantities.gpu(kind)
+        old, new = (coefficients.coefficients(rows, f[kind] | co_run, gpu, host) for f in (committed, files))
         np.testing.assert_allclose(new.gemm, old.gemm, rtol=0.02)
         assert prefill_s(new, 0, 2048) == pytest.approx(prefill_s(old, 0, 2048), rel=0.02)
-        assert profile.step_s(profile.row(new, 0), B=64, C=65536) == pytest.approx(
-            profile.step_s(profile.row(old, 0), B=64, C=65536), rel=0.02
-        )
+        old_s, new_s = (profile.step_s(profile.row(t, 0), B=64, C=65536) for t in (old, new))
+        assert new_s == pytest.approx(old_s, rel=0.02)

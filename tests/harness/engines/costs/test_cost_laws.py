@@ -99,26 +99,9 @@ class Breach(NamedTuple):
 
 
 SMALL = 4e9
-EXPERTS = {
-    "topk": 8,
-    "hidden_size": 7168,
-    "inter_size": 2048,
-    "num_experts": 384,
-    "moe_tp_size": 1,
-    "moe_ep_size": 1,
-    "distribution": "power_law_1.2",
-    "num_tokens": 2048,
-}
-OSS = {
-    "topk": 4,
-    "hidden_size": 2880,
-    "inter_size": 2880,
-    "num_experts": 32,
-    "moe_tp_size": 1,
-    "moe_ep_size": 1,
-    "distribution": "power_law_1.01",
-    "num_tokens": 384,
-}
+KEYS = ("topk", "hidden_size", "inter_size", "num_experts", "distribution", "num_tokens", "moe_tp_size", "moe_ep_size")
+EXPERTS = dict(zip(KEYS, (8, 7168, 2048, 384, "power_law_1.2", 2048, 1, 1), strict=True))
+OSS = dict(zip(KEYS, (4, 2880, 2880, 32, "power_law_1.01", 384, 1, 1), strict=True))
 BREACHES = (
     Breach(
         "b", KINDS, tuple(FORMATS), True, 2.7,

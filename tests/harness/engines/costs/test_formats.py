@@ -16,6 +16,7 @@ from harness.calibrate.tables import error
 from harness.engines.costs import coefficients, experts, kernels, profile, quantities, shapes
 from harness.policy.types import Format, Sliding
 from harness.run.spec import Spec
+from tests.there import there
 from workloads import quantised
 from workloads.models import shape
 
@@ -148,8 +149,7 @@ def test_latent_attention_reads_one_vector_for_all_heads() -> None:
 
 def test_layers_without_experts_are_dense() -> None:
     v3 = shape("deepseek-v3")
-    assert v3.experts is not None
-    dense = v3._replace(experts=v3.experts._replace(layers=1))
+    dense = v3._replace(experts=there(v3.experts)._replace(layers=1))
     t = coefficients.tables([(v3, 8), (dense, 8)], "h200", HOST)
     assert t.gemm[0, -1] != t.gemm[1, -1]
 
@@ -205,7 +205,6 @@ def test_formats_without_a_quantity_keep_their_bytes() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h200", "fp8_block"), ("b200", "nvfp4"), ("a100-80g", "bf16")])
 def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
-    assert profiles_dir.is_dir()
     form = formats.EXPERTS[name]
     rows = profiles.mixture(kind, form)
     q = quantities.quantities(kind)[f"experts_{name}"]
@@ -218,9 +217,7 @@ def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: s
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), [("h100", "fp8"), ("a100-80g", "int4"), ("rtx-pro-6000", "nvfp4")])
 def test_errors_of_products_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
-    assert profiles_dir.is_dir()
-    rows = profiles.gemm(kind, formats.GEMMS[name])
-    assert rows is not None
+    rows = there(profiles.gemm(kind, formats.GEMMS[name]))
     q = quantities.quantities(kind)[f"gemm_{name}"]
     predicted = kernels.gemm_s(q, quantities.gpu(kind), **rows.at)
     assert error(predicted[~rows.out], rows.seconds[~rows.out]) == q["fit"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,9 @@ def test_a_users_table_replaces_what_it_names(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
     table.write_text('kind = "h100"\n[small]\nsource = "mine"\nformula = "floor"\nfloor_s = 1e-3\nhbm_frac = 0.8\n')
     rows = [(LLAMA_8B, 1)]
-    slow, usual = coefficients.tables(rows, "h100", "none", str(table)), coefficients.tables(rows, "h100", "none")
-    assert profile.step_s(profile.row(slow, 0), B=1, C=100) == pytest.approx(
-        profile.step_s(profile.row(usual, 0), B=1, C=100) + 32 * 0.98e-3, rel=1e-3
-    )
+    each = coefficients.tables(rows, "h100", "none", str(table)), coefficients.tables(rows, "h100", "none")
+    slow_s, usual_s = (profile.step_s(profile.row(t, 0), B=1, C=100) for t in each)
+    assert slow_s == pytest.approx(usual_s + 32 * 0.98e-3, rel=1e-3)
     assert "mine" in {s.source for s in quantities.sources(rows, "h100", "none", str(table))}
 
 
@@ -61,27 +61,34 @@ source = "a guess"
 """
 
 
-def test_a_gpu_is_a_file_that_states_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "tables"
-    shutil.copytree(quantities.TABLES, folder)
-    (folder / "b200.toml").write_text(B200)
-    monkeypatch.setattr(quantities, "TABLES", folder)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a copy of the tables, which are read there meanwhile."""
+    monkeypatch.setattr(quantities, "TABLES", shutil.copytree(quantities.TABLES, tmp_path / "tables"))
+    yield quantities.TABLES
     quantities.forget()
-    try:
-        new, old = quantities.gpu("b200-180g"), quantities.gpu("h200")
-        assert (new.kind, new.sms, new.hbm, new.flops) == ("b200", 148, 8e12, 2.25e15)
-        assert (new.h2d, new.nvlink, new.disk, new.host_bytes) == (old.h2d, old.nvlink, old.disk, old.host_bytes)
-        sources = {source.quantity: source for source in quantities.sources(ROWS, "b200", "none")}
-        assert sources["b200.h2d"].source == f"as h200: {quantities.quantities('h200')['spec']['h2d']['source']}"
-        assert sources["b200.hbm"].source == "data sheet"
-        assert sources["b200.gemm"].source == "roofline: coefficients of h200 at this card's own peaks, unmeasured"
-        assert sources["b200.gemm"].error == "roofline, error unknown"  # that of another chip is none of this one
-        assert sources["b200.small"].source == "a guess"
-        rows = [(LLAMA_8B, 1)]
-        b200, h200 = (profile.row(coefficients.tables(rows, kind, "none"), 0) for kind in ("b200", "h200"))
-        assert profile.step_s(b200, B=64, C=64_000) < profile.step_s(h200, B=64, C=64_000)
-    finally:
-        quantities.forget()
+
+
+def write(folder: Path, text: str) -> None:
+    """Write the file of a GPU among the tables."""
+    (folder / "b200.toml").write_text(text)
+    quantities.forget()
+
+
+def test_a_gpu_is_a_file_that_states_what_differs(folder: Path) -> None:
+    write(folder, B200)
+    new, old = quantities.gpu("b200-180g"), quantities.gpu("h200")
+    assert (new.kind, new.sms, new.hbm, new.flops) == ("b200", 148, 8e12, 2.25e15)
+    assert (new.h2d, new.nvlink, new.disk, new.host_bytes) == (old.h2d, old.nvlink, old.disk, old.host_bytes)
+    sources = {source.quantity: source for source in quantities.sources(ROWS, "b200", "none")}
+    assert sources["b200.h2d"].source == f"as h200: {quantities.quantities('h200')['spec']['h2d']['source']}"
+    assert sources["b200.hbm"].source == "data sheet"
+    assert sources["b200.gemm"].source == "roofline: coefficients of h200 at this card's own peaks, unmeasured"
+    assert sources["b200.gemm"].error == "roofline, error unknown"  # that of another chip is none of this one
+    assert sources["b200.small"].source == "a guess"
+    rows = [(LLAMA_8B, 1)]
+    b200, h200 = (profile.row(coefficients.tables(rows, kind, "none"), 0) for kind in ("b200", "h200"))
+    assert profile.step_s(b200, B=64, C=64_000) < profile.step_s(h200, B=64, C=64_000)
 
 
 WRONG = [
@@ -100,21 +107,12 @@ WRONG = [
 
 
 @cases(("old", "new", "says"), WRONG)
-def test_a_wrong_type_in_the_file_of_a_gpu_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, says: str
-) -> None:
-    folder = tmp_path / "tables"
-    shutil.copytree(quantities.TABLES, folder)
+def test_a_wrong_type_in_the_file_of_a_gpu_is_one_line(folder: Path, old: str, new: str, says: str) -> None:
     assert old in B200
-    (folder / "b200.toml").write_text(B200.replace(old, new))
-    monkeypatch.setattr(quantities, "TABLES", folder)
-    quantities.forget()
-    try:
-        with pytest.raises(UserError, match=re.escape(f"{folder / 'b200.toml'}: {says}")):
-            quantities.gpu("b200")
-        assert quantities.gpu("h200").sms == 132  # a broken file costs its own kind alone
-    finally:
-        quantities.forget()
+    write(folder, B200.replace(old, new))
+    with pytest.raises(UserError, match=re.escape(f"{folder / 'b200.toml'}: {says}")):
+        quantities.gpu("b200")
+    assert quantities.gpu("h200").sms == 132  # a broken file costs its own kind alone
 
 
 def test_every_kind_of_gpu_has_its_form_and_no_table_of_one_run(tmp_path: Path) -> None:

@@ -49,13 +49,8 @@ def test_logged_kv_pools(measured_dir: Path) -> None:
     assert len(rows) == 3
     for row in rows:
         tp, dims = int(row["tp"]), shape(SHAPES.get(row["model"], row["model"]))
-        config = Config(
-            (Served("m", dims, tp),),
-            gpu=row["gpu"],
-            gpus=tp,
-            mem_fraction=float(row["gpu_memory_utilization"]),
-            chunk_tokens=int(row["max_num_batched_tokens"]),
-        )
+        fraction, chunk = float(row["gpu_memory_utilization"]), int(row["max_num_batched_tokens"])
+        config = Config((Served("m", dims, tp),), gpu=row["gpu"], gpus=tp, mem_fraction=fraction, chunk_tokens=chunk)
         held = memory(config, quantities.gpu(row["gpu"]))
         pool = held.gpu_bytes - held.process_bytes[0] - weight_bytes(dims, tp)
         logged = int(row["kv_blocks"]) * int(row["block_tokens"]) * kv_token_bytes(dims, tp)
@@ -163,9 +158,8 @@ def test_links_are_the_cards_unless_given() -> None:
     usual, slow = cluster(config).profile, cluster(replace(config, pcie_gbps=10.0)).profile
     size = weight_bytes(shape("llama-3.1-8b"))
     inst = Inst("m", (0,))
-    assert slow.load_s(inst, "host") - usual.load_s(inst, "host") == pytest.approx(
-        size / 10e9 - size / quantities.gpu("h100").h2d
-    )
+    longer_s = slow.load_s(inst, "host") - usual.load_s(inst, "host")
+    assert longer_s == pytest.approx(size / 10e9 - size / quantities.gpu("h100").h2d)
     assert slow.move_s(GIB, 0, 1) == usual.move_s(GIB, 0, 1)
     fast = cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
     assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)
@@ -178,23 +172,15 @@ def test_processes_and_links_are_part_of_a_run() -> None:
     base = Spec("static")
     assert machine(as_dict(base)) is None
     other = replace(base, process="model", process_bytes=3 * GIB // 2, pcie_gbps=25.0, disk_gbps=6.0)
-    assert (
-        machine(as_dict(other))
-        == "one process a model for all, 1.5 GiB a process beside weights, PCIe 25 GB/s, disk 6 GB/s"
-    )
-    changes: list[dict[str, Any]] = [
-        {"process": "model"},
-        {"process_bytes": 1},
-        {"pcie_gbps": 25.0},
-        {"nvlink_gbps": 1.0},
-        {"net_gbps": 1.0},
-        {"disk_gbps": 1.0},
-    ]
-    assert len({replace(base, **change).hash8 for change in ({}, *changes)}) == 7
-    wrong: list[dict[str, Any]] = [{"process": "none"}, {"process_bytes": -1}, {"pcie_gbps": 0.0}]
-    for change in wrong:
-        with pytest.raises(UserError, match=next(iter(change))):
-            replace(base, **change)
+    says = "one process a model for all, 1.5 GiB a process beside weights, PCIe 25 GB/s, disk 6 GB/s"
+    assert machine(as_dict(other)) == says
+    changes: dict[str, Any] = {"process": "model", "process_bytes": 1}
+    changes |= dict.fromkeys(("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps"), 25.0)
+    assert len({base.hash8, *(replace(base, **{name: value}).hash8 for name, value in changes.items())}) == 7
+    wrong: dict[str, Any] = {"process": "none", "process_bytes": -1, "pcie_gbps": 0.0}
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match=name):
+            replace(base, **{name: value})
 
 
 @cases(
@@ -210,9 +196,8 @@ def test_processes_and_links_are_part_of_a_run() -> None:
 def test_a_run_says_where_its_engine_is_not_the_papers(
     system: str, sharing: Literal["fluid", "turns"], departs: str | None, tmp_path: Path
 ) -> None:
-    spec = Spec(
-        system, models="light8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing
-    )
+    spec = Spec(system, models="light8", gpus=2, trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
+    spec = replace(spec, sharing=sharing)
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("departs") == departs
     rows = scoring.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
@@ -226,15 +211,13 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
 def test_a_study_names_them(tmp_path: Path) -> None:
     """A study's TOML may name what a spec has; a value that a spec refuses is told with the file."""
     text = (STUDIES / "aegaeon.toml").read_text("utf-8")
-    (path := tmp_path / "mine.toml").write_text(
-        text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n')
-    )
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n'))
     named = study(str(path))
     specs = [named.spec_of(condition, "aegaeon") for condition in named.condition[:8]]  # others say their own link
     assert {(spec.process, spec.pcie_gbps, spec.process_bytes) for spec in specs} == {("model", 25.0, None)}
-    path.write_text(
-        text.replace("[spec]\n", '[spec]\nsharing = "turns"\n').replace('process = "model"', 'sharing = "fluid"')
-    )
+    turns = text.replace("[spec]\n", '[spec]\nsharing = "turns"\n')
+    path.write_text(turns.replace('process = "model"', 'sharing = "fluid"'))
     shared = study(str(path))
     assert [shared.spec_of(c, "aegaeon").sharing for c in shared.condition[:8]] == 7 * ["turns"] + ["fluid"]
     path.write_text(text.replace('process = "model"', 'sharing = "slow"'))

@@ -78,9 +78,8 @@ def test_decode_steps_go_by_sequences_and_their_mean_context(tmp_path: Path) -> 
 
 def test_sms_lie_between_the_shares_that_were_measured(tmp_path: Path) -> None:
     profile = told(tmp_path, sms=80)
-    assert [profile.prefill_s(ON, 100, sms) for sms in (None, 80, 40, 60, 8)] == pytest.approx(
-        [0.010, 0.010, 0.020, 0.015, 0.020]
-    )
+    seconds = [profile.prefill_s(ON, 100, sms) for sms in (None, 80, 40, 60, 8)]
+    assert seconds == pytest.approx([0.010, 0.010, 0.020, 0.015, 0.020])
     assert profile.step_s(ON, 1, 100, 60) == pytest.approx(0.006 + 80e-6)
 
 
@@ -177,9 +176,5 @@ def test_muxserves_profile_by_hand(profiles_dir: Path) -> None:
                 for batch, length in (("1", "256"), ("2", "128"), ("4", "64"), ("8", "32"))
             ]
             assert profile.prefill_s(inst, 256) == pytest.approx(sum(same) / 4e3)
-    assert {name: list(profiled.read(str(path))[name]) for name in tree} == {
-        "llama-7b": [1, 2, 4, 8],
-        "llama-13b": [1, 2, 4, 8],
-        "llama-30b": [2, 4],
-        "llama-65b": [4, 8],
-    }
+    degrees = {"llama-7b": [1, 2, 4, 8], "llama-13b": [1, 2, 4, 8], "llama-30b": [2, 4], "llama-65b": [4, 8]}
+    assert {name: list(profiled.read(str(path))[name]) for name in tree} == degrees

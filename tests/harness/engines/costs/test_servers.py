@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.engines.costs import quantities, servers
-from harness.engines.costs.servers import Settings
+from harness.engines.costs.servers import Admission, Settings
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
@@ -38,17 +39,8 @@ GOLDEN = {
     "vllm-0.12": {"h100": (8192, 1024, 0.9), "a100-80g": (2048, 256, 0.9), "h20": (8192, 1024, 0.9)},
     "vllm-0.14": {"h100": (8192, 1024, 0.9), "mi300x": (8192, 1024, 0.9), "l4": (2048, 256, 0.9)},
     "vllm-0.15": {
-        "h100": (8192, 1024, 0.9),
-        "h200": (8192, 1024, 0.9),
-        "h800": (8192, 1024, 0.9),
-        "b200": (8192, 1024, 0.9),
-        "mi300x": (8192, 1024, 0.9),
-        "rtx-pro-6000": (8192, 1024, 0.9),
-        "a100-80g": (2048, 256, 0.9),
-        "a100-40g": (2048, 256, 0.9),
-        "l40s": (2048, 256, 0.9),
-        "l4": (2048, 256, 0.9),
-        "a10": (2048, 256, 0.9),
+        **dict.fromkeys(("h100", "h200", "h800", "b200", "mi300x", "rtx-pro-6000"), (8192, 1024, 0.9)),
+        **dict.fromkeys(("a100-80g", "a100-40g", "l40s", "l4", "a10"), (2048, 256, 0.9)),
     },
     "vllm-0.19": {"h100": (8192, 1024, 0.9), "b200": (8192, 1024, 0.9), "l40s": (2048, 256, 0.9)},
     "vllm-0.20": {"h100": (8192, 1024, 0.92), "b200": (8192, 1024, 0.92), "l40s": (2048, 256, 0.92)},
@@ -85,18 +77,22 @@ def test_a_prompt_is_let_in_as_the_release_does(host: str, admission: str) -> No
     assert of(host, "l40s").admission == admission
 
 
-def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
-    """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
-    of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
-    spec = Spec(
-        "dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="", chunk_tokens=2048
-    )
+def served(spec: Spec, *admissions: Admission) -> dict[str, np.ndarray]:
+    """Return the requests of a run by each way to let prompts in."""
     rows = {}
-    for admission in ("prompt", "chunk", "output"):
+    for admission in admissions:
         setup = Setup(resolve(replace(spec, admission=admission)))
         engine = Sim(setup.config)
         replay(find("dedicated")(engine.cluster), engine, setup.jobs())
-        rows[admission] = engine.S.requests.copy()
+        rows[str(admission)] = engine.S.requests.copy()
+    return rows
+
+
+def test_a_prompt_let_in_by_its_first_piece_starts_over_and_slows_who_decodes() -> None:
+    """Two prompts of 120,000 tokens on an L40S with room for 190,000: vLLM pull request 21793."""
+    of_two = "closed+clients=2+prompt=120000+output=400+requests=4+max_tokens=131072"
+    spec = Spec("dedicated", models="llama-3.1-8b", trace=of_two, gpu="l40s", host="vllm-0.15", slo="")
+    rows = served(replace(spec, chunk_tokens=2048), "prompt", "chunk", "output")
     first = {name: of[0]["done"] - of[0]["first"] for name, of in rows.items()}
     assert not rows["prompt"]["preemptions"].any()
     assert not rows["output"]["preemptions"].any()
@@ -108,12 +104,7 @@ def test_reserving_to_the_end_preempts_nobody_where_growth_does() -> None:
     """NVIDIA/TensorRT-LLM issue 16827: the same load by MAX_UTILIZATION and by GUARANTEED_NO_EVICT."""
     load = "closed+clients=200+prompt=512+output=2048+requests=400"
     spec = Spec("dedicated", models="llama-3.1-8b", trace=load, gpu="a10", host="vllm-0.15", slo="")
-    preempted = {}
-    for admission in ("prompt", "output"):
-        setup = Setup(resolve(replace(spec, admission=admission)))
-        engine = Sim(setup.config)
-        replay(find("dedicated")(engine.cluster), engine, setup.jobs())
-        preempted[admission] = int(engine.S.requests["preemptions"].sum())
+    preempted = {admission: rows["preemptions"].sum() for admission, rows in served(spec, "prompt", "output").items()}
     assert preempted["output"] == 0 < preempted["prompt"]
 
 
@@ -122,12 +113,8 @@ def test_a_step_of_whole_prompts_takes_what_its_server_says() -> None:
     assert [of("vllm-0.6", "h100", longest=n)[3] for n in (1024, 4096, 32768)] == [2048, 4096, 32768]
     assert [of("vllm-0.6", "h100", longest=n).chunk_tokens for n in (32768, 32769)] == [0, 512]
     assert of("vllm-0.7", "h100", longest=32769).chunk_tokens == 2048
-    assert [of("sglang-0.5", kind).prefill_tokens for kind in ("a10", "l40s", "h200", "b200")] == [
-        2048,
-        8192,
-        8192,
-        16384,
-    ]
+    whole = {"a10": 2048, "l40s": 8192, "h200": 8192, "b200": 16384}
+    assert {kind: of("sglang-0.5", kind).prefill_tokens for kind in whole} == whole
     assert [of("sglang-0.5", "h100", tp).mem_fraction for tp in (1, 2, 4)] == [0.874, 0.868, 0.856]
 
 
@@ -187,10 +174,8 @@ def test_servers_that_the_bench_starts_are_told_its_own_settings() -> None:
 
 
 def test_a_stated_share_goes_with_the_parts_of_a_process() -> None:
-    plain = Setup(Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5")).settings
-    stated = Setup(
-        Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5", mem_fraction=0.8)
-    ).settings
+    spec = Spec("dedicated", models="llama-3.1-8b", trace="sample", host="sglang-0.5")
+    plain, stated = Setup(spec).settings, Setup(replace(spec, mem_fraction=0.8)).settings
     assert plain.process_bytes is not None
     assert (stated.mem_fraction, stated.process_bytes) == (0.8, None)
 

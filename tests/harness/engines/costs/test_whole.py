@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -17,13 +16,14 @@ from harness.engines.machine import Config, Served, machine
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Experts, Inst, Jobs, UserError
+from harness.policy.types import Batch, Experts, Inst, UserError
 from harness.policy.view import View
 from harness.rows import requests
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from tests.cases import cases
 from tests.harness.engines.costs import whole_table
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 API_S = 0.0005
@@ -64,12 +64,7 @@ def ran(path: str, arrivals: list[tuple[float, int, int, int]], models: int = 1)
     served = tuple(Served(m, shape("llama-tiny")) for m in names)
     config = Config(served, gpu="desk", table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28, chunk_tokens=512)
     engine = sim.make(config, {"kv": "paged"}, machine(config))
-    at, model, prompt, output = (np.array(x) for x in zip(*arrivals, strict=True))
-    never = np.full(len(at), np.inf)
-    jobs = Jobs(
-        names, at.astype(float), model.astype(np.int32), prompt.astype(np.int32), output.astype(np.int32), never, never
-    )
-    replay(Serve(names), engine, jobs)  # type: ignore[arg-type]
+    replay(Serve(names), engine, asked(names, *zip(*arrivals, strict=True)))  # type: ignore[arg-type]
     return requests.rows(pa.Table.from_batches(engine.rows()))
 
 
@@ -87,9 +82,7 @@ def test_blocks_of_256_tokens_are_counted_one_by_one(tmp_path: Path) -> None:
     path = whole_table.write(tmp_path)
     config = Config((Served("m", shape("llama-tiny")),), table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28)
     engine = sim.make(config, {"kv": "paged"}, machine(config))
-    never = np.full(1, np.inf)
-    ints = np.ones(1, np.int32)
-    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * ints, 300 * ints, ints, never, never))  # type: ignore[arg-type]
+    replay(Serve("m"), engine, asked("m", [0.0], 0, 300, 1))  # type: ignore[arg-type]
     assert engine.stats()["kv_byte_s"] == pytest.approx(2 * 256 * 4096 * step_s(0, 0, [300]), rel=1e-6)
     with pytest.raises(UserError, match="block_tokens is 257: the simulator takes at most 256"):
         sim.make(replace(config, block_tokens=257), {}, machine(config))
@@ -201,10 +194,6 @@ def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path)
 
 def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
     sources = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
-    assert {s.quantity for s in sources} >= {
-        "host desk",
-        "desk.co_run.decode",
-        'desk.steps."llama-tiny"',
-        "desk.mem_bytes",
-    }
+    named = {"host desk", "desk.co_run.decode", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
+    assert {s.quantity for s in sources} >= named
     assert all(s.source and s.formula and s.error for s in sources)

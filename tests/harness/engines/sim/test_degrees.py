@@ -29,6 +29,7 @@ from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from plots import style
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 LLAMA = shape("llama-3.1-8b")  # 32 layers of 4,096; 32 heads and 8 KV heads of 128; FFN 14,336; 128,256 words
@@ -48,10 +49,7 @@ def config() -> Config:
 
 
 def jobs(*arrivals_s: float) -> Jobs:
-    n = len(arrivals_s)
-    none = np.full(n, math.inf)
-    lengths = np.full(n, PROMPT, np.int32), np.full(n, OUTPUT, np.int32)
-    return Jobs(("m",), np.array(arrivals_s), np.zeros(n, np.int32), *lengths, none, none)
+    return asked("m", arrivals_s, 0, PROMPT, OUTPUT)
 
 
 class Both:
@@ -79,12 +77,8 @@ def test_bytes_by_degree() -> None:
     assert (model.tp, model.degrees, model.at(1)) == (1, (1, 2), model)
     for tp in (1, 2):
         at = model.at(tp)
-        assert (at.tp, at.weight_bytes, at.kv_token_bytes, at.page_bytes) == (
-            tp,
-            WEIGHTS[tp],
-            TOKEN[tp],
-            16 * TOKEN[tp],
-        )
+        sizes = at.tp, at.weight_bytes, at.kv_token_bytes, at.page_bytes
+        assert sizes == (tp, WEIGHTS[tp], TOKEN[tp], 16 * TOKEN[tp])
         assert at.at(1) == model
         assert at[5:] == model[5:]  # what no degree changes
     with pytest.raises(ValueError, match=r"degree 4 is not one of \(1, 2\)"):
@@ -146,9 +140,8 @@ def test_a_load_brings_each_gpu_its_part() -> None:
         sim.do(Load(batch.inst))
     told = until(sim, 50.0)
     want = {batch.inst: sim.cluster.profile.load_s(batch.inst, "host") for batch in (ONE, TWO)}
-    assert {e.action.inst: t for t, e in told if isinstance(e, Done) and isinstance(e.action, Load)} == pytest.approx(
-        want
-    )
+    ends = {e.action.inst: t for t, e in told if isinstance(e, Done) and isinstance(e.action, Load)}
+    assert ends == pytest.approx(want)
     h2d = sim._machine.spec.h2d
     assert want[ONE.inst] - want[TWO.inst] == pytest.approx((WEIGHTS[1] - WEIGHTS[2]) / h2d)
 

@@ -20,12 +20,13 @@ from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.actions import Evict, Load
 from harness.policy.events import Done
-from harness.policy.types import GIB, Host, Inst, Jobs, Plan, UserError
+from harness.policy.types import GIB, Host, Inst, Plan, UserError
 from harness.rows.setting import machine as named
 from harness.run.resolve import resolve
 from harness.run.spec import Spec, as_dict, from_dict
 from tests.bench import bench, mistake
 from tests.cases import cases
+from tests.workloads.asked import asked
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -90,8 +91,7 @@ def config(host_bytes: int | None, gpus: int = 2, **fields: Any) -> Config:
 def begun(c: Config, *actions: Load, priced: Machine | None = None) -> Sim:
     """Return an engine after these actions, one request due in an hour."""
     engine = Sim(c, priced=priced)
-    empty: Any = np.zeros(1, np.int32)
-    engine.take(Jobs(tuple(RATES), np.array([3600.0]), empty, empty + 1, empty + 1, np.full(1, 1.0), np.full(1, 1.0)))
+    engine.take(asked(RATES, [3600.0], 0, 1, 1, 1.0, 1.0))
     for action in actions:
         engine.do(action)
     engine.begin(frozenset({Load, Evict}), oracle=False, end_s=3000.0)
@@ -193,26 +193,10 @@ def ran(name: str, host_bytes: int | None, fields: dict[str, Any]) -> tuple[pa.T
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)
     models = tuple(Served(f"m{k}", small, 1, 5.0, 0.5) for k in range(4))
     plan = {m.name: Plan(0.1, 200, 30, "test") for m in models}
-    c = Config(
-        models,
-        gpus=2,
-        host="none",
-        process_bytes=0,
-        plan=plan,
-        host_bytes=host_bytes,
-        pool_bytes=ROOM.get(name, 4 * GIB),
-    )
-    make, n = system.find(name), 10
-    model = np.arange(n, dtype=np.int32) * 3 % 4
-    jobs = Jobs(
-        tuple(m.name for m in models),
-        np.arange(1.0, 2.0 * n, 2.0),
-        model,
-        np.full(n, 200, np.int32),
-        np.full(n, 30, np.int32),
-        np.full(n, 5.0),
-        np.full(n, 0.5),
-    )
+    pool_bytes = ROOM.get(name, 4 * GIB)
+    c = Config(models, gpus=2, host="none", process_bytes=0, plan=plan, host_bytes=host_bytes, pool_bytes=pool_bytes)
+    make = system.find(name)
+    jobs = asked((m.name for m in models), np.arange(1.0, 20.0, 2.0), np.arange(10) * 3 % 4, 200, 30, 5.0, 0.5)
     engine = Sim(c, make(Sim(c).cluster, **fields).options)
     replay(make(engine.cluster, **fields), engine, jobs, end_s=500.0)
     return pa.Table.from_batches(engine.rows()), engine

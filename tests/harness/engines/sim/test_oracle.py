@@ -17,6 +17,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Pre
 from harness.policy.types import Batch, Host, Inst, Jobs
 from tests.cases import cases
 from tests.harness.engines.sim.oracle import ModelSetup, Oracle, Req, Result, Setup, noise, price
+from tests.workloads.asked import asked
 
 NEVER = -math.inf  # before the clock
 A, B = Inst("a", (0,)), Inst("b", (0,))
@@ -63,17 +64,9 @@ def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: A
 
 def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
     """Return jobs from rows of (arrival, model, prompt, output)."""
-    models = tuple(sorted({r[1] for r in rows}))
-    slo = np.full(len(rows), math.inf)
-    return Jobs(
-        models,
-        np.array([r[0] for r in rows], np.float64),
-        np.array([models.index(r[1]) for r in rows], np.int32),
-        np.array([r[2] for r in rows], np.int32),
-        np.array([r[3] for r in rows], np.int32),
-        slo,
-        slo,
-    )
+    arrival_s, names, prompt, output = zip(*rows, strict=True)
+    models = sorted(set(names))
+    return asked(models, arrival_s, [models.index(name) for name in names], prompt, output)
 
 
 def resident(*insts: Inst, **order: Any) -> list[tuple[float, Action]]:
@@ -390,12 +383,7 @@ def test_sm_shares() -> None:
 def test_load_then_run() -> None:
     ways: Ways = {(A, "host"): (0.25, [("h2d0", 8), ("p2p0", 4)]), (B, "host"): (0.25, [("h2d0", 8)])}
     links = {"h2d0": 8.0, "p2p0": 1.0}
-    script: list[tuple[float, Action]] = [
-        (NEVER, Admit("a", Batch(A))),
-        (NEVER, Run(Batch(A))),
-        (1.0, Load(A)),
-        (1.0, Load(B)),
-    ]
+    script: list[Timed] = [(NEVER, Admit("a", Batch(A))), (NEVER, Run(Batch(A))), (1.0, Load(A)), (1.0, Load(B))]
     out = Oracle(setup(links=links, ways=ways)).run(jobs((0.0, "a", 8, 1)), script)
     # a: the slower link takes 4 s, then 1/4 s fixed; b: behind a's first part on h2d0
     assert events(out, Done) == [(3.25, Done(Load(B))), (5.25, Done(Load(A)))]

@@ -27,9 +27,18 @@ from tests.cases import cases
 from tests.harness.engines.sim.oracle import Oracle
 from tests.harness.engines.sim.world import drive
 from tests.harness.engines.sim.worlds import world
+from tests.there import there
+from tests.workloads.asked import asked
 from workloads.models import model_set, shape
 
 WAITS = [f"{c}_ns" for c in CAUSES]
+
+
+def drawn(models: str, n: int, span_s: float, *slo_s: float) -> Jobs:
+    """Return requests at any time and of any model."""
+    rng = np.random.default_rng(0)
+    when, model = np.sort(rng.uniform(0, span_s, n)), rng.integers(0, len(models), n)
+    return asked(models, when, model, rng.integers(1, 1500, n), rng.integers(1, 300, n), *slo_s)
 
 
 @cases("first", range(0, 30, 15))
@@ -57,19 +66,9 @@ def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
 def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], causes: str) -> None:
     served = tuple(Served(m, shape("llama-3.2-1b"), 1, 1.0, 0.05) for m in "abcd")
     plan = {m.name: Plan(1.0, 500, 150, "trace") for m in served}
-    config = Config(
-        served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.21, plan=plan
-    )
-    n, rng = 200, np.random.default_rng(0)
-    jobs = Jobs(
-        tuple("abcd"),
-        np.sort(rng.uniform(0, 20, n)),
-        rng.integers(0, 4, n).astype(np.int32),
-        rng.integers(1, 1500, n).astype(np.int32),
-        rng.integers(1, 300, n).astype(np.int32),
-        np.full(n, 1.0),
-        np.full(n, 0.05),
-    )
+    gpus = 8 if name == "disaggregated" else 2
+    config = Config(served, gpus=gpus, noise=0.05, token_times=True, mem_fraction=0.21, plan=plan)
+    jobs = drawn("abcd", 200, 20.0, 1.0, 0.05)
     sim = Sim(config, options | dict(find(name)(Sim(config).cluster).options))
     replay(find(name)(sim.cluster), sim, jobs, end_s=19.0)  # some have not ended
     table, waited = pa.Table.from_batches(list(sim.rows()), SCHEMA).to_pylist(), Counter[str]()
@@ -89,32 +88,18 @@ def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], 
 def test_rows_sum_and_name_where_they_ran() -> None:
     served = (Served("a", shape("llama-3.2-1b")), Served("b", shape("llama-3.1-8b"), 2))
     config = Config(served, gpus=3, noise=0.05, plan={m.name: Plan(1.0, 100, 50, "trace") for m in served})
-    n = 300
-    rng = np.random.default_rng(0)
-    jobs = Jobs(
-        ("a", "b"),
-        np.sort(rng.uniform(0, 60, n)),
-        rng.integers(0, 2, n).astype(np.int32),
-        rng.integers(1, 1500, n).astype(np.int32),
-        rng.integers(1, 300, n).astype(np.int32),
-        np.full(n, math.inf),
-        np.full(n, math.inf),
-    )
     sim = Sim(config)
-    replay(find("dedicated")(sim.cluster), sim, jobs)
+    replay(find("dedicated")(sim.cluster), sim, drawn("ab", 300, 60.0))
     t = pa.Table.from_batches(list(sim.rows()), SCHEMA)
     total = sum(t.column(w).to_numpy() for w in WAITS)
     np.testing.assert_array_equal(total, t.column("done_ns").to_numpy() - t.column("arrival_ns").to_numpy())
     first = [t.column(f"ttft_{w}").to_numpy() for w in WAITS]
     np.testing.assert_array_equal(sum(first), t.column("first_ns").to_numpy() - t.column("arrival_ns").to_numpy())
-    assert all(
-        (part >= 0).all() and (part <= t.column(w).to_numpy()).all() for w, part in zip(WAITS, first, strict=True)
-    )
+    for wait, part in zip(WAITS, first, strict=True):
+        assert ((part >= 0) & (part <= t.column(wait).to_numpy())).all()
     assert set(t.column("state").to_pylist()) == {"done"}
-    assert {(m, g) for m, g in zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)} == {
-        ("a", "0"),
-        ("b", "1+2"),
-    }
+    places = zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)
+    assert set(places) == {("a", "0"), ("b", "1+2")}
     assert (t.column("first_ns").to_numpy() <= t.column("done_ns").to_numpy()).all()
 
 
@@ -131,9 +116,7 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
     batch = Batch(Inst("m", (0,)))
     for action in (Load(batch.inst), Run(batch), Admit("m", batch)):
         sim.do(action)
-    never = np.full(8, math.inf)
-    lengths = np.full(8, 600, np.int32)
-    sim.take(Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never))
+    sim.take(asked("m", [0.0] * 8, 0, 600, 600))
     sim.begin(frozenset({Arrived}), False)
     used = []
     for t in (0.5, 1.0, math.inf):
@@ -149,16 +132,12 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
 def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
     llama, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
     room = 2 * weights + 512 * MIB  # of a GPU: two models, and half of the KV of the longest request
-    config = Config(
-        tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=(room + 1) / gpu("h100").mem_bytes
-    )
-    sim = Sim(config)
+    fraction = (room + 1) / gpu("h100").mem_bytes
+    sim = Sim(Config(tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=fraction))
     view, here, there = sim.view(), Batch(Inst("a", (0,))), Inst("a", (1,))
     for action in (Load(here.inst), Run(here, "prefill"), Admit("a", here), Load(there), Load(Inst("b", (1,)))):
         sim.do(action)
-    none = np.full(1, math.inf)
-    lengths = np.full(1, 8000, np.int32), np.full(1, 100, np.int32)
-    sim.take(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none))
+    sim.take(asked("abc", [0.0], 0, 8000, 100))
     sim.begin(frozenset(), False)
 
     def seen(at_s: float) -> tuple[str, int, int, str]:
@@ -188,19 +167,13 @@ def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_pa
     to 39.9 ms (of 2 to 22 requests each). We give all four 32 to 33 ms.
     """
     spec = Spec("dedicated", models="light8", trace="arena-chat", host="sglang-eager-2024", gpu="h100")
-    ours = slo_target(spec, "1xP95", tmp_path, workers=1).seconds
-    assert ours is not None
+    ours = there(slo_target(spec, "1xP95", tmp_path, workers=1).seconds)
     by_shape: dict[str, list[tuple[float, float]]] = {}
     for m in model_set("light8").members:
-        assert m.released_s is not None
-        by_shape.setdefault(m.shape.name, []).append(
-            (ours[m.name][0] / m.released_s[0], ours[m.name][1] / m.released_s[1])
-        )
-    assert {name: len(pairs) for name, pairs in by_shape.items()} == {
-        "llama-3.1-8b": 3,
-        "llama-3.2-3b": 1,
-        "llama-3.2-1b": 4,
-    }
+        ttft_s, tpot_s = there(m.released_s)
+        by_shape.setdefault(m.shape.name, []).append((ours[m.name][0] / ttft_s, ours[m.name][1] / tpot_s))
+    counts = {name: len(pairs) for name, pairs in by_shape.items()}
+    assert counts == {"llama-3.1-8b": 3, "llama-3.2-3b": 1, "llama-3.2-1b": 4}
     for pairs in by_shape.values():
         for k in (0, 1):
             assert 0.7 <= statistics.geometric_mean(p[k] for p in pairs) <= 1.3

@@ -19,8 +19,10 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.harness.engines.sim.oracle import ModelSetup, Setup
+from tests.workloads.asked import asked
 
 NEVER = -math.inf
+SECONDS = ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2")  # columns of cost tables
 KERNELS = np.linspace([0.5, 0.25, 0.25, 0.0], [0.125, 0.25, 0.5, 0.125], 5)  # of a layer, by points of the grid
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
@@ -47,6 +49,16 @@ class World:
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
+
+    def begun(self, hears: frozenset[type]) -> Sim:
+        """Return the simulator, which tells these, after the script's actions before the start."""
+        sim = self.sim()
+        for t, action in self.script:
+            if t == NEVER:
+                sim.do(action)
+        sim.take(self.jobs)
+        sim.begin(hears, oracle=False)
+        return sim
 
     def setup(self) -> Setup:
         """Return the same for the oracle."""
@@ -146,18 +158,8 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     """Return costs with floors, knees, host time and demands that make co-runners slow each other."""
     cost = np.zeros(rows, COST)
     cost["serial"] = rng.integers(0, 2, rows)
-    for key, scale in {
-        "host0": 0.004,
-        "host1": 2e-4,
-        "att0": 0.002,
-        "att1": 1e-4,
-        "dec0": 0.001,
-        "dec1": 2e-5,
-        "dec2": 2e-5,
-        "pre0": 1e-3,
-        "pre1": 1e-5,
-        "pre2": 1e-6,
-    }.items():
+    scales = 0.004, 2e-4, 0.002, 1e-4, 0.001, 2e-5, 2e-5, 1e-3, 1e-5, 1e-6
+    for key, scale in zip(SECONDS, scales, strict=True):
         cost[key] = scale * rng.uniform(0.3, 2.0, rows)
     cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
     cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)
@@ -198,16 +200,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
     """Return Poisson arrivals, some at equal stamps, of short and one-token requests."""
     gaps = rng.exponential(1 / rate, n)
     gaps[rng.random(n) < 0.1] = 0.0
-    inf = np.full(n, math.inf)
-    return Jobs(
-        tuple(models),
-        np.cumsum(gaps),
-        rng.integers(0, len(models), n).astype(np.int32),
-        rng.integers(1, longest, n).astype(np.int32),
-        np.where(rng.random(n) < 0.15, 1, rng.integers(1, longest, n)).astype(np.int32),
-        inf,
-        inf,
-    )
+    model, prompt = rng.integers(0, len(models), n), rng.integers(1, longest, n)
+    return asked(models, np.cumsum(gaps), model, prompt, np.where(rng.random(n) < 0.15, 1, rng.integers(1, longest, n)))
 
 
 def flat(cost: np.ndarray) -> Tables:

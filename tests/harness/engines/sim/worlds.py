@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from harness.engines.machine import PIECE_BYTES, Config, Machine, Served
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
 from harness.policy.types import KEPT_PAGES, Batch, Gpus, Host, Inst, Option, Plan, Prefix
 from tests.harness.engines.sim.wild import wild
-from tests.harness.engines.sim.world import NEVER, SHAPE, World, admission, on, script, tables, workload
+from tests.harness.engines.sim.world import NEVER, SECONDS, SHAPE, World, admission, on, script, tables, workload
 
 TURNED = 1_000_000  # worlds from here on run in turns
 WILD = 2_000_000  # and from here on anything happens at any time
@@ -32,26 +34,9 @@ HOSTED = 12_000_000  # and from here on hosts hold some of the weights, in world
 
 def world(seed: int) -> World:
     """Return one world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
-    if seed >= HOSTED:
-        return hosted(seed)
-    if seed >= RESERVED:
-        return reserved(seed)
-    if seed >= MIXED:
-        return mixed(seed)
-    if seed >= MEASURED:
-        return measured(seed)
-    if seed >= BESIDE:
-        return beside(seed)
-    if seed >= LENT:
-        return lent(seed)
-    if seed >= LAYERED:
-        return layered(seed)
-    if seed >= SHARED:
-        return shared(seed)
-    if seed >= SLICED:
-        return sliced(seed)
-    if seed >= TURNED:
-        return turned(seed) if seed < WILD else wild(seed, cut=seed >= CUT)
+    for first, kind in KINDS.items():
+        if seed >= first:
+            return kind(seed)
     rng = np.random.default_rng(seed)
     gpus = int(rng.integers(1, 3))
     served = tuple(
@@ -269,7 +254,7 @@ def mixed(seed: int) -> World:
     models = tuple(m if cut else m._replace(tp=1) for m in w.config.models)
     machine, t = w.machine, w.machine.tables
     cost, slower = t.cost.copy(), float(rng.choice([0.5, 2.0, 4.0]))  # powers of two: sums stay exact where they were
-    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2"):
+    for name in SECONDS:
         cost[name] *= slower
     cost["wbytes"], cost["fl_tok"] = cost["wbytes"] / 2, 2 * cost["fl_tok"]
     tables = t._replace(cost=cost, gemm=slower * t.gemm, head=slower * t.head)
@@ -282,9 +267,8 @@ def mixed(seed: int) -> World:
     config = replace(w.config, models=models, gpu=f"h100*{few}+l40s*{w.config.gpus - few}")
     handoff = {again(a): again(b) for a, b in w.handoff.items() if again(a) != again(b)}
     script, rota = [(t, again(a)) for t, a in w.script], [[again(a) for a in entry] for entry in w.rota]
-    return replace(
-        w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=min(w.end_s, 60.0)
-    )
+    end_s = min(w.end_s, 60.0)
+    return replace(w, config=config, machine=machine, script=script, rota=rota, handoff=handoff, end_s=end_s)
 
 
 def reserved(seed: int) -> World:
@@ -366,3 +350,19 @@ def turned(seed: int) -> World:
     if len(c.models) > 1 and rng.random() < 0.4:  # not all weights fit at a time
         spec = spec._replace(mem_bytes=spec.mem_bytes - weight_bytes(SHAPE) - 1000)
     return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
+
+
+KINDS: dict[int, Callable[[int], World]] = {  # keys are first seeds, the last of them first
+    HOSTED: hosted,
+    RESERVED: reserved,
+    MIXED: mixed,
+    MEASURED: measured,
+    BESIDE: beside,
+    LENT: lent,
+    LAYERED: layered,
+    SHARED: shared,
+    SLICED: sliced,
+    CUT: partial(wild, cut=True),
+    WILD: partial(wild, cut=False),
+    TURNED: turned,
+}

@@ -20,11 +20,12 @@ from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
-from harness.policy.types import Batch, Host, Inst, Jobs
+from harness.policy.types import Batch, Host, Inst
 from harness.rows.record import WAITS
 from tests.harness.engines.sim.oracle import CAUSES, Oracle, Req
 from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive, flat
 from tests.harness.engines.sim.worlds import TURNED, world
+from tests.workloads.asked import asked
 
 # Loads that wait; KV that waits or moves; by batch; and weights in the hosts' memories, where that is limited.
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int], list[tuple[int, str, str]]]
@@ -171,19 +172,9 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
     t = flat(cost)
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, math.inf, 1.0, 1.0, 1 << 50)
     names = tuple(f"m{k}" for k in range(models))
-    config = Config(
-        tuple(Served(m, SHAPE) for m in names), gpus=gpus, chunk_tokens=0, mem_fraction=1.0, token_times=True
-    )
-    never = np.full(models * n, math.inf)
-    jobs = Jobs(
-        names,
-        np.zeros(models * n),
-        np.repeat(np.arange(models, dtype=np.int32), n),
-        np.full(models * n, prompt, np.int32),
-        np.full(models * n, output, np.int32),
-        never,
-        never,
-    )
+    served = tuple(Served(m, SHAPE) for m in names)
+    config = Config(served, gpus=gpus, chunk_tokens=0, mem_fraction=1.0, token_times=True)
+    jobs = asked(names, np.zeros(models * n), np.repeat(np.arange(models), n), prompt, output)
     priced = Machine(t, spec, {"host": Way(1.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
     batches = [Batch(Inst(m, (0,))) for m in names]
     script: list[tuple[float, Action]] = [(NEVER, a) for b in batches for a in (Load(b.inst), Admit(b.inst.model, b))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +117,5 @@ def replayed(folder: Path) -> Count:
 
 def simulated(rate_scale: float, folder: Path) -> Path:
     """Simulate `elastic` on light8 and one H100; return the folder of its rows."""
-    spec = Spec(
-        "elastic", models="light8", gpus=1, trace="hyperbolic-like", rate_scale=rate_scale, pool_bytes=72_241_349_919
-    )
-    return execute(resolve(spec), folder, "")
+    spec = Spec("elastic", models="light8", gpus=1, trace="hyperbolic-like", pool_bytes=72_241_349_919)
+    return execute(resolve(replace(spec, rate_scale=rate_scale)), folder, "")

@@ -16,10 +16,11 @@ from harness.engines.machine import Config, Machine, Served
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Drop, Limit, Load, Move, Run
 from harness.policy.events import Done, Event
-from harness.policy.types import Batch, Host, Inst, Jobs
+from harness.policy.types import Batch, Host, Inst
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import apart
 from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive, flat
+from tests.workloads.asked import asked
 
 HOT, COLD = Batch(Inst("hot", (0,))), Batch(Inst("cold", (1,)))
 STEP = 1 / 8  # s of attention a sequence
@@ -38,19 +39,14 @@ def woven(rows: Sequence[tuple[float, int, int]], script: Sequence[tuple[float, 
     t = flat(cost)
     nvlink = over.pop("nvlink", math.inf)
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, nvlink, 1.0, 1.0, 1 << 50)
-    priced = Machine(
-        t, spec, {"host": Way(1.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1), poll_s=over.pop("poll_s", 0.0)
-    )
-    config = Config(
-        (Served("hot", SHAPE), Served("cold", SHAPE)), gpus=2, block_tokens=4, chunk_tokens=0, mem_fraction=1.0
-    )
-    arrival_s, model, output = (np.array(x) for x in zip(*rows, strict=True))
-    never, prompt = np.full(len(rows), math.inf), np.ones(len(rows), np.int32)
-    jobs = Jobs(("hot", "cold"), arrival_s, model.astype(np.int32), prompt, output.astype(np.int32), never, never)
-    start: list[tuple[float, Action]] = [
-        (NEVER, a) for b in (HOT, COLD) for a in (Load(b.inst), Admit(b.inst.model, b), Run(b))
-    ]
-    return World(config, priced, over, jobs, [*start, *script])
+    priced = Machine(t, spec, {"host": Way(1.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
+    priced = priced._replace(poll_s=over.pop("poll_s", 0.0))
+    served = tuple(Served(m, SHAPE) for m in ("hot", "cold"))
+    config = Config(served, gpus=2, block_tokens=4, chunk_tokens=0, mem_fraction=1.0)
+    arrival_s, model, output = zip(*rows, strict=True)
+    jobs = asked(("hot", "cold"), arrival_s, model, 1, output)
+    start = (action for b in (HOT, COLD) for action in (Load(b.inst), Admit(b.inst.model, b), Run(b)))
+    return World(config, priced, over, jobs, [*((NEVER, action) for action in start), *script])
 
 
 def weave(
@@ -144,9 +140,7 @@ def test_kv_that_comes_home_is_attended_there() -> None:
 
 
 def test_without_attend_kv_elsewhere_waits() -> None:
-    sim, _ = weave(
-        [(0.0, 0, 9), (0.0, 0, 9)], [*far(0.25, 1), (0.75, Move(1, (1,))), (2.0, Move(1, (1,), attend=True))]
-    )
+    sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9)], [*far(0.25, 1), (0.75, Move(1, (1,))), *far(2.0, 1)])
     assert sim.S.requests["done"].tolist() == [1.25, 2.0 + 5 / 8]
     assert sim.S.requests["transfer"].tolist() == [0.0, 1.25]
 

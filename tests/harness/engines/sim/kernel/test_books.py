@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import FULL
 from tests.harness.engines.sim.world import HEARD, NEVER
 from tests.harness.engines.sim.worlds import SHARED, TURNED, WILD, world
+
+
+def under_way(sim: Sim) -> Iterator[np.void]:
+    """Yield the transfers that have not ended."""
+    x = int(sim.S.s["transfer_head"])
+    while x >= 0:
+        yield sim.S.transfers[x]
+        x = int(sim.S.transfers[x]["next"])
 
 
 def books(sim: Sim) -> None:
@@ -33,13 +42,11 @@ def books(sim: Sim) -> None:
                 made += peek.stepped(S.at, lane) + 1 if lane >= 0 else 0  # a step begun writes one token more
                 blocks = max(blocks, -(-(int(r["length"]) + made - 1) // sim.config.block_tokens))
             owned[r["home"]] += blocks - int(r["shared"])
-    x = int(S.s["transfer_head"])
-    while x >= 0:
-        X = S.transfers[x]
+    transfers = list(under_way(sim))
+    for X in transfers:
         if X["request"] >= 0 and X["stage"] in (state.LINK, state.TAIL):
             owned[X["inst"]] += X["blocks"]  # both ends are charged until it is there
             assert S.requests[X["request"]]["home"] == X["source"]
-        x = int(X["next"])
     cached = cache_books(sim) if sim.names.prompt_ids else 0
     owned += cached
     ahead = np.zeros(len(S.insts), np.int64)
@@ -57,16 +64,13 @@ def books(sim: Sim) -> None:
     assert (used + kv == S.gpus["used"]).all()
     assert (S.gpus["used"] <= S.gpus["cap"]).all() or S.s["unlimited"]
     told = S.events[: int(S.s["events_told"])]
-    under_way = [  # an action's number is free exactly when no transfer, eviction, request or event has it
+    taken = [  # an action's number is free exactly when no transfer, eviction, request or event has it
         *told["subject"][told["kind"] == state.E_DONE],
         *S.insts["evict"][np.isin(S.insts["state"], (state.DRAINING, state.LEAVING))],
         *S.requests["pending_arg"][S.requests["pending"] == state.P_DISCARD],
+        *(X["action"] for X in transfers if X["action"] >= 0),
     ]
-    x = int(S.s["transfer_head"])
-    while x >= 0:
-        under_way += [a] if (a := S.transfers[x]["action"]) >= 0 else []
-        x = int(S.transfers[x]["next"])
-    assert len(S.actions) - S.s["action_spare"] == len(set(under_way))
+    assert len(S.actions) - S.s["action_spare"] == len(set(taken))
     for b, batch in enumerate(sim.names.batches):
         mine = np.flatnonzero((S.requests["batch"] == b) & (S.requests["state"] < state.DONE))
         queue = S.requests[mine][S.requests["state"][mine] == state.WAIT]
@@ -125,18 +129,13 @@ def test_who_listens_changes_nothing(seed: int) -> None:
     w = world(seed)
 
     def run(hears: frozenset[type]) -> tuple[list[tuple[float, Event]], bytes]:
-        sim, told = w.sim(), list[tuple[float, Event]]()
-        for _, action in (x for x in w.script if x[0] == NEVER):
-            sim.do(action)
-        sim.take(w.jobs)
-        sim.begin(hears, oracle=False)
+        sim, told = w.begun(hears), list[tuple[float, Event]]()
         for t, action in [*(x for x in w.script if x[0] > NEVER), (30.0, Drop(0))]:
             while (event := sim.poll(t)) is not None:
                 told.append((sim.view().now_s, event))
             sim.do(action)
-        return told, b"".join(
-            np.array(sim.S.requests[c]).tobytes() for c in sim.S.requests.dtype.names or () if c != "pending_arg"
-        )
+        columns = (sim.S.requests[c] for c in sim.S.requests.dtype.names or () if c != "pending_arg")
+        return told, b"".join(np.array(column).tobytes() for column in columns)
 
     def kind(event: Event) -> type:
         return type(event.action) if isinstance(event, Done) else type(event)
@@ -151,7 +150,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + (20 if FULL else 8)):
         w = world(seed)
-        sim, answer, rng = w.sim(), w.answer(), np.random.default_rng(seed)
+        sim, answer, rng = w.begun(frozenset({TurnEnded})), w.answer(), np.random.default_rng(seed)
         view = sim.view()
 
         def hear(until: float) -> None:
@@ -160,11 +159,6 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
                     sim.do(action)  # noqa: B023
                     books(sim)  # noqa: B023
 
-        for t, action in w.script:
-            if t == NEVER:
-                sim.do(action)
-        sim.take(w.jobs)
-        sim.begin(frozenset({TurnEnded}), oracle=False)
         stops = [(t, a) for t, a in w.script if t > NEVER]
         looks = [(float(t), None) for t in rng.uniform(0, w.jobs.arrival_s[-1] + 3.0, 40)]
         for t, a in sorted([*stops, *looks], key=lambda x: x[0]):

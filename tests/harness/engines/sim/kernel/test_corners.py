@@ -14,11 +14,12 @@ from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import state
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Done
-from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
+from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Option
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import CAPS, M0, M1, apart, clock
 from tests.harness.engines.sim.world import NEVER, SHAPE, World, drive
 from tests.harness.engines.sim.worlds import WILD, world
+from tests.workloads.asked import asked
 
 
 def small(
@@ -38,28 +39,11 @@ def small(
     w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
     settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}
     reserve = KEPT_PAGES * 2 * block if options == ELASTIC else 0
-    spec = w.machine.spec._replace(
-        mem_bytes=models * (weight_bytes(SHAPE) + reserve) + blocks * block, d2h=4.0 * block, nvlink=4.0 * block
-    )
-    arrival, model, prompt, output = (np.array(x) for x in zip(*rows, strict=True))
-    never = np.full(len(rows), math.inf)
-    jobs = Jobs(
-        w.jobs.models,
-        arrival.astype(float),
-        model.astype(np.int32),
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        never,
-        never,
-    )
-    return replace(
-        w,
-        config=replace(w.config, **(settings | config)),
-        machine=w.machine._replace(spec=spec),
-        options=options or {},
-        jobs=jobs,
-        script=script,
-    )
+    mem_bytes = models * (weight_bytes(SHAPE) + reserve) + blocks * block
+    spec = w.machine.spec._replace(mem_bytes=mem_bytes, d2h=4.0 * block, nvlink=4.0 * block)
+    jobs, machine = asked(w.jobs.models, *zip(*rows, strict=True)), w.machine._replace(spec=spec)
+    changed = replace(w.config, **(settings | config))
+    return replace(w, config=changed, machine=machine, options=options or {}, jobs=jobs, script=script)
 
 
 def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
@@ -141,17 +125,8 @@ def test_a_move_larger_than_the_account_fails_by_what_the_kv_is_by_then() -> Non
 def test_what_a_move_waits_for_is_counted_in_pages() -> None:
     """A move of 4 blocks, held back by a limit, would take one page of two: with 3 free a prompt is let in."""
     near, beside = Batch(Inst("m1", (1,))), Batch(Inst("m0", (1,)), 1)
-    script: list[tuple[float, Action]] = [
-        *SERVE,
-        (NEVER, Load(FAR.inst)),
-        (NEVER, Load(near.inst)),
-        (NEVER, Run(beside)),
-        (NEVER, Run(near)),
-        (NEVER, Admit("m1", near)),
-        (NEVER, Limit("m0", 1, 0)),
-        (0.0, Admit(0, beside)),
-        (1.1, Move(1, (1,))),
-    ]
+    start = Load(FAR.inst), Load(near.inst), Run(beside), Run(near), Admit("m1", near), Limit("m0", 1, 0)
+    script = [*SERVE, *((NEVER, action) for action in start), (0.0, Admit(0, beside)), (1.1, Move(1, (1,)))]
     rows = [(0.0, 0, 24, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
     R, done = agreed(small(rows, script, blocks=3, gpus=2, models=2, options=ELASTIC))
     assert done == [(3.125, Move(1, (1,)), True)]

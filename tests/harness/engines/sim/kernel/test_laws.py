@@ -15,19 +15,20 @@ from harness.engines.machine import Config, Machine, Served
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Load, Move, Run
-from harness.policy.types import Batch, Inst, Jobs
+from harness.policy.types import Batch, Inst
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S
 from tests.harness.engines.sim.oracle import CAUSES
-from tests.harness.engines.sim.world import HEARD, NEVER, SHAPE, World, drive, flat
+from tests.harness.engines.sim.world import HEARD, NEVER, SECONDS, SHAPE, World, drive, flat
 from tests.harness.engines.sim.worlds import LAYERED, world
+from tests.workloads.asked import asked
 
 
 @cases("seed", range(20))
 def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
     w = world(seed)
     cost = w.machine.tables.cost.copy()
-    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2"):
+    for name in SECONDS:
         cost[name] *= 2
     cost["flops"] /= 2
     cost["hbm"] /= 2
@@ -73,12 +74,8 @@ def test_new_names_change_nothing_else(seed: int) -> None:
 def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
     w = world(seed)
     t = w.machine.tables
-    more = t._replace(
-        **{
-            k: np.concatenate([getattr(t, k), getattr(t, k)[:1]])
-            for k in ("cost", "gemm", "head", "dec_rate", "pre_rate")
-        }
-    )
+    rows = {k: getattr(t, k) for k in ("cost", "gemm", "head", "dec_rate", "pre_rate")}
+    more = t._replace(**{k: np.concatenate([each, each[:1]]) for k, each in rows.items()})
     roomy = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=1 << 40))
     idle = Batch(Inst("idle", (0,)))
     crowded = replace(
@@ -128,24 +125,15 @@ def prefill_queue(prompt_s: float, rate: float, n: int, *, models: int = 1, cap:
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
-    tokens, never = np.ones(n, np.int32), np.full(n, math.inf)
-    jobs = Jobs(
-        tuple(m.name for m in served),
-        np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, models, n).astype(np.int32),
-        tokens,
-        tokens,
-        never,
-        never,
-    )
+    arrival_s = np.cumsum(rng.exponential(1 / rate, n))
+    jobs = asked((m.name for m in served), arrival_s, rng.integers(0, models, n), 1, 1)
     script: list[tuple[float, Action]] = []
     for m in served:
         b = Batch(Inst(m.name, (0,)))
         script += [(NEVER, Load(b.inst)), (NEVER, Run(b, seqs=cap)), (NEVER, Admit(m.name, b))]
     config = Config(served, batch_cap=cap, chunk_tokens=0, process_bytes=0, mem_fraction=1.0)
-    return World(
-        config, Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1)), {}, jobs, script
-    )
+    priced = Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
+    return World(config, priced, {}, jobs, script)
 
 
 def latency(w: World) -> np.ndarray:
@@ -253,12 +241,7 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
     for seed in range(30):
         w = world(seed)
         whole = drive(w, END_S)[0].S.requests
-        sim: Sim = w.sim()
-        for t, action in w.script:
-            if t == NEVER:
-                sim.do(action)
-        sim.take(w.jobs)
-        sim.begin(frozenset(), oracle=False)
+        sim = w.begun(frozenset())
         view, todo = sim.view(), [x for x in w.script if x[0] > NEVER]
         made = 0
         for at in np.linspace(0.0, END_S, 97):

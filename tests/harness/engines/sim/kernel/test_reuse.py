@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cli.app import main
 from harness.engines import wallclock
 from harness.engines.costs import profile
 from harness.engines.costs.shapes import kv_token_bytes
@@ -32,13 +30,16 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.bases import base_specs
+from tests.bench import bench
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S, M0
 from tests.harness.engines.sim.kernel.test_corners import ADMIT, FAR, OTHER, SERVE, agreed, small
 from tests.harness.engines.sim.oracle import CAUSES
 from tests.harness.engines.sim.world import SHAPE, World, drive
 from tests.harness.engines.sim.worlds import SHARED, WILD, world
+from tests.there import there
 from tests.traces.test_prefix import chains, converted, lines, lru_tokens
+from tests.workloads.asked import asked
 from traces import schema
 from traces.load import trace
 from traces.prefix import seen_tokens
@@ -53,21 +54,11 @@ def alike(
 ) -> Jobs:
     """Return requests, one a second or each at the end of the one before; `rows` are the ids of their prompts."""
     n = len(rows)
-    unit, never, after = np.ones(n, np.int32), np.full(n, math.inf), np.arange(-1, n - 1, dtype=np.int32)
+    after = np.arange(-1, n - 1, dtype=np.int32)
     when = np.where(after < 0, 0.0, math.inf) if turns else np.arange(n, dtype=np.float64)
-    prefix = Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
-    return Jobs(
-        ("m",),
-        when,
-        0 * unit,
-        (prompt * unit).astype(np.int32),
-        (output * unit).astype(np.int32),
-        never,
-        never,
-        after=after if turns else None,
-        think_s=np.zeros(n) if turns else None,
-        prefix=prefix,
-    )
+    prefix = chains(*map(list, rows), block_tokens=block_tokens)
+    loop: dict[str, Any] = {"after": after, "think_s": np.zeros(n)} if turns else {}
+    return asked("m", when, 0, prompt, output, prefix=prefix, **loop)
 
 
 def served(work: Jobs, config: Config = CONFIG, limit: int | None = None) -> Sim:
@@ -94,8 +85,7 @@ def ran(work: Jobs) -> requests.Rows:
 
 def lru(work: Jobs, blocks: int) -> list[int]:
     """Return the tokens that the reference finds in a pool of so many blocks."""
-    assert work.prefix is not None
-    return lru_tokens(work.prefix, work.prompt_tokens, work.output_tokens, blocks)
+    return lru_tokens(there(work.prefix), work.prompt_tokens, work.output_tokens, blocks)
 
 
 def isolated(work: Jobs, blocks: int) -> list[int]:
@@ -132,10 +122,8 @@ def test_one_request_after_the_other_finds_what_an_lru_has(seed: int, blocks: in
 
 def test_mooncakes_conversations_in_50_gib_find_what_an_lru_has(traces_dir: Path) -> None:
     """The number of the reference (test_prefix.py): 4.39 % of 144,793,823 tokens."""
-    assert traces_dir
     log = trace("mooncake-conversation")
-    assert log.prefix is not None
-    work = replace(alike([[]] * len(log), log.prompt_tokens, log.output_tokens, turns=True), prefix=log.prefix)
+    work = replace(alike([[]] * len(log), log.prompt_tokens, log.output_tokens, turns=True), prefix=there(log.prefix))
     sim = served(work, replace(CONFIG, watermark=0.0), 50 * GIB)
     assert int(sim.S.requests["found"].sum()) == 6_362_656
     assert sim.stats()["hit_share"] == pytest.approx(0.0439, abs=5e-5)
@@ -153,9 +141,8 @@ def test_where_memory_never_runs_short_the_order_of_arrival_decides(seed: int, c
     work = alike(rows, np.array([64 * len(row) for row in rows]) + draw.integers(0, 60, 40), 20, block_tokens=64)
     if burst:
         work = replace(work, arrival_s=0.01 * work.arrival_s)
-    assert work.prefix is not None
     hit_tokens = served(work, replace(CONFIG, chunk_tokens=chunk)).S.requests["found"]
-    most = seen_tokens(work.prefix, work.prompt_tokens)
+    most = seen_tokens(there(work.prefix), work.prompt_tokens)
     assert hit_tokens.tolist() == (np.minimum(most, work.prompt_tokens - 1) // 16 * 16).tolist()
 
 
@@ -188,13 +175,9 @@ def test_a_prompt_finds_what_the_same_step_is_to_compute_and_takes_no_memory_for
 
 def test_of_a_block_that_two_compute_the_cache_has_one() -> None:
     # in pieces of a block, side by side in two batches: the second finds the first block and is ahead from then on
-    start: list[tuple[float, Action]] = [
-        *ADMIT,
-        (-math.inf, Run(M0, chunk_tokens=4)),
-        (0.0, Run(OTHER, chunk_tokens=4)),
-    ]
+    script = [*ADMIT, (-math.inf, Run(M0, chunk_tokens=4)), (0.0, Run(OTHER, chunk_tokens=4)), (0.0, Admit(1, OTHER))]
     rows = [(0.0, 0, 21, 1), (0.0, 0, 21, 1), (5.0, 0, 21, 1)]
-    w = with_ids(small(rows, [*start, (0.0, Admit(1, OTHER))]), *[range(5)] * 3)
+    w = with_ids(small(rows, script), *[range(5)] * 3)
     R, _ = agreed(w)
     assert R["found"].tolist() == [0, 4, 20]
     sim, _ = drive(w)
@@ -258,8 +241,7 @@ def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
     hits = 0
     for seed in range(first, first + 40):
         w = world(seed)
-        hit_tokens, prefix = drive(w)[0].S.requests["found"], w.jobs.prefix
-        assert prefix is not None
+        hit_tokens, prefix = drive(w)[0].S.requests["found"], there(w.jobs.prefix)
         rows = np.repeat(np.arange(len(w.jobs)), np.diff(prefix.offsets))
         shared = np.bincount(prefix.ids)[prefix.ids] > 1
         most = prefix.block_tokens * np.bincount(rows, shared, len(w.jobs))
@@ -307,8 +289,8 @@ def test_a_spec_has_a_prefix_cache_where_the_trace_has_ids(told: str) -> None:
     assert Setup(on).jobs().prefix is not None
     assert Setup(off).jobs().prefix is None
     assert {spec.prefix_cache for spec in base_specs(off)} == {False}
-    for asked in (None, True, False):  # without ids there is nothing to choose, and names stay
-        bare = resolve(Spec("dedicated", trace="sample", prefix_cache=asked))
+    for wanted in (None, True, False):  # without ids there is nothing to choose, and names stay
+        bare = resolve(Spec("dedicated", trace="sample", prefix_cache=wanted))
         assert bare.prefix_cache is None
         assert "prefix_cache" not in as_dict(bare)
         assert Setup(bare).jobs().prefix is None
@@ -328,20 +310,8 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
 
 def compared(*words: str) -> str:
     """Return the lines that `bench compare` prints of one rate and seed."""
-    given_ = [
-        "compare",
-        "--systems",
-        "dedicated",
-        "--rate-scale",
-        "1",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "--slo",
-        "absolute:ttft=1,tpot=0.1",
-        *words,
-    ]
-    result = CliRunner().invoke(main, given_, catch_exceptions=False)
+    asks = "compare --systems dedicated --rate-scale 1 --seeds 1 --no-plot --slo absolute:ttft=1,tpot=0.1"
+    result = bench(*asks.split(), *words)
     assert result.exit_code == 0
     return result.output
 

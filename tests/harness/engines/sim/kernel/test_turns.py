@@ -201,11 +201,7 @@ def test_orders_that_end_a_turn() -> None:
 def test_the_order_in_force_is_none_after_the_turn() -> None:
     w = clock(1)
     order = Run(M0, for_s=0.1)
-    sim = w.sim()
-    for a in (*(a for _, a in w.script), order):
-        sim.do(a)
-    sim.take(w.jobs)
-    sim.begin(frozenset({TurnEnded}), oracle=False)
+    sim = replace(w, script=[*w.script, (NEVER, order)]).begun(frozenset({TurnEnded}))
     assert sim.view().lane(M0, "mixed") == order
     assert sim.poll(9.0) == TurnEnded(M0, "mixed", "time", 1, 0.125)
     assert sim.view().lane(M0, "mixed") is None
@@ -227,24 +223,10 @@ def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[floa
     machine = w.machine._replace(spec=spec, ladder={"host": Way(0.0, "pcie")})
     free = [x for x in w.script if not isinstance(x[1], Load) or x[1].inst == M0.inst]
     w = replace(w, machine=machine, config=replace(w.config, piece_bytes=size // pieces), script=[*free, *script])
-    want = [
-        (t, e.action)
-        for t, e in Oracle(w.setup()).run(w.jobs, w.script, 9.0).told
-        if isinstance(e, Done) and e.failed is None and t > NEVER
-    ]
-    sim = w.sim()
-    for t, a in w.script:
-        if t == NEVER:
-            sim.do(a)
-    sim.take(w.jobs)
-    sim.begin(frozenset({Load, Move}), oracle=False)
-    done, view = list[tuple[float, Action]](), sim.view()
-    for t, a in [*((t, a) for t, a in w.script if t > NEVER), (9.0, Drop(0))]:
-        while (event := sim.poll(t)) is not None:
-            assert isinstance(event, Done)
-            assert event.failed is None
-            done.append((view.now_s, event.action))
-        sim.do(a)
+    want, done = (
+        [(t, e.action) for t, e in events if isinstance(e, Done) and e.failed is None and t > NEVER]
+        for events in (Oracle(w.setup()).run(w.jobs, w.script, 9.0).told, drive(w, 9.0)[1])
+    )
     assert [a for _, a in done] == [a for _, a in want]
     assert [t for t, _ in done] == pytest.approx([t for t, _ in want], abs=1e-12)
     return done

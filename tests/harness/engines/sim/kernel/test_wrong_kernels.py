@@ -14,11 +14,8 @@ def test_oracle_notices_a_wrong_kernel() -> None:
         (2, "        n.anchor_work = done\n", ""),  # skips a settle
         (2, "    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
         (5, "        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
-        (
-            5,
-            "            give(S, i, q.blocks, q.",
-            "            give(S, i, q.blocks - 1, q.",
-        ),  # leaks one of each request
+        # leaks one of each request
+        (5, "            give(S, i, q.blocks, q.", "            give(S, i, q.blocks - 1, q."),
         (0, "    B.context -= q.length\n", ""),  # forgets a context
         (5, "K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
         (0, "W.now", "W.now"),  # none, after all of these: nothing is left of them
@@ -29,37 +26,25 @@ def test_oracle_notices_a_wrong_kernel() -> None:
 @pytest.mark.full
 def test_oracle_notices_a_wrong_turn_or_link() -> None:
     changes = [
-        (
-            2,
-            "steps = min(steps, n.turn_max - n.turn_steps)",
-            "steps = min(steps, n.turn_max - n.turn_steps + 1)",
-        ),  # a step too long
+        # a step too long, or a time
+        (2, "steps = min(steps, n.turn_max - n.turn_steps)", "steps = min(steps, n.turn_max - n.turn_steps + 1)"),
         (
             0,
             "n.turn_until - HALF_NS)))\n        if j < n.steps",
             "n.turn_until - HALF_NS))) + 1\n        if j < n.steps",
-        ),  # or a time
-        (
-            0,
-            "    n.turn_until = INF\n",
-            "    n.turn, n.turn_began, n.turn_until = BEGUN, W.now, W.now + for_s\n",
-        ),  # from the order
+        ),
+        # begins with the order
+        (0, "    n.turn_until = INF\n", "    n.turn, n.turn_began, n.turn_until = BEGUN, W.now, W.now + for_s\n"),
         (0, "    if (W.heard >> E_TURN) & 1:\n", "    if (W.heard >> E_TURN) & 1 and why != TIME:\n"),  # never told
         (0, "            elif stuck(S, lane):\n", "            elif False:\n"),
         (0, "            if deserted(S, lane):\n", "            if False:\n"),
         (0, "    n.in_turn = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
-        (
-            15,
-            "    if K.kv_head >= 0:\n        return K.kv_head\n",  # KV waits
-            "    if K.kv_head >= 0 > K.weights_head:\n        return K.kv_head\n",
-        ),
+        # KV waits
+        (15, "    if K.kv_head >= 0:\n        return K", "    if K.kv_head >= 0 > K.weights_head:\n        return K"),
         (1, "            if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):\n", "            if False:\n"),
         (1, "/ W.piece_bytes)) + 1\n", "/ W.piece_bytes)) + 2\n"),  # a piece more
-        (
-            1,
-            "        if K.weights_parts > 1 and K.kv_head < 0 and",
-            "        if K.weights_parts > 99 and",
-        ),  # once begun, to the end
+        # once begun, to the end
+        (1, "        if K.weights_parts > 1 and K.kv_head < 0 and", "        if K.weights_parts > 99 and"),
     ]
     assert escaped(TURNED, TURNED + 60, changes) == []
 
@@ -87,11 +72,8 @@ def test_oracle_notices_a_wrong_prefix_cache() -> None:
         (21, "    forget_cached(S, i)\n", ""),  # weights come back to a warm cache
         (24, "        x = y if x < 0 or entry_at(S, y).stamp < ", "        x = y if x < 0 or entry_at(S, y).stamp > "),
         (109, "I.blocks - I.unbegun + I.cached", "I.blocks + I.cached"),  # for steps that never begin
-        (
-            54,
-            "    for k in range(entries_of(S, r) - 1, -1, -1):\n",
-            "    for k in range(entries_of(S, r)):\n",
-        ),  # heads first
+        # heads first
+        (54, "    for k in range(entries_of(S, r) - 1, -1, -1):\n", "    for k in range(entries_of(S, r)):\n"),
         (1, "min(cached, (goal - 1) // W.block_tokens)", "min(cached, goal // W.block_tokens)"),  # nothing to compute
     ]
     assert escaped(SHARED, SHARED + 120, changes) == []
@@ -212,11 +194,8 @@ def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
             "        s.clock_slice = B.clock_slice\n",
         ),
         (0, "        s.part = n.part\n", ""),
-        (
-            4,
-            "        if W.log_tokens and n.rate > 0.0:\n            segment(S, lane, done_at(S, lane, now))\n",
-            "",
-        ),  # a slice that changes while the rate stays
+        # a slice that changes while the rate stays
+        (4, "        if W.log_tokens and n.rate > 0.0:\n            segment(S, lane, done_at(S, lane, now))\n", ""),
         (5, "    s.clock_stall = q.mark_stall\n", ""),
         (5, "    s.transfer = q.transfer\n", ""),
         (0, "    s.queue = q.queue\n", ""),
