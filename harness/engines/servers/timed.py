@@ -207,15 +207,12 @@ class Rig:
             case "decode":
                 seconds, ctx = self._decodes([first], number["seqs"], number["ctx"])
                 return seconds, {"ctx_tokens": ctx}
-        some, facts = every[: number["servers"]], dict[str, Any]()
+        both = [first], every[: number["servers"]]
         if number["tokens"]:
-            alone = self._prefills([first], number["tokens"])
-            beside = self._prefills(some, number["tokens"])
+            alone, beside = (self._prefills(insts, number["tokens"]) for insts in both)
         else:
-            alone, _ = self._decodes([first], number["seqs"], number["ctx"])
-            beside, _ = self._decodes(some, number["seqs"], number["ctx"])
-        facts["alone_s"] = float(np.median(alone))
-        return beside, facts
+            alone, beside = (self._decodes(insts, number["seqs"], number["ctx"])[0] for insts in both)
+        return beside, {"alone_s": float(np.median(alone))}
 
     # ------------------------------------------------------------ servers
 
@@ -284,11 +281,8 @@ class Rig:
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
         """Return seconds of steps while all streams of all servers decode, and a server's tokens of context."""
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
-        streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
-        counts = [
-            np.cumsum(log.chunk_tokens[a:b], dtype=np.int64)
-            for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)
-        ]
+        streams = np.split(log.chunk_ns, log.offsets[1:-1])
+        counts = [np.cumsum(tokens, dtype=np.int64) for tokens in np.split(log.chunk_tokens, log.offsets[1:-1])]
         since_ns, until_ns = max(int(ns[0]) for ns in streams), min(int(ns[-1]) for ns in streams)
         steps, contexts = list[float](), list[float]()
         for k in range(len(insts)):
