@@ -6,9 +6,9 @@ import gc
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, cast, get_args
 
@@ -25,28 +25,14 @@ from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
-from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
+from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.test_laws import prefill_queue
 from tests.harness.engines.sim.world import SHAPE
+from tests.harness.loop.scripted import Policy
 
 A = Batch(Inst("m0", (0,)))
-
-
-@dataclass
-class Policy:
-    """A policy that answers events by a function, and keeps what it heard."""
-
-    answer: Callable[[Event, View], Iterable[Action]]
-    hears: frozenset[type] = frozenset({Woke, Arrived, Finished})
-    uses: frozenset[str] = frozenset({"Load", "Run", "Admit", "Wake", "Evict"})
-    options: Mapping[str, Option] = field(default_factory=dict)
-    heard: list[tuple[float, Event]] = field(default_factory=list)
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        self.heard.append((view.now_s, event))
-        return self.answer(event, view)
 
 
 def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
