@@ -161,13 +161,7 @@ def test_a_mixture_has_a_twin_of_as_many_experts_on_cores_and_no_cost_table(monk
 
 def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
     thin, wide = (nets.net(shape("llama-3.1-8b"), wide=n).shape for n in (1, 4))
-    assert (wide.hidden, wide.ffn, wide.head_dim) == tuple(4 * n for n in (thin.hidden, thin.ffn, thin.head_dim))
-    assert (wide.layers, wide.q_heads, wide.kv_heads, wide.vocab) == (
-        thin.layers,
-        thin.q_heads,
-        thin.kv_heads,
-        thin.vocab,
-    )
+    assert wide == thin._replace(hidden=4 * thin.hidden, ffn=4 * thin.ffn, head_dim=4 * thin.head_dim)
     served = source.networks(named(["llama-3.1-8b"]), 4)["llama-3.1-8b"]
     assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), wide=4).weight_bytes, rel=0.01)
     assert nets.net(served).shape == served  # by a table it is served as it stands there
