@@ -183,10 +183,8 @@ class Rig:
 
     def _prepare(self, wanted: Wanted) -> None:
         """Start the servers that a measurement needs and stop the others, before its time counts."""
-        every = self._subject.servers[str(wanted.at["shape"])]
-        alone = dict.fromkeys(("prefill", "decode", "sleep", "wake"), 1)
-        count = {**alone, "beside": int(wanted.at.get("servers", 0))}.get(wanted.quantity, 0)
-        needed = every[:count]
+        count = 0 if wanted.quantity in {"start", "stop"} else int(wanted.at.get("servers", 1))
+        needed = self._subject.servers[str(wanted.at["shape"])][:count]
         for inst in [inst for inst in self._up if inst not in needed]:
             self._stop(inst)
         for inst in needed:

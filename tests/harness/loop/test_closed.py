@@ -47,9 +47,9 @@ def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think
     return Jobs(("m",), arrival_s, 0 * unit, prompt * unit, output * unit, never, never, after=after, think_s=think)
 
 
-def ran(work: Jobs, config: Config = CONFIG) -> requests.Rows:
+def ran(work: Jobs, config: Config = CONFIG, end_s: float = math.inf) -> requests.Rows:
     sim = Sim(config)
-    replay(find("dedicated")(sim.cluster), sim, work)
+    replay(find("dedicated")(sim.cluster), sim, work, end_s=end_s)
     return requests.rows(pa.Table.from_batches(sim.rows()))
 
 
@@ -79,8 +79,7 @@ def test_every_client_has_one_request_or_thinks(clients: int, seed: int, think_s
     if think_s == 0.0:
         at_s = np.linspace(1e-3, ends_s[-clients:].min() - 1e-3, 50)  # until the first client has done its share
         came, went = (np.searchsorted(np.sort(x), at_s, "right") for x in (rows.arrival_s, ends_s))
-        busy = came - went
-        assert (busy == clients).all()
+        assert (came - went == clients).all()
 
 
 def test_what_cannot_be_served_releases_the_next() -> None:
@@ -112,9 +111,7 @@ def test_a_policy_knows_nothing_of_what_is_not_sent_yet() -> None:
 
 
 def test_what_was_never_sent_stands_at_the_end_of_the_run() -> None:
-    sim = Sim(CONFIG)
-    replay(find("dedicated")(sim.cluster), sim, jobs(1, 6, output=200, think_s=1.0), end_s=2.0)
-    rows = requests.rows(pa.Table.from_batches(sim.rows()))
+    rows = ran(jobs(1, 6, output=200, think_s=1.0), end_s=2.0)
     sent = rows.arrival_s < 2.0
     assert 1 <= sent.sum() < 5
     assert (rows.arrival_s[~sent] == 2.0).all()

@@ -185,7 +185,7 @@ def test_a_call_without_end_is_interrupted_at_its_limit(at: Event | type) -> Non
 
     before, token = signal.getsignal(signal.SIGALRM), LIMIT_S.set(0.1)
     try:
-        with pytest.raises(Fault, match=r"^no answer within 0\.1 s at test_replay\.py:\d+, t = 0 s, "):
+        with pytest.raises(Fault, match=r"^no answer within 0\.1 s at scripted\.py:\d+, t = 0 s, "):
             played(Policy(stuck), [0.0])
     finally:
         LIMIT_S.reset(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Change, Seat, Up
 from harness.engines.servers.process import PortTaken
 from harness.loop.replay import Outcome, replay
-from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Inst, Jobs, Model, UserError
 from harness.policy.view import View
@@ -320,12 +320,20 @@ def on_demand(event: Event, _: View) -> Iterable[Action]:
         yield from (Load(to.inst), Run(to), Admit(event.request.id, to))
 
 
-def routed(*models: str) -> Callable[[Event, View], Iterable[Action]]:
-    """Route models that are up from the start, and need no policy from there on."""
+def at(says: Mapping[float, Sequence[Action]]) -> Callable[[Event, View], Iterable[Action]]:
+    """Order actions at their times; those of 0 s are the start's."""
+    orders = {str(at_s) if at_s else "start": actions for at_s, actions in says.items()}
 
     def answers(event: Event, _: View) -> Iterable[Action]:
+        if isinstance(event, Woke):
+            yield from orders.get(event.key, ())
         if event == Woke("start"):
-            for m in models:
-                yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
+            yield from (Wake(at_s, str(at_s)) for at_s in says if at_s)
 
     return answers
+
+
+def routed(*models: str) -> Callable[[Event, View], Iterable[Action]]:
+    """Route models that are up from the start, and need no policy from there on."""
+    lanes = {m: batch(m) for m in models}
+    return at({0.0: [x for m, lane in lanes.items() for x in (Load(lane.inst), Run(lane), Admit(m, lane))]})

@@ -33,6 +33,7 @@ from tests.harness.engines.servers.staged import (
     Sender,
     Small,
     Stage,
+    at,
     batch,
     jobs,
     on_demand,
@@ -69,16 +70,8 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(stage: Stag
 
 
 def test_a_request_that_nobody_admits_is_held_and_one_without_a_lane_waits_its_turn(stage: Stage) -> None:
-    def answers(event: Event, _: View) -> Iterable[Action]:
-        match event:
-            case Woke("start"):
-                yield from (Load(batch("a").inst), Wake(1.3, "admit"), Wake(1.7, "run"))
-            case Woke("admit"):
-                yield Admit(0, batch("a"))
-            case Woke("run"):
-                yield Run(batch("a"))
-
-    _, (row,) = stage.run(Script(answers), jobs((1.0, "a", 2)))
+    script = Script(at({0.0: [Load(batch("a").inst)], 1.3: [Admit(0, batch("a"))], 1.7: [Run(batch("a"))]}))
+    _, (row,) = stage.run(script, jobs((1.0, "a", 2)))
     assert waits(row) == {"admission": 300.0, "queue": 400.0, "host": 1.0, "compute": 50.0}
 
 
@@ -165,18 +158,9 @@ def test_a_server_stops_when_its_requests_have_ended_and_the_next_starts_in_its_
 def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def answers(event: Event, view: View) -> Iterable[Action]:
-        yield from routed("a")(event, view)
-        match event:
-            case Woke("start"):
-                yield from (Wake(1.0, "evict"), Wake(2.0, "load"))
-            case Woke("evict"):
-                yield Evict(batch("a").inst)
-            case Woke("load"):
-                yield Load(batch("a").inst)
-
-    stage = Stage(monkeypatch, deaf_ns=40 * MS)
-    _, (early, late) = stage.run(Script(answers), jobs((1.02, "a", 2), (1.5, "a", 2)))
+    a, stage = batch("a"), Stage(monkeypatch, deaf_ns=40 * MS)
+    script = Script(at({0.0: [Load(a.inst), Run(a), Admit("a", a)], 1.0: [Evict(a.inst)], 2.0: [Load(a.inst)]}))
+    _, (early, late) = stage.run(script, jobs((1.02, "a", 2), (1.5, "a", 2)))
     assert (early["state"], late["state"]) == ("done", "done")
     assert waits(early) == {"host": 1.0, "compute": 50.0}
     assert waits(late) == {"load": 1000.0, "host": 1.0, "compute": 50.0}  # until the next server is up, at 2.5 s
@@ -187,7 +171,6 @@ def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_
 def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loaded_again(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-
     def kill() -> None:
         _, _, process = stage.kind.seats[0]
         process.killed = True
@@ -280,13 +263,8 @@ def test_a_load_without_room_stands_until_there_is_some(monkeypatch: pytest.Monk
 
     def answers(event: Event, view: View) -> Iterable[Action]:
         seen.append((view.now_s, view.free_bytes(0)))
-        match event:
-            case Woke("start"):
-                yield from (Load(batch("a").inst), Wake(2.0, "evict"))
-            case Arrived(request):
-                yield from (Load(batch("b").inst), Run(batch("b")), Admit(request.id, batch("b")))
-            case Woke("evict"):
-                yield Evict(batch("a").inst)
+        yield from on_demand(event, view)
+        yield from at({0.0: [Load(batch("a").inst)], 2.0: [Evict(batch("a").inst)]})(event, view)
 
     stage, script = Stage(monkeypatch, mem_bytes=WEIGHTS + 20_000), Script(answers)
     outcome, (row,) = stage.run(script, jobs((1.0, "b", 2)))
