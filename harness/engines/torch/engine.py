@@ -298,12 +298,9 @@ class Torch(Stepping):
 
     def freed(self) -> None:
         """See WallClock; moves that wait for memory go first."""
-        for transfer in [
-            transfer
-            for transfer in self.moves.moving.values()
-            if transfer.kv is None and transfer.request.rid not in self.stepping
-        ]:
-            self.moves.depart(transfer)
+        for transfer in [transfer for transfer in self.moves.moving.values() if transfer.kv is None]:
+            if transfer.request.rid not in self.stepping:
+                self.moves.depart(transfer)
         self.residents.claims.clear()
         super().freed()
 

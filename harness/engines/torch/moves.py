@@ -123,18 +123,12 @@ class Moves:
         return f"d2h{source[0]}" if isinstance(target, Host) else f"peer{source[0]}"
 
     def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
-        """Yield the copies of a request's blocks, run by run."""
+        """Yield the copies of a request's blocks, granule by granule; a link joins those that are adjacent."""
         ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
+        size = kv.account.arena.granule
         for a, b in zip(kv.blocks, new.blocks, strict=True):
-            sources, targets = list(kv.account.place(a)), list(new.account.place(b))
-            while sources:
-                (x, n), (y, m) = sources.pop(0), targets.pop(0)
-                size = min(n, m)
-                yield ends[0], x, ends[1], y, size
-                if n > size:
-                    sources.insert(0, (x + size, n - size))
-                if m > size:
-                    targets.insert(0, (y + size, m - size))
+            for x, y in zip(kv.account.granules(a), new.account.granules(b), strict=True):
+                yield ends[0], x * size, ends[1], y * size, size
 
     def copied(self, number: int) -> None:
         """Make a copy's target the home of its KV, and free its source."""

@@ -199,9 +199,8 @@ class Account:
         """The mapped pages."""
         return self._granules.keys()
 
-    def place(self, block: int) -> Runs:
-        """Return the runs of a block in the arena."""
+    def granules(self, block: int) -> list[int]:
+        """Return the granules of a block."""
         page, k = divmod(block, self._of_page)
-        size = self.pages.block_bytes
-        first, count = k * size // self.arena.granule, size // self.arena.granule
-        return self.arena.runs(self._granules[page][first : first + count])
+        count = self.pages.block_bytes // self.arena.granule
+        return self._granules[page][k * count : (k + 1) * count]
