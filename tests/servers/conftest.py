@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines.commands import Command
 from harness.engines.servers import environments
-from harness.engines.servers.process import Process, launch
+from harness.engines.servers.process import Process, free_port
 
 
 def interpreter(name: str) -> Path:
@@ -53,13 +53,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Process] = []
 
     def run(name: str, of: Callable[[int], Command], ours: Mapping[str, str] = os.environ) -> Process:
-        def make(port: int) -> Process:
-            command = of(port)
-            env = environments.variables(ours, command.env)
-            started.append(Process(command.argv, env, tmp_path / f"{name}.log", command.ready_url))
-            return started[-1]
-
-        return launch(make, 600.0)
+        command = of(free_port())
+        env = environments.variables(ours, command.env)
+        started.append(Process(command.argv, env, tmp_path / f"{name}.log", command.ready_url))
+        started[-1].start()
+        started[-1].wait_ready(600.0)
+        return started[-1]
 
     yield run
     for server in started:

@@ -12,7 +12,7 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.servers.engine import Servers
 from harness.loop.replay import replay
 from harness.policy.types import Jobs
-from tests.harness.engines.servers.test_stub import Script
+from tests.harness.engines.servers.staged import Script, routed
 from workloads.models import shape
 
 pytestmark = pytest.mark.servers
@@ -28,7 +28,7 @@ def test_its_own_wakes_are_those_of_its_log(llamacpp: Path, cache: Path, monkeyp
     at_s, model = np.array([0.0, 0.1, 6.0, 6.1, 12.0]), np.array([0, 1, 0, 1, 0], np.int32)
     none, prompts, outputs = np.full(5, np.inf), np.full(5, 40, np.int32), np.full(5, 4, np.int32)
     try:
-        replay(Script(), engine, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
+        replay(Script(routed("a", "b")), engine, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
         rows = [row for part in engine.rows() for row in part.to_pylist()]
         stats, wakes = engine.stats(), engine.about()["wakes"]
     finally:

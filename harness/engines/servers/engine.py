@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -353,12 +354,6 @@ class Servers(Requests):
             **(woken if self.kind.keep is not None else {}),
         }
 
-    def _why_failed(self) -> list[str]:
-        """Return why requests failed, without those that the policy dropped."""
-        assert self.log is not None
-        every = account.whole(self.log, self.errors)
-        return [every[i] for i in np.flatnonzero(self._ends == stamps.NAMES.index("failed")).tolist()]
-
     def about(self) -> dict[str, Any]:
         """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
         assert self.log is not None
@@ -368,7 +363,8 @@ class Servers(Requests):
             "verdict": {**plain, "reasons": list(judged.reasons), "text": judged.text, "salt": self.kind.style.salt},
             "served": self.kind.served(),
         }
-        if failures := account.failures(self._why_failed()):
+        failed = self._ends == stamps.NAMES.index("failed")  # those that the policy dropped are not
+        if failures := account.failures(compress(account.whole(self.log, self.errors), failed)):
             facts["failures"] = failures
         if (keep := self.kind.keep) is not None:
             facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.count_lines(self.fleet.logs, keep.line))

@@ -316,36 +316,25 @@ class Fleet:
         turns = [self._turns[g] for g in sorted(_gpus(up.inst))] if self.kind.apart and what != "stopped" else []
 
         def attend() -> None:
-            try:
-                with ExitStack() as stack:
-                    for turn in turns:
-                        stack.enter_context(turn)
-                    if turns:
-                        if self._closing:
-                            return
-                        up.since_s = time.monotonic()
-                    work(process)
-                if what == "ready":
-                    self._limit(up)
-            except UserError as error:
-                self._ring((up, error))
-            else:
-                self._ring(Change(up, what))
+            with ExitStack() as stack:
+                for turn in turns:
+                    stack.enter_context(turn)
+                if turns:
+                    if self._closing:
+                        return
+                    up.since_s = time.monotonic()
+                work(process)
+            if what == "ready":
+                self._limit(up)
+            self._ring(Change(up, what))
 
-        self._in_thread(attend)
+        self._in_thread(up, attend)
 
     def resize(self, up: Up, kv_bytes: int) -> None:
         """Change the limit of a server's KV memory; a server that does not obey counts as dead."""
-
-        def tell() -> None:
-            try:
-                self._limit(up)
-            except UserError as error:
-                self._ring((up, error))
-
         up.kv_bytes = kv_bytes
         if up.state == "ready":
-            self._in_thread(tell)
+            self._in_thread(up, lambda: self._limit(up))
 
     def _limit(self, up: Up) -> None:
         """Tell an elastic server its limit if it has changed; runs in a thread. Raises UserError if that fails."""
@@ -357,9 +346,17 @@ class Fleet:
                     raise UserError(f"no limit for the server of {up.inst.model}: {error}") from None
             up.told_bytes = kv_bytes
 
-    def _in_thread(self, work: Callable[[], None]) -> None:
+    def _in_thread(self, up: Up, work: Callable[[], None]) -> None:
+        """Do `work` with a server in a thread, which reports an error."""
+
+        def run() -> None:
+            try:
+                work()
+            except UserError as error:
+                self._ring((up, error))
+
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(Thread(target=work, daemon=True))
+        self._threads.append(Thread(target=run, daemon=True))
         self._threads[-1].start()
 
     def _ring(self, word: Change | tuple[Up, UserError]) -> None:
@@ -418,17 +415,13 @@ class Fleet:
         for up in list(self.up.values()):
             process = up.process
             if up.state in {"ready", "draining"} and process is not None and not process.alive():
-                last = process.last_lines()
-                why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} ended by itself"
-                yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
+                yield self._dead(up, _with_log(up, "ended by itself"))
 
     def _refused(self, up: Up, error: UserError) -> str:
         """Return why a server is given up; if it did not sleep or wake, with server, order and end of its log."""
         if up.state not in {"waking", "falling asleep"}:
             return str(error)
-        why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} did not {DOES[up.state]}: {error}"
-        last = up.process.last_lines() if up.process is not None else ""
-        return f"{why}; its log ends with:\n{last}" if last else why
+        return _with_log(up, f"did not {DOES[up.state]}: {error}")
 
     def _changed(self, change: Change) -> Change:
         up, what, why = change
@@ -477,6 +470,13 @@ def tell(process: Process, asks: tuple[Ask, ...]) -> None:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
             raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {text}")
+
+
+def _with_log(up: Up, what: str) -> str:
+    """Say what a server did, with the end of its log."""
+    why = f"the server of {up.inst.model} on GPU {_gpu_text(up.inst)} {what}"
+    last = up.process.last_lines() if up.process is not None else ""
+    return f"{why}; its log ends with:\n{last}" if last else why
 
 
 def _gpus(inst: Inst) -> tuple[int, ...]:

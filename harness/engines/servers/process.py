@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,7 @@ LOWEST_PORT = 10_000
 
 
 class PortTaken(UserError):
-    """The port of a server is another process's: start it again on another one (`launch` does)."""
+    """The port of a server is another process's: start it again on another one."""
 
 
 class Process:
@@ -208,21 +208,6 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise UserError(f"no free port between {LOWEST_PORT} and {lowest_outgoing} on 127.0.0.1")
-
-
-def launch(make: Callable[[int], Process], timeout_s: float, tries: int = 3) -> Process:
-    """Start a server on a free port and wait until it is ready; on another port where the first was taken meanwhile."""
-    while True:
-        process = make(free_port())
-        process.start()
-        tries -= 1
-        try:
-            process.wait_ready(timeout_s)
-        except PortTaken:
-            if not tries:
-                raise
-        else:
-            return process
 
 
 @cache

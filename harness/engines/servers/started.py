@@ -217,11 +217,8 @@ def real(config: Config) -> dict[str, Path]:
     """Return checkpoints by model if MODELS_DIR has one for each; a folder there is named like a shape."""
     root = os.environ.get(MODELS)
     checkpoints = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
-    return (
-        checkpoints
-        if all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in checkpoints.values())
-        else {}
-    )
+    whole = all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in checkpoints.values())
+    return checkpoints if whole else {}
 
 
 def cache() -> Path:

@@ -183,10 +183,8 @@ class Rig:
 
     def _prepare(self, wanted: Wanted) -> None:
         """Start the servers that a measurement needs and stop the others, before its time counts."""
-        every = self._subject.servers[str(wanted.at["shape"])]
-        alone = dict.fromkeys(("prefill", "decode", "sleep", "wake"), 1)
-        count = {**alone, "beside": int(wanted.at.get("servers", 0))}.get(wanted.quantity, 0)
-        needed = every[:count]
+        count = 0 if wanted.quantity in {"start", "stop"} else int(wanted.at.get("servers", 1))
+        needed = self._subject.servers[str(wanted.at["shape"])][:count]
         for inst in [inst for inst in self._up if inst not in needed]:
             self._stop(inst)
         for inst in needed:
@@ -207,15 +205,12 @@ class Rig:
             case "decode":
                 seconds, ctx = self._decodes([first], number["seqs"], number["ctx"])
                 return seconds, {"ctx_tokens": ctx}
-        some, facts = every[: number["servers"]], dict[str, Any]()
+        both = [first], every[: number["servers"]]
         if number["tokens"]:
-            alone = self._prefills([first], number["tokens"])
-            beside = self._prefills(some, number["tokens"])
+            alone, beside = (self._prefills(insts, number["tokens"]) for insts in both)
         else:
-            alone, _ = self._decodes([first], number["seqs"], number["ctx"])
-            beside, _ = self._decodes(some, number["seqs"], number["ctx"])
-        facts["alone_s"] = float(np.median(alone))
-        return beside, facts
+            alone, beside = (self._decodes(insts, number["seqs"], number["ctx"])[0] for insts in both)
+        return beside, {"alone_s": float(np.median(alone))}
 
     # ------------------------------------------------------------ servers
 
@@ -284,11 +279,8 @@ class Rig:
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
         """Return seconds of steps while all streams of all servers decode, and a server's tokens of context."""
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
-        streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
-        counts = [
-            np.cumsum(log.chunk_tokens[a:b], dtype=np.int64)
-            for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)
-        ]
+        streams = np.split(log.chunk_ns, log.offsets[1:-1])
+        counts = [np.cumsum(tokens, dtype=np.int64) for tokens in np.split(log.chunk_tokens, log.offsets[1:-1])]
         since_ns, until_ns = max(int(ns[0]) for ns in streams), min(int(ns[-1]) for ns in streams)
         steps, contexts = list[float](), list[float]()
         for k in range(len(insts)):

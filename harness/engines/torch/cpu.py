@@ -23,6 +23,7 @@ from harness.engines.torch.wire import Given, Order, Part
 from harness.policy.types import MIB
 
 MAP_FIXED, MAP_NORESERVE, MAP_POPULATE = 0x10, 0x4000, 0x8000  # Linux has these; the module mmap names few
+RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 NONE, BOTH = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,8 +45,7 @@ class Space:
 
     def __init__(self, memory: int, size: int) -> None:
         self._memory, self.size = memory, -(-size // CPU.granule) * CPU.granule
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self._base = _mmap(None, self.size, NONE, flags, -1, 0)
+        self._base = _mmap(None, self.size, NONE, RESERVED, -1, 0)
 
     def map(self, at: int, offset: int, size: int) -> None:
         """Map `size` bytes from `offset` of the device's memory to `at` of the range."""
@@ -53,8 +53,7 @@ class Space:
 
     def unmap(self, at: int, size: int) -> None:
         """Unmap `size` bytes of the range from `at` on."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
-        _mmap(self._base + at, size, NONE, flags, -1, 0)
+        _mmap(self._base + at, size, NONE, RESERVED | MAP_FIXED, -1, 0)
 
     def leave(self, size: int) -> None:
         """See device.Space: they are unmapped at once."""

@@ -185,7 +185,7 @@ class Torch(Stepping):
         if self._lost_in_a_row >= MOST_LOST:
             raise UserError(f"torch: {MOST_LOST} workers ended one after the other and did no step: {self.lost[-1]}")
         steps = [lane.step for lane in self.lanes.values() if lane.step is not None and lane.step.worker is worker]
-        failed = [part.request for step in steps for part in step.parts if self.stepping.get(part.request.rid) is step]
+        failed = [request for step in steps for request in self._members_of(step)]
         for step in steps:
             step.lane.step = None
             self.retired(step)
@@ -254,11 +254,8 @@ class Torch(Stepping):
     def _under_way(self) -> bool:
         """Tell whether anything is under way that will end without a new action."""
         busy = any(worker.step is not None or not worker.ready for worker in self.workers.processes.values())
-        return bool(
-            busy
-            or self.moves.under_way
-            or any(resident.state == "loading" for resident in self.residents.by_inst.values())
-        )
+        loading = any(resident.state == "loading" for resident in self.residents.by_inst.values())
+        return busy or loading or bool(self.moves.under_way)
 
     def act(self, action: Action) -> Refusal | None:
         """See WallClock."""
@@ -301,12 +298,9 @@ class Torch(Stepping):
 
     def freed(self) -> None:
         """See WallClock; moves that wait for memory go first."""
-        for transfer in [
-            transfer
-            for transfer in self.moves.moving.values()
-            if transfer.kv is None and transfer.request.rid not in self.stepping
-        ]:
-            self.moves.depart(transfer)
+        for transfer in [transfer for transfer in self.moves.moving.values() if transfer.kv is None]:
+            if transfer.request.rid not in self.stepping:
+                self.moves.depart(transfer)
         self.residents.claims.clear()
         super().freed()
 

@@ -86,9 +86,8 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
     swapped = any(request.rid in engine.kv and engine.kv[request.rid].swapped for request in engine.members(batch))
     if c.admission == "chunk" and lane.phase != "decode" and not swapped:
         decoding = sum(request.kv_tokens > 0 for request in members) if lane.phase == "mixed" else 0
-        _grow(
-            engine, members, max(0, chunk - min(decoding, cap)) if chunk else c.prefill_tokens, events, whole=not chunk
-        )
+        budget = max(0, chunk - min(decoding, cap)) if chunk else c.prefill_tokens
+        _grow(engine, members, budget, events, whole=not chunk)
     if lane.phase != "decode" and not chunk and not swapped and not events:
         parts = _prompts(engine, members, cap, c.prefill_tokens, events, whole=True)
     if lane.phase != "prefill" and not parts:
@@ -110,15 +109,13 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
             if engine.moves.in_transit(kv.account):
                 break  # a swap is in flight; evict nobody until it completes
             events.append(engine.preempt(_latest(engine, members, kv.account)))
-    stepping = [
-        request
-        for request in decodes
-        if request.rid in engine.live and request.kv_tokens and request.rid not in engine.moves.moving
-    ]
     return [
         MemberPart(request, request.ctx_tokens - 1, 1)
-        for request in stepping
-        if engine.hold(request, request.ctx_tokens)
+        for request in decodes
+        if request.rid in engine.live
+        and request.kv_tokens
+        and request.rid not in engine.moves.moving
+        and engine.hold(request, request.ctx_tokens)
     ]
 
 

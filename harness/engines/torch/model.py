@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -115,22 +116,20 @@ class Pass:
         at = torch.cat([torch.arange(p.cached_tokens, p.context) for p in parts]).to(kv.device)
         self.cos, self.sin = rotary_angles(net, at)
         self.row = torch.arange(len(at), dtype=torch.int32, device=kv.device)  # a token's row in `cos` and `sin`
-        ends = [0]
-        for p in parts:
-            ends.append(ends[-1] + p.tokens)
+        ends = [0, *accumulate(p.tokens for p in parts)]
         self.last = torch.tensor([b - 1 for b in ends[1:]]).to(kv.device)
         every = list(zip(parts, ends, ends[1:], strict=False))
-        self.prompts = [(device.prompt(p, kv), a, b) for p, a, b in every if p.remote < 0 and p.tokens > 1]
-        singles = [(p, a) for p, a, b in every if p.remote < 0 and p.tokens == 1]
+        near = [(p, a, b) for p, a, b in every if p.remote < 0]
+        self.prompts = [(device.prompt(p, kv), a, b) for p, a, b in near if p.tokens > 1]
+        singles = [(p, a) for p, a, _ in near if p.tokens == 1]
         self.single = torch.tensor([a for _, a in singles], dtype=torch.long).to(kv.device)
         self.contexts = device.contexts([p for p, _ in singles], kv) if singles else None
         elsewhere = {d: [(p, a) for p, a, _ in every if p.remote == d] for d in {p.remote for p in parts} - {-1}}
         self.remote = {
             d: ([p for p, _ in on], torch.tensor([a for _, a in on]).to(kv.device)) for d, on in elsewhere.items()
         }
-        near = [(p, a, b) for p, a, b in every if p.remote < 0]
-        every_near = torch.cat([torch.arange(a, b) for _, a, b in near]) if near else torch.zeros(0, dtype=torch.long)
-        self.near = every_near.to(kv.device)
+        none = torch.zeros(0, dtype=torch.long)
+        self.near = torch.cat([none, *(torch.arange(a, b) for _, a, b in near)]).to(kv.device)
         self.slots = slots([p for p, _, _ in near], kv)
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:

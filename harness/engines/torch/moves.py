@@ -15,15 +15,13 @@ from harness.policy.actions import Move
 from harness.policy.events import Done
 from harness.policy.types import GIB, Batch, Gpus, Host
 
-NOWHERE = Host(-1)  # KV that is discarded
-
 
 @dataclass(slots=True, eq=False)
 class Transfer:
     """KV on its way, or waiting for memory where it is to go."""
 
     request: Live
-    to: Gpus | Host
+    to: Gpus | Host | None  # None: the KV is discarded
     attend: bool
     under: Moving | None  # the action; None: the engine swaps
     kv: Kv | None = None  # the KV at its target; None: the transfer waits
@@ -77,8 +75,7 @@ class Moves:
                     move.pending.discard(request.rid)
                     continue
                 self.leave(self.moving.pop(request.rid))
-            transfer = Transfer(request, to if to is not None else NOWHERE, action.attend, move)
-            self.begin(transfer)
+            self.begin(Transfer(request, to, action.attend, move))
         self._arrived(move)
         return None
 
@@ -96,15 +93,13 @@ class Moves:
     def depart(self, transfer: Transfer) -> None:
         """Copy KV to where it is to go, if there is room."""
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
-        if to == NOWHERE:  # the KV is discarded
+        if to is None or kv.home == to:
             self.moving.pop(request.rid)
-            self.engine.release(request)
-            self._landed_kv(transfer)
-            return
-        if kv.home == to:
-            self.moving.pop(request.rid)
-            kv.attend = transfer.attend
-            self._landed_kv(transfer)
+            if to is None:
+                self.engine.release(request)
+            else:
+                kv.attend = transfer.attend
+            self._over(transfer)
             return
         account = self.engine.account(request.model, to)
         if not account.fits(len(kv.blocks)):
@@ -128,18 +123,12 @@ class Moves:
         return f"d2h{source[0]}" if isinstance(target, Host) else f"peer{source[0]}"
 
     def _kv_parts(self, kv: Kv, new: Kv) -> Iterator[Bytes]:
-        """Yield the copies of a request's blocks, run by run."""
+        """Yield the copies of a request's blocks, granule by granule; a link joins those that are adjacent."""
         ends = [self.engine.config.gpus if isinstance(side.home, Host) else side.home[0] for side in (kv, new)]
+        size = kv.account.arena.granule
         for a, b in zip(kv.blocks, new.blocks, strict=True):
-            sources, targets = list(kv.account.place(a)), list(new.account.place(b))
-            while sources:
-                (x, n), (y, m) = sources.pop(0), targets.pop(0)
-                size = min(n, m)
-                yield ends[0], x, ends[1], y, size
-                if n > size:
-                    sources.insert(0, (x + size, n - size))
-                if m > size:
-                    targets.insert(0, (y + size, m - size))
+            for x, y in zip(kv.account.granules(a), new.account.granules(b), strict=True):
+                yield ends[0], x * size, ends[1], y * size, size
 
     def copied(self, number: int) -> None:
         """Make a copy's target the home of its KV, and free its source."""
@@ -154,10 +143,11 @@ class Moves:
             self.moving.pop(transfer.request.rid)
             self.engine.kv[transfer.request.rid] = kv
             kv.swapped = kv.swapped and isinstance(kv.home, Host)
-            self._landed_kv(transfer)
+            self._over(transfer)
         self.engine.freed()
 
-    def _landed_kv(self, transfer: Transfer) -> None:
+    def _over(self, transfer: Transfer) -> None:
+        """Let the Move of a transfer wait for it no longer."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
@@ -171,9 +161,7 @@ class Moves:
     def leave(self, transfer: Transfer) -> None:
         """Give up a transfer whose request left, or which another replaces; its Move waits for it no longer."""
         transfer.dead = True
-        if (move := transfer.under) is not None:
-            move.pending.discard(transfer.request.rid)
-            self._arrived(move)
+        self._over(transfer)
 
     def stalled(self) -> bool:
         """Fail the first move that waits for memory, as nothing can free any; return False if none waits."""

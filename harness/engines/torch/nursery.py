@@ -38,13 +38,12 @@ def main() -> None:
     def opened(_: int, memory: int) -> cpu.Core:
         return cpu.Core(memory)
 
-    if sys.argv[2:] == ["cuda"]:
+    if sys.argv[2:]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        threads(engine)
-        return
-    if sys.argv[2:] == ["worker"]:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        ended_with(worker.Worker(engine, opened).serve)
+        if sys.argv[2:] == ["cuda"]:
+            threads(engine)
+        else:
+            ended_with(worker.Worker(engine, opened).serve)
         return
     with torch.inference_mode():  # sets up what torch would at its first use
         torch.nn.functional.linear(torch.ones(8, 8), torch.ones(8, 8))

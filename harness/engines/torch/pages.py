@@ -115,7 +115,7 @@ class Account:
         self._blocks: list[int] = []  # free blocks of pages of which some block is used
         self._spare: list[int] = []  # mapped pages of which no block is used
         self._out = Lowest(arena.size // self.page_bytes)  # pages that are not mapped
-        self.changes: list[tuple[int, Runs]] = []  # (page, its runs if it was mapped, none if it was unmapped)
+        self.changes: dict[int, bool] = {}  # by page: whether its first change was that it was mapped
         arena.accounts.append(self)
 
     @property
@@ -181,13 +181,13 @@ class Account:
         page = self._spare.pop()
         self.arena.give(self._granules.pop(page))
         self._out.give(page)
-        self.changes.append((page, []))
+        self.changes.setdefault(page, False)
 
     def _grown(self) -> int:
         """Map a page and return its number."""
         page = self._out.take()
         self._granules[page] = sorted(self.arena.take(self.page_bytes))
-        self.changes.append((page, self.runs(page)))
+        self.changes.setdefault(page, True)
         return page
 
     def runs(self, page: int) -> Runs:
@@ -199,9 +199,8 @@ class Account:
         """The mapped pages."""
         return self._granules.keys()
 
-    def place(self, block: int) -> Runs:
-        """Return the runs of a block in the arena."""
+    def granules(self, block: int) -> list[int]:
+        """Return the granules of a block."""
         page, k = divmod(block, self._of_page)
-        size = self.pages.block_bytes
-        first, count = k * size // self.arena.granule, size // self.arena.granule
-        return self.arena.runs(self._granules[page][first : first + count])
+        count = self.pages.block_bytes // self.arena.granule
+        return self._granules[page][k * count : (k + 1) * count]

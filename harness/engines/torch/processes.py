@@ -86,7 +86,7 @@ class WorkerProcess:
     """A worker process as the engine sees it: what it has mapped, and the step that it does."""
 
     def __init__(self, nursery: Nursery, device: int, *, cold: bool = False) -> None:
-        self.device, self.cold = device, cold
+        self.device = device
         self.conn, self.pid = nursery.start("cold" if cold else "worker")
         self.ready = False
         self.since_s = time.monotonic()  # an answer has been due since then, by the monotonic clock; inf: none is due
@@ -289,7 +289,7 @@ class Workers:
             worker.send("map", model, [run for page in account.mapped for run in _mapping(account, page)])
         for name in self.nets:
             account = self.accounts[name, worker.device]
-            changes, account.changes = dict(reversed(account.changes)), []  # a page's first tells if they have it
+            changes, account.changes = account.changes, {}  # workers have a page whose first change was an unmapping
             for other in self.processes.values() if changes else ():
                 if other.device != worker.device or name not in other.accounts or (other is worker and name == fresh):
                     continue

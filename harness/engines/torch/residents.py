@@ -124,11 +124,8 @@ class Residents:
         """Make weights usable whose copies are done and whose worker is ready."""
         for inst in insts:
             resident = self.by_inst[inst]
-            if (
-                resident.state == "loading"
-                and not resident.copies
-                and (resident.worker is None or resident.worker.ready)
-            ):
+            ready = resident.worker is None or resident.worker.ready
+            if ready and resident.state == "loading" and not resident.copies:
                 resident.state = "in"
                 if resident.load is not None:
                     self.engine.tell([Done(resident.load)])
@@ -166,14 +163,11 @@ class Residents:
             members for batch, members in self.engine.batches.items() if batch.inst == inst
         ):
             return
-        if any(
-            worker.step is not None and worker.step.lane.batch.inst == inst
-            for worker in self.engine.workers.processes.values()
-        ):
+        lanes = [lane for lane in self.engine.lanes.values() if lane.batch.inst == inst]
+        steps = [lane.step for lane in lanes if lane.step is not None]
+        if any(step.worker.step is step for step in steps):
             return
-        for step in [
-            lane.step for lane in self.engine.lanes.values() if lane.batch.inst == inst and lane.step is not None
-        ]:
+        for step in steps:
             self.engine.retired(step)  # the step is between two slices, and its work is lost
             step.lane.step = None
         assert not isinstance(inst.place, Host)

@@ -13,7 +13,7 @@ from harness.engines.torch.lanes import Lane, Step, TimedStep, Turn, form_step, 
 from harness.engines.torch.moves import Transfer
 from harness.engines.torch.processes import WorkerProcess
 from harness.engines.torch.wire import Order, Part, Stepped
-from harness.engines.wallclock import Counts
+from harness.engines.wallclock import Counts, Live
 from harness.policy.actions import Run
 from harness.policy.events import Event, Prefilled, TurnEnded
 from harness.policy.types import Batch, Host
@@ -148,18 +148,21 @@ class Stepping(Core):
             parts.append(Part(request.rid, request.prompt_tokens, start, count, generated, tuple(kv.blocks), remote))
         until = layers if order.slice_layers is None else min(layers, step.layers + order.slice_layers)
         share = None if order.sms is None else order.sms / self.kind.sms
-        self._book_step(step)
+        step.begun_s = self.now_s
+        self._charge_members(step, "compute")
         worker.step, worker.since_s = step, time.monotonic()
         worker.send("step", Order(step.number, model, tuple(parts), until, share, order.op_s, order.phase, self.repeat))
         step.layers = until
 
-    def _book_step(self, step: Step) -> None:
-        """Book the members of a step that starts: from now on their time is compute."""
-        step.begun_s = self.now_s
-        for part in step.parts:
-            if self.stepping.get(part.request.rid) is step:
-                self._book(part.request)
-                part.request.cause = "compute"
+    def _members_of(self, step: Step) -> list[Live]:
+        """List the requests of a step that wait for its result: others left meanwhile."""
+        return [part.request for part in step.parts if self.stepping.get(part.request.rid) is step]
+
+    def _charge_members(self, step: Step, cause: str) -> None:
+        """Book the members of a step: from now on their time is of this cause."""
+        for request in self._members_of(step):
+            self._book(request)
+            request.cause = cause
 
     def _finish_step(self, worker: WorkerProcess, done: Stepped) -> None:
         """Take in a step, or a slice, that a worker has done."""
@@ -184,10 +187,7 @@ class Stepping(Core):
                 self.retired(step)
                 self._count_turn(step, at_s)
             else:
-                for part in step.parts:
-                    if self.stepping.get(part.request.rid) is step:
-                        self._book(part.request)
-                        part.request.cause = "queue"
+                self._charge_members(step, "queue")
         self.residents.leave_if_due(inst)
 
     def _tokens(self, step: Step, done: Stepped) -> None:
@@ -221,9 +221,8 @@ class Stepping(Core):
 
     def retired(self, step: Step) -> None:
         """Forget a step that has ended, and free the blocks of members that left while it ran."""
-        for part in step.parts:
-            if self.stepping.get(part.request.rid) is step:
-                del self.stepping[part.request.rid]
+        for request in self._members_of(step):
+            del self.stepping[request.rid]
         for account, blocks in step.to_free:
             account.give(blocks)
         if step.to_free:

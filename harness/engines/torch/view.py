@@ -42,17 +42,12 @@ class Seen(WallView):
         """See View."""
         engine = self._own
         counts, members, place = engine.counts.get(batch, Counts()), engine.members(batch), batch.inst.place
+        moving = engine.moves.moving
         prompts = [request for request in members if not request.kv_tokens]
         whole = [request for request in members if request.kv_tokens]
         assert not isinstance(place, Host)
-        here = [
-            request for request in whole if request.rid not in engine.moves.moving and engine.attendable(request, place)
-        ]
-        away = [
-            engine.moves.moving.get(request.rid)
-            for request in whole
-            if request.rid in engine.moves.moving or not engine.attendable(request, place)
-        ]
+        away = {request.rid for request in whole if request.rid in moving or not engine.attendable(request, place)}
+        here = [request for request in whole if request.rid not in away]
         begun = {request.rid: engine.kv[request.rid].tokens for request in prompts if request.rid in engine.kv}
         left = sum(request.ctx_tokens - begun.get(request.rid, 0) for request in prompts)
         return BatchState(
@@ -65,7 +60,7 @@ class Seen(WallView):
             counts.decoded_tokens,
             counts.prefilled_tokens,
             counts.busy_s,
-            sum(transfer is not None and transfer.kv is None for transfer in away),
+            sum(rid in moving and moving[rid].kv is None for rid in away),
         )
 
     def request(self, rid: int) -> RequestState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections.abc import Sequence
@@ -104,11 +103,7 @@ def send_files(to: Connection, files: Sequence[int]) -> None:
 def take_files(source: Connection, count: int) -> list[int]:
     """Return the files that a message announced. Raises EOFError if the sender is gone."""
     with socket.socket(fileno=os.dup(source.fileno())) as link:
-        size = socket.CMSG_LEN(count * array.array("i").itemsize)
-        data, ancillary, *_ = link.recvmsg(1, size)
-        if not data:
-            raise EOFError
-        files = array.array("i")
-        for _, _, raw in ancillary:
-            files.frombytes(raw[: len(raw) - len(raw) % files.itemsize])
-        return list(files)
+        data, files, *_ = socket.recv_fds(link, 1, count)
+    if not data:
+        raise EOFError
+    return files

@@ -147,7 +147,7 @@ CHEATS: dict[str, tuple[str, str]] = {  # imports, and how the length of request
             "typing.get_type_hints(Text, {'found': found, 'dig': dig})\nreturn found[0][rid]"
         ),
     ),
-    "match by a keyword": ("", "match view:\n    case object(_sim=sim):\n        return sim" + TRUTH[0:]),
+    "match by a keyword": ("", "match view:\n    case object(_sim=sim):\n        return sim" + TRUTH),
     "match by position": (
         "from abc import ABC\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Like(ABC):\n    _sim: object\n",
         f"Like.register(type(view))\nmatch view:\n    case Like(sim):\n        return sim{TRUTH}",

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from harness.check import cases as workloads
 from harness.check import trial as trials
@@ -20,10 +19,10 @@ from harness.check.laws import LAWS, otherwise
 from harness.check.new import write
 from harness.check.purity import impure
 from harness.check.trial import Subject, Trial, needs, run
-from harness.cli.app import main
 from harness.loop.standing import Standing
 from harness.policy.actions import Action, Evict, Load, Move, Run, Wake
 from harness.policy.types import Batch, Host, Inst, UserError
+from tests.bench import bench, ok
 from tests.cases import cases
 
 HERE = Path(__file__).resolve().parent
@@ -118,7 +117,7 @@ def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_command_names_the_broken_law_and_no_other(name: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["check", str(broken(name, tmp_path))])
+    result = bench("check", broken(name, tmp_path))
     assert result.exit_code == 1, result.output
     assert set(re.findall(r"^([a-z-]+): ", result.stdout, re.MULTILINE)) == set(BROKEN[name][0].split())
 
@@ -154,17 +153,15 @@ def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
 
 
 def test_a_quoted_rule_frees_of_the_law_about_idle_gpus_and_is_printed(tmp_path: Path) -> None:
-    path, words = broken("dawdles", tmp_path), ["--law", "idle", "--case", "calm"]
-    wrong = CliRunner().invoke(main, ["check", str(path), *words])
+    path = broken("dawdles", tmp_path)
+    words = "check", path, "--law", "idle", "--case", "calm"
+    wrong = bench(*words)
     assert wrong.exit_code == 1
     assert "until its weights are asked for, while GPU 0 holds nothing" in wrong.stdout
     text = path.read_text("utf-8")
-    path.write_text(
-        text.replace("    presets:", '    leaves_idle = "by the minute (section 3)"\n    presets:'), "utf-8"
-    )
-    right = CliRunner().invoke(main, ["check", str(path), *words])
-    assert right.exit_code == 0, right.output
-    assert "by its own rule, so the law `idle` is not asked of it: by the minute (section 3)" in right.stdout
+    rule = '    leaves_idle = "by the minute (section 3)"\n'
+    path.write_text(text.replace("    presets:", f"{rule}    presets:"), "utf-8")
+    assert "by its own rule, so the law `idle` is not asked of it: by the minute (section 3)" in ok(*words)
     path.write_text(text.replace("    presets:", "    leaves_idle = True\n    presets:"), "utf-8")
     (failure,) = check(str(path), only="starts", case="calm")
     assert "`leaves_idle` is no text" in failure.message
@@ -210,12 +207,17 @@ SPOILT = [
 ]
 
 
+def mine(folder: Path, old: str = "", new: str = "") -> str:
+    """Write the good system with one text in the place of another; return its path."""
+    assert old in GOOD
+    path = folder / "mine.py"
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    return str(path)
+
+
 @cases(("old", "new", "says"), SPOILT)
 def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Path) -> None:
-    assert old in GOOD
-    path = tmp_path / "mine.py"
-    path.write_text(GOOD.replace(old, new), encoding="utf-8")
-    (failure,) = [f for f in check(str(path), only="starts", case="calm") if f.law == "starts"]
+    (failure,) = [f for f in check(mine(tmp_path, old, new), only="starts", case="calm") if f.law == "starts"]
     assert says in failure.message
 
 
@@ -234,9 +236,7 @@ def test_state_is_a_field_that_no_user_sets(tmp_path: Path) -> None:
 
 
 def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(GOOD, encoding="utf-8")
-    assert check(str(path), case="calm") == []
+    assert check(mine(tmp_path), case="calm") == []
 
 
 @cases(
@@ -245,14 +245,9 @@ def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
         ("hears = ", "heard = ", "starts", "its default does not build: has no `hears`"),
         ("self.cluster = cluster", "raise SystemExit(0)", "starts", "does not build: SystemExit at mine.py:14 (0)"),
         ("class Mine:", "raise SystemExit(0)\nclass Mine:", "starts", "be imported: SystemExit at mine.py:7 (0)"),
-        (
-            "for k, (m, model)",
-            "raise SystemExit(0)\n        for k, (m, model)",
-            "survives",
-            "raised SystemExit at mine.py:17 (0)",
-        ),
-        ("for k, (m, model)", "yield Load('x')\n        for k, (m, model)", "survives", "answered Load(inst='x')"),
-        ("for k, (m, model)", "yield 5\n        for k, (m, model)", "declared", "answered 5, which is no action"),
+        ("for k, (m", "raise SystemExit(0)\n        for k, (m", "survives", "raised SystemExit at mine.py:17 (0)"),
+        ("for k, (m", "yield Load('x')\n        for k, (m", "survives", "answered Load(inst='x')"),
+        ("for k, (m", "yield 5\n        for k, (m", "declared", "answered 5, which is no action"),
         (
             "self.cluster = cluster",
             "self.cluster = cluster\n        1 / (len(cluster.gpus) - 3)",
@@ -262,10 +257,7 @@ def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_a_system_does_is_a_finding(old: str, new: str, law: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    assert old in GOOD
-    path.write_text(GOOD.replace(old, new), encoding="utf-8")
-    (failure,) = check(str(path), only=law)
+    (failure,) = check(mine(tmp_path, old, new), only=law)
     assert says in failure.message
 
 
@@ -278,10 +270,8 @@ def test_a_file_that_is_not_text_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_system_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "mine.py"
     text = "print('hello')\n        import os\n        os.write(1, b'raw')\n        for k, (m, model)"
-    path.write_text(GOOD.replace("for k, (m, model)", text), encoding="utf-8")
-    assert {failure.law for failure in check(str(path), case="calm")} == {"pure"}
+    assert {failure.law for failure in check(mine(tmp_path, "for k, (m, model)", text), case="calm")} == {"pure"}
     out, err = capfd.readouterr()
     assert "hello" not in out
     assert "hello" in err
@@ -298,23 +288,21 @@ def test_an_answer_without_end(
     answer: str, longest_s: float, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "LONGEST_S", longest_s)
-    path = tmp_path / "mine.py"
-    path.write_text(GOOD.replace("for k, (m, model)", f"{answer}\n        for k, (m, model)"), encoding="utf-8")
-    (failure,) = check(str(path))
+    (failure,) = check(mine(tmp_path, "for k, (m, model)", f"{answer}\n        for k, (m, model)"))
     assert (failure.law, failure.event) == ("livelock", 0)
     assert says in failure.message
 
 
 @cases(
-    ("kind", "args", "says"),
+    ("args", "says"),
     [
-        ("system", {"name": "statik"}, 'no system "statik"; did you mean static?'),
-        ("system", {"name": "./no_such.py"}, "no file"),
-        ("law", {"name": "static", "only": "severed"}, 'no law "severed"; did you mean served?'),
-        ("case", {"name": "static", "case": "clam"}, 'no case "clam"; did you mean calm?'),
+        ({"name": "statik"}, 'no system "statik"; did you mean static?'),
+        ({"name": "./no_such.py"}, "no file"),
+        ({"name": "static", "only": "severed"}, 'no law "severed"; did you mean served?'),
+        ({"name": "static", "case": "clam"}, 'no case "clam"; did you mean calm?'),
     ],
 )
-def test_a_wrong_name_gets_a_suggestion(kind: str, args: dict[str, Any], says: str) -> None:
+def test_a_wrong_name_gets_a_suggestion(args: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         check(**args)
 
@@ -413,13 +401,9 @@ def tried(name: str, system: str = "chunked") -> Trial:
     return run(next(subject for subject in subjects(system, case=name).values() if subject.preset is None))
 
 
-def last_s(trial: Trial) -> float:
-    return float(max(row["done_ns"] for row in trial.rows)) / 1e9
-
-
 def test_cases_are_as_hard_as_they_say() -> None:
     every = workloads.cases()
-    assert last_s(tried("overload")) > 3 * float(every["overload"].jobs.arrival_s[-1])
+    assert max(row["done_ns"] for row in tried("overload").rows) > 3e9 * every["overload"].jobs.arrival_s[-1]
     assert sum(row["preemptions"] for row in tried("pressure").rows) > 0
     assert every["long-prompts"].jobs.prompt_tokens.min() > 2 * every["long-prompts"].config.chunk_tokens
     assert set(every["one-token"].jobs.output_tokens) == {1}

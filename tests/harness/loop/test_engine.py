@@ -32,6 +32,7 @@ from tests.cases import cases
 from workloads.models import shape
 
 HEAVY = ("numba", "torch")
+CONFIG = Config((Served("a", shape("llama-3.2-1b")),))
 
 
 def imported(code: str) -> str:
@@ -87,10 +88,9 @@ def make(config, options, machine, fields):
 
 def test_an_engine_takes_fields_as_a_system_does(tmp_path: Path) -> None:
     (path := tmp_path / "mine.py").write_text(FIELDS)
-    config = Config((Served("a", shape("llama-3.2-1b")),))
 
     def fields(text: str) -> tuple[float, str]:
-        made = engine.find(text)(config, {}, machine(config))
+        made = engine.find(text)(CONFIG, {}, machine(CONFIG))
         chosen = made.fields  # type: ignore[attr-defined]
         return chosen.step_s, chosen.order
 
@@ -140,9 +140,8 @@ BROKEN = {
 def test_a_broken_file_is_one_line(how: str, tmp_path: Path) -> None:
     text, says = BROKEN[how]
     (path := tmp_path / "mine.py").write_text(text)
-    config = Config((Served("a", shape("llama-3.2-1b")),))
     with pytest.raises(UserError, match=f"^{re.escape(str(path) + says)}"):
-        engine.find(str(path))(config, {}, machine(config))
+        engine.find(str(path))(CONFIG, {}, machine(CONFIG))
 
 
 # ------------------------------------------------------------------ the life of an engine, by its diary

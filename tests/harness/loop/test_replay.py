@@ -6,9 +6,9 @@ import gc
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, cast, get_args
 
@@ -25,34 +25,27 @@ from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
-from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
+from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.test_laws import prefill_queue
 from tests.harness.engines.sim.world import SHAPE
+from tests.harness.loop.scripted import Policy
 
 A = Batch(Inst("m0", (0,)))
 
 
-@dataclass
-class Policy:
-    """A policy that answers events by a function, and keeps what it heard."""
-
-    answer: Callable[[Event, View], Iterable[Action]]
-    hears: frozenset[type] = frozenset({Woke, Arrived, Finished})
-    uses: frozenset[str] = frozenset({"Load", "Run", "Admit", "Wake", "Evict"})
-    options: Mapping[str, Option] = field(default_factory=dict)
-    heard: list[tuple[float, Event]] = field(default_factory=list)
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        self.heard.append((view.now_s, event))
-        return self.answer(event, view)
-
-
-def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
-    """Return one model of one-token requests, each taking `service_s`."""
-    w = prefill_queue(service_s, 1.0, len(arrivals))
+def engine(arrivals: list[float]) -> tuple[Sim, Jobs]:
+    """Return one model of one-token requests, each taking a second."""
+    w = prefill_queue(1.0, 1.0, len(arrivals))
     return w.sim(), replace(w.jobs, arrival_s=np.array(arrivals))
+
+
+def played(policy: Policy, arrivals: list[float], **how: Any) -> Sim:
+    """Serve such requests by a policy; return the engine."""
+    sim, jobs = engine(arrivals)
+    replay(policy, sim, jobs, **how)
+    return sim
 
 
 def serve(event: Event, _: View) -> Iterable[Action]:
@@ -69,16 +62,16 @@ def done_s(sim: Sim) -> list[float]:
 
 
 def test_start_comes_first_and_its_loads_are_free() -> None:
-    policy, (sim, jobs) = Policy(serve), engine([0.0, 4.0])
-    replay(policy, sim, jobs)
+    policy = Policy(serve)
+    sim = played(policy, [0.0, 4.0])
     assert policy.heard[0] == (0.0, Woke("start"))
     assert done_s(sim) == [1.0, 5.0]
     assert sim.stats()["loads"] == 0
 
 
 def test_thinking_delays_answers_and_queues_events() -> None:
-    policy, (sim, jobs) = Policy(serve), engine([0.0, 0.0, 4.0])
-    replay(policy, sim, jobs, decision_s=0.25)
+    policy = Policy(serve)
+    sim = played(policy, [0.0, 0.0, 4.0], decision_s=0.25)
     # heard at 0; the second waits until the first is answered; each lands a quarter later
     arrivals = [(t, e.request.id) for t, e in policy.heard if isinstance(e, Arrived)]
     assert arrivals == [(0.0, 0), (0.25, 1), (4.0, 2)]
@@ -94,8 +87,7 @@ def test_placement_takes_effect_later_still() -> None:
         if event == Woke("load"):
             yield Load(A.inst)
 
-    policy, (sim, jobs) = Policy(late, frozenset({Woke})), engine([0.0])
-    replay(policy, sim, jobs, decision_s=0.25, control_s=0.5)
+    sim = played(Policy(late, frozenset({Woke})), [0.0], decision_s=0.25, control_s=0.5)
     load_s = float(sim.S.insts[1]["footprint"]) / 1.0  # the link carries a byte a second
     assert done_s(sim) == [1.0 + 0.25 + 0.5 + load_s + 1.0]
 
@@ -111,8 +103,8 @@ def test_timers_are_keyed_fire_last_and_can_be_cancelled() -> None:
             yield Wake(1.0, "tie")
             yield Wake(-5.0, "past")
 
-    policy, (sim, jobs) = Policy(timers), engine([0.0, 1.0, 4.0])
-    replay(policy, sim, jobs)
+    policy = Policy(timers)
+    played(policy, [0.0, 1.0, 4.0])
     woke = [(t, e.key) for t, e in policy.heard if isinstance(e, Woke)]
     assert woke == [(0.0, "start"), (0.0, "past"), (1.0, "tie"), (2.0, "moved")]
     at_one = [type(e).__name__ for t, e in policy.heard if t == 1.0]
@@ -124,8 +116,8 @@ def test_a_turn_lands_with_the_weights_that_it_waits_for() -> None:
         if isinstance(event, Arrived):
             yield from (Admit(event.request.id, A), Load(A.inst), Run(A, steps=1))
 
-    policy, (sim, jobs) = Policy(switch, hears=frozenset({Arrived, TurnEnded, Done})), engine([0.0, 1e6])
-    replay(policy, sim, jobs, control_s=0.5)
+    policy = Policy(switch, hears=frozenset({Arrived, TurnEnded, Done}))
+    sim = played(policy, [0.0, 1e6], control_s=0.5)
     ready_s = 0.5 + sim.S.insts["footprint"].max()  # a byte a second
     assert done_s(sim) == [ready_s + 1.0, 1e6 + 1.5]
     assert policy.heard[1] == (ready_s + 1.0, TurnEnded(A, "mixed", "steps", 1, 1.0))
@@ -137,15 +129,11 @@ def test_timers_keep_no_run_alive() -> None:
         if isinstance(event, Woke):
             yield Wake(view.now_s + 10.0, "tick")
 
-    policy, (sim, jobs) = Policy(ticking), engine([0.0])
-    replay(policy, sim, jobs)
-    assert sim.view().now_s == 1.0
+    assert played(Policy(ticking), [0.0]).view().now_s == 1.0
 
 
 def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
-    policy, (sim, jobs) = Policy(lambda e, v: ()), engine([0.0, 1.0])
-    replay(policy, sim, jobs, end_s=50.0)
-    table = next(iter(sim.rows()))
+    table = next(iter(played(Policy(lambda e, v: ()), [0.0, 1.0], end_s=50.0).rows()))
     assert table.column("state").to_pylist() == ["unfinished"] * 2
     assert table.column("load_ns").to_pylist() == [50_000_000_000, 49_000_000_000]  # no weights anywhere
 
@@ -173,16 +161,14 @@ def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s
 
 
 def test_deciding_for_ever_is_an_error() -> None:
-    policy, (sim, jobs) = Policy(lambda e, v: [Wake(v.now_s, "again")]), engine([0.0])
     with pytest.raises(Livelock, match="1000 decisions at 0"):
-        replay(policy, sim, jobs)
+        played(Policy(lambda e, v: [Wake(v.now_s, "again")]), [0.0])
 
 
 def test_an_answer_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "MOST_ACTIONS", 1000)
-    policy, (sim, jobs) = Policy(lambda e, v: repeat(Wake(1.0))), engine([0.0])
     with pytest.raises(Livelock, match=r"answered 1,000 actions at once, t = 0 s, Woke\(key='start'\)"):
-        replay(policy, sim, jobs)
+        played(Policy(lambda e, v: repeat(Wake(1.0))), [0.0])
 
 
 def forever() -> Iterable[Action]:
@@ -197,11 +183,10 @@ def test_a_call_without_end_is_interrupted_at_its_limit(at: Event | type) -> Non
     def stuck(event: Event, view: View) -> Iterable[Action]:
         return forever() if at in {event, type(event)} else serve(event, view)
 
-    policy, (sim, jobs) = Policy(stuck), engine([0.0])
     before, token = signal.getsignal(signal.SIGALRM), LIMIT_S.set(0.1)
     try:
-        with pytest.raises(Fault, match=r"^no answer within 0\.1 s at test_replay\.py:\d+, t = 0 s, "):
-            replay(policy, sim, jobs)
+        with pytest.raises(Fault, match=r"^no answer within 0\.1 s at scripted\.py:\d+, t = 0 s, "):
+            played(Policy(stuck), [0.0])
     finally:
         LIMIT_S.reset(token)
     assert signal.getsignal(signal.SIGALRM) is before
@@ -218,24 +203,21 @@ def raising(error: BaseException) -> Callable[[Event, View], Iterable[Action]]:
 
 
 def test_a_fault_names_what_the_policy_did_and_when() -> None:
-    policy, (sim, jobs) = Policy(raising(SystemExit(0))), engine([0.0, 1.25])
     told = r"^SystemExit at test_replay\.py:\d+ \(0\), t = 1\.25 s, Arrived\(id=1\)$"
     with pytest.raises(Fault, match=told) as caught:
-        replay(policy, sim, jobs)
+        played(Policy(raising(SystemExit(0))), [0.0, 1.25])
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
 def test_an_interrupt_that_a_policy_raises_by_itself_is_its_fault() -> None:
-    policy, (sim, jobs) = Policy(raising(KeyboardInterrupt())), engine([0.0, 1.25])
     with pytest.raises(Fault, match="KeyboardInterrupt"):
-        replay(policy, sim, jobs)
+        played(Policy(raising(KeyboardInterrupt())), [0.0, 1.25])
 
 
 @cases("error", [Infeasible("too small"), Interrupted()])
 def test_what_is_no_fault_comes_through(error: BaseException) -> None:
-    policy, (sim, jobs) = Policy(raising(error)), engine([0.0, 1.25])
     with pytest.raises(type(error)):
-        replay(policy, sim, jobs)
+        played(Policy(raising(error)), [0.0, 1.25])
 
 
 N: Any = np.int64(0)
@@ -288,14 +270,13 @@ def test_refusals_are_counted_and_the_first_is_kept() -> None:
 
 
 def test_what_an_engine_lacks_is_named() -> None:
-    sim, jobs = engine([0.0])
     for policy, name in (
         (Policy(serve, uses=frozenset({"Load.way:tape"})), "Load.way:tape"),
         (Policy(serve, hears=frozenset({int})), "event int"),
         (Policy(serve, options={"kv": "buddy"}), "option kv=buddy"),
     ):
         with pytest.raises(Unsupported, match=name):
-            replay(policy, sim, jobs)
+            played(policy, [0.0])
 
 
 def test_impossible_actions_come_back_and_change_nothing() -> None:
@@ -309,8 +290,8 @@ def test_impossible_actions_come_back_and_change_nothing() -> None:
             yield Load(Inst("m0", (0, 1)))
             yield Run(A, slice_layers=3)
 
-    policy, (sim, jobs) = Policy(wrong, frozenset({Woke, Arrived, Done})), engine([0.0])
-    replay(policy, sim, jobs)
+    policy = Policy(wrong, frozenset({Woke, Arrived, Done}))
+    sim = played(policy, [0.0])
     refused = [e for _, e in policy.heard if isinstance(e, Done)]
     assert [type(e.action).__name__ for e in refused] == ["Evict", "Admit", "Admit", "Load", "Run"]
     assert all(e.failed for e in refused)

@@ -27,7 +27,8 @@ from harness.policy.view import View
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.test_laws import prefill_queue
 from tests.harness.engines.sim.world import SHAPE
-from tests.harness.loop.test_replay import Policy, done_s
+from tests.harness.loop.scripted import Policy
+from tests.harness.loop.test_replay import done_s
 
 A, B = Batch(Inst("m0", (0,))), Batch(Inst("m0", (0,)), 1)
 NEW = Inst("m1", (0,))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.client.body import OPENAI, Server, Style
+from harness.client.body import Server
 from harness.client.client import Told
 from harness.client.log import CONNECTING, DONE, DROPPED, FAILED, SENT, STREAMING, WAITING, Book, Log, assemble
 from harness.engines.machine import Config, Served
@@ -22,14 +23,17 @@ from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Change, Seat, Up
 from harness.engines.servers.process import PortTaken
 from harness.loop.replay import Outcome, replay
-from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Cluster, Gpu, Inst, Jobs, Model, Option, UserError
+from harness.policy.types import Batch, Cluster, Gpu, Inst, Jobs, Model, UserError
 from harness.policy.view import View
 from harness.rows import record
+from tests.harness.engines.servers.stubbed import Plain
+from tests.harness.loop.scripted import Policy
 from workloads.models import shape
 
 MS = 1_000_000
+START = frozenset({Woke})  # what a script hears that orders once and for all
 LAG_NS, PREFILL_NS, STEP_NS = 1 * MS, 50 * MS, 10 * MS  # of the client, and of every server
 START_NS, STOP_NS = 500 * MS, 100 * MS
 TOKEN_BYTES, PAGE_BYTES, WEIGHTS = 10, 1000, 5000
@@ -204,21 +208,14 @@ class Process:
         return "bad_alloc"
 
 
-class Small:
+class Small(Plain):
     """Servers of models of 5,000 bytes and ten pages of 1,000 bytes for a longest request."""
 
     name = "small"
     can = frozenset({"Load", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
     sleeps: Mapping[str, fleet.Sleep] = {}
-    keep: fleet.Keep | None = None
-    offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",)}
-    style: Style = OPENAI
-    lacks = ""
-    facts: Mapping[str, str] = {"small": "1.0"}
     slots = 2
-    apart = False
-    elastic = False
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
         model = Model(4, 1, WEIGHTS, TOKEN_BYTES, PAGE_BYTES, LONGEST, float("inf"), float("inf"))
@@ -226,16 +223,6 @@ class Small:
         self.cluster = Cluster(gpus, {m.name: model for m in config.models}, {}, None)  # type: ignore[arg-type]
         self.seats: list[tuple[Inst, int, Process]] = []
         self.sms: list[int | None] = []  # of each seat
-
-    def ready(self, folder: Path) -> None:
-        """See Kind."""
-        assert folder.is_dir()
-
-    def close(self) -> None:
-        """See Kind."""
-
-    def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """See Kind."""
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
@@ -245,33 +232,12 @@ class Small:
         self.seats.append((inst, kv_bytes, process))
         return Seat(Server(process.url, inst.model), process)  # type: ignore[arg-type]
 
-    def roots(self) -> list[int]:
-        """See Kind."""
-        return []
 
-    def served(self) -> dict[str, str]:
-        """See Kind."""
-        return {}
+@dataclass
+class Script(Policy):
+    """A policy that hears all that servers tell, unless a test says otherwise."""
 
-
-class Script:
-    """A policy that answers what a test says."""
-
-    def __init__(self, answers: Callable[[Event, View], Iterable[Action]], hears: set[type] | None = None) -> None:
-        self.answers = answers
-        self.uses = frozenset({"Load", "Run", "Admit"})
-        self.hears = frozenset(hears or {Woke, Arrived, Prefilled, Finished, Load, Evict})
-        self.options: Mapping[str, Option] = {}
-        self.heard: list[tuple[float, Event]] = []
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer as the test says."""
-        self.heard.append((view.now_s, event))
-        return tuple(self.answers(event, view))
-
-    def events(self, kind: type) -> list[Any]:
-        """Return events of a kind."""
-        return [event for _, event in self.heard if isinstance(event, kind)]
+    hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict})
 
 
 class Stage:
@@ -312,7 +278,7 @@ class Stage:
 
         self.world.at(self.world.now_ns + (START_NS if what == "ready" else STOP_NS), over)
 
-    def run(self, script: Script, jobs: Jobs, end_s: float = float("inf")) -> tuple[Outcome, list[dict[str, Any]]]:
+    def run(self, script: Policy, jobs: Jobs, end_s: float = float("inf")) -> tuple[Outcome, list[dict[str, Any]]]:
         """Replay a workload; rows, and what the loop counted."""
         try:
             outcome = replay(script, self.engine, jobs, end_s=end_s)
@@ -347,12 +313,27 @@ def waits(row: Mapping[str, Any]) -> dict[str, float]:
     return {wait: round(row[f"{wait}_ns"] / MS, 3) for wait in record.WAITS if row[f"{wait}_ns"]}
 
 
-def routed(*models: str) -> Callable[[Event, View], Iterable[Action]]:
-    """Route models that are up from the start, and need no policy from there on."""
+def on_demand(event: Event, _: View) -> Iterable[Action]:
+    """Load the model of each request when it comes, and admit it."""
+    if isinstance(event, Arrived):
+        to = batch(event.request.model)
+        yield from (Load(to.inst), Run(to), Admit(event.request.id, to))
+
+
+def at(says: Mapping[float, Sequence[Action]]) -> Callable[[Event, View], Iterable[Action]]:
+    """Order actions at their times; those of 0 s are the start's."""
+    orders = {str(at_s) if at_s else "start": actions for at_s, actions in says.items()}
 
     def answers(event: Event, _: View) -> Iterable[Action]:
+        if isinstance(event, Woke):
+            yield from orders.get(event.key, ())
         if event == Woke("start"):
-            for m in models:
-                yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
+            yield from (Wake(at_s, str(at_s)) for at_s in says if at_s)
 
     return answers
+
+
+def routed(*models: str) -> Callable[[Event, View], Iterable[Action]]:
+    """Route models that are up from the start, and need no policy from there on."""
+    lanes = {m: batch(m) for m in models}
+    return at({0.0: [x for m, lane in lanes.items() for x in (Load(lane.inst), Run(lane), Admit(m, lane))]})

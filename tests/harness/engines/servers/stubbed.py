@@ -16,36 +16,55 @@ from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.loop.system import ROOT
-from harness.policy.types import Cluster, Gpu, Inst, Model, Option, UserError
+from harness.policy.types import Cluster, Gpu, Inst, Model, Option
 
 WEIGHT_BYTES, TOKEN_BYTES, PAGE_BYTES, TOKENS = 1 << 20, 1 << 10, 1 << 18, 2048
+SLEEPS = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))}
 NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # the stub refuses its tags
 
 
+class Plain:
+    """The part that kinds of servers of tests share: they lack nothing, and start nothing beside their servers."""
+
+    keep: Keep | None = None
+    lacks = ""
+    apart = elastic = False
+    style = Style()
+    facts: Mapping[str, str] = {"servers": "tests.harness.engines.servers.stub"}
+    offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model", "kept")}
+
+    def ready(self, folder: Path) -> None:
+        """See Kind."""
+        assert folder.is_dir()
+
+    def close(self) -> None:
+        """See Kind."""
+
+    def resize(self, inst: Inst, kv_bytes: int) -> None:
+        """See Kind."""
+
+    def roots(self) -> list[int]:
+        """See Kind."""
+        return []
+
+    def served(self) -> dict[str, str]:
+        """See Kind."""
+        return {}
+
+
 @dataclass
-class Stubbed:
+class Stubbed(Plain):
     """Servers that take the memory that they say, and compute nothing."""
 
-    config: Config
-    options: tuple[str, ...] = ("--ttft-ms", "4", "--itl-ms", "1")
-    name: str = "stubbed"
-    can: frozenset[str] = frozenset(
+    name = "stubbed"
+    can = frozenset(
         {"Load", "Load.way:cold", "Load.way:sleep", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"}
     )
-    ways: frozenset[str] = frozenset({"host", "cold", "sleep"})
-    sleeps: Mapping[str, Sleep] = field(
-        default_factory=lambda: {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))}
-    )
-    keep: Keep | None = None
-    lacks: str = ""
-    slots: int = 4
-    apart: bool = False
-    elastic: bool = False
-    style: Style = field(default_factory=Style)
-    facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "tests.harness.engines.servers.stub"})
-    offers: Mapping[str, tuple[Option, ...]] = field(
-        default_factory=lambda: {"kv": ("paged",), "process": ("gpu", "model", "kept")}
-    )
+    ways = frozenset({"host", "cold", "sleep"})
+    slots = 4
+    config: Config
+    options: tuple[str, ...] = ("--ttft-ms", "4", "--itl-ms", "1")
+    sleeps: Mapping[str, Sleep] = field(default_factory=lambda: SLEEPS)
     processes: list[Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -55,17 +74,6 @@ class Stubbed:
         gpus = tuple(Gpu("mock", 0, room, 1, ()) for _ in range(self.config.gpus))
         models = {m.name: model for m in self.config.models}
         self.cluster = Cluster(gpus, models, dict(self.config.plan), NoProfile())
-
-    def ready(self, folder: Path) -> None:
-        """See Kind."""
-        if not folder.is_dir():
-            raise UserError(f"no folder {folder}")
-
-    def close(self) -> None:
-        """See Kind."""
-
-    def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """See Kind."""
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
@@ -77,14 +85,6 @@ class Stubbed:
         process = Process(command, env, log, f"{url}/health")
         self.processes.append(process)
         return Seat(Server(url, inst.model), process)
-
-    def roots(self) -> list[int]:
-        """See Kind."""
-        return []
-
-    def served(self) -> dict[str, str]:
-        """See Kind."""
-        return {}
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:

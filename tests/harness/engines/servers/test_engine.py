@@ -26,47 +26,39 @@ from tests.cases import cases
 from tests.harness.engines.servers import staged
 from tests.harness.engines.servers.staged import (
     MS,
+    START,
     WEIGHTS,
     Process,
     Script,
     Sender,
     Small,
     Stage,
+    at,
     batch,
     jobs,
+    on_demand,
     routed,
     waits,
 )
+from tests.harness.loop.scripted import Policy
 from workloads.models import shape
 
 # ------------------------------------------------------------------ books
 
 
-def test_a_routed_request_leaves_at_its_time_and_its_books_are_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(monkeypatch)
-    _, (row,) = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 6)))
+def test_a_routed_request_leaves_at_its_time_and_its_books_are_the_clients(stage: Stage) -> None:
+    _, (row,) = stage.run(Script(routed("a"), START), jobs((1.0, "a", 6)))
     assert (row["state"], row["fidelity"], row["gpus"], row["made_tokens"]) == ("done", "real", "0", 6)
     assert waits(row) == {"host": 1.0, "compute": 90.0}  # the lag; a prefill of 50 ms, and four steps of 10
-    first_ns, done_ns = 1_051 * MS, 1_091 * MS
-    assert (row["arrival_ns"], row["admit_ns"], row["first_ns"], row["done_ns"]) == (
-        1000 * MS,
-        1000 * MS,
-        first_ns,
-        done_ns,
-    )
+    stamps = [row[f"{name}_ns"] for name in ("arrival", "admit", "first", "done")]
+    assert stamps == [1000 * MS, 1000 * MS, 1051 * MS, 1091 * MS]
     assert row["first_tokens"] == 2  # so that TPOT is 40 ms over the 4 tokens behind the first chunk
     assert row["token_ns"] == [51 * MS, 51 * MS, 61 * MS, 71 * MS, 81 * MS, 91 * MS]
     assert stage.engine.stats()["loads"] == 0  # what is up at the start is free
 
 
-def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers(event: Event, _: View) -> Iterable[Action]:
-        if isinstance(event, Arrived):
-            m = event.request.model
-            yield from (Load(batch(m).inst), Run(batch(m)), Admit(event.request.id, batch(m)))
-
-    stage = Stage(monkeypatch)
-    script = Script(answers)
+def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(stage: Stage) -> None:
+    script = Script(on_demand)
     _, rows = stage.run(script, jobs((1.0, "a", 2), (1.2, "a", 2)))
     assert [waits(row) for row in rows] == [
         {"load": 500.0, "host": 1.0, "compute": 50.0},
@@ -77,34 +69,21 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch
     assert stage.engine.stats()["loads"] == 1.0
 
 
-def test_a_request_that_nobody_admits_is_held_and_one_without_a_lane_waits_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def answers(event: Event, _: View) -> Iterable[Action]:
-        match event:
-            case Woke("start"):
-                yield from (Load(batch("a").inst), Wake(1.3, "admit"), Wake(1.7, "run"))
-            case Woke("admit"):
-                yield Admit(0, batch("a"))
-            case Woke("run"):
-                yield Run(batch("a"))
-
-    _, (row,) = Stage(monkeypatch).run(Script(answers), jobs((1.0, "a", 2)))
+def test_a_request_that_nobody_admits_is_held_and_one_without_a_lane_waits_its_turn(stage: Stage) -> None:
+    script = Script(at({0.0: [Load(batch("a").inst)], 1.3: [Admit(0, batch("a"))], 1.7: [Run(batch("a"))]}))
+    _, (row,) = stage.run(script, jobs((1.0, "a", 2)))
     assert waits(row) == {"admission": 300.0, "queue": 400.0, "host": 1.0, "compute": 50.0}
 
 
-def test_what_is_under_way_at_the_end_is_unfinished_and_later_tokens_are_none_of_the_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(monkeypatch)
-    _, (row, other) = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 50), (5.0, "a", 2)), end_s=1.2)
+def test_what_is_under_way_at_the_end_is_unfinished_and_later_tokens_are_none_of_the_runs(stage: Stage) -> None:
+    _, (row, other) = stage.run(Script(routed("a"), START), jobs((1.0, "a", 50), (5.0, "a", 2)), end_s=1.2)
     assert (row["state"], other["state"]) == ("unfinished", "unfinished")
     assert row["made_tokens"] == 2 + 14  # a step ends every 10 ms from 1.051 s
     assert (row["done_ns"], other["first_ns"]) == (None, None)
     assert waits(row) == {"host": 1.0, "compute": 199.0}
 
 
-def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_request_ends_so_wherever_it_is(stage: Stage) -> None:
     def answers(event: Event, view: View) -> Iterable[Action]:
         yield from routed("a")(event, view)
         match event:
@@ -114,14 +93,13 @@ def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatc
                 yield Drop(0)  # at its server
 
     script = Script(answers)
-    _, rows = Stage(monkeypatch).run(script, jobs((1.0, "a", 50), (1.1, "b", 2)))
+    _, rows = stage.run(script, jobs((1.0, "a", 50), (1.1, "b", 2)))
     assert [row["state"] for row in rows] == ["dropped", "dropped"]
     assert [(end.rid, end.state) for end in script.events(Finished)] == [(0, "dropped")]  # the last end is the run's
 
 
-def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(monkeypatch)
-    script = Script(routed("a"), {Woke, Finished})
+def test_fewer_tokens_than_asked_for_is_a_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(routed("a"), frozenset({Woke, Finished}))
     monkeypatch.setattr(
         Sender, "end", lambda self, rid, state, kind, why="": self.told.append(Told(kind, rid, self.world.now_ns, 1))
     )
@@ -131,22 +109,20 @@ def test_fewer_tokens_than_asked_for_is_a_failure(monkeypatch: pytest.MonkeyPatc
     assert stage.engine.errors == {0: "ended after 1 of 2 tokens: the server ignores ignore_eos"}
 
 
-def test_a_request_leaves_its_batch_without_a_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_leaves_its_batch_without_a_look_at_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 3,000 requests a second thousands are in flight: to compare them all at each end is what falls behind."""
 
     def compared(*_: object) -> bool:
         raise AssertionError("a request was compared with another")
 
     monkeypatch.setattr(wallclock.Live, "__eq__", compared)
-    stage = Stage(monkeypatch)
-    _, rows = stage.run(Script(routed("a"), {Woke}), jobs(*((1.0 + 0.001 * k, "a", 3) for k in range(20))))
+    _, rows = stage.run(Script(routed("a"), START), jobs(*((1.0 + 0.001 * k, "a", 3) for k in range(20))))
     assert {row["state"] for row in rows} == {"done"}
 
 
-def test_a_run_that_falls_behind_its_client_ends_and_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_falls_behind_its_client_ends_and_is_invalid(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEHIND_S", -1e9)  # so that every event is late
-    stage = Stage(monkeypatch)
-    _, rows = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 50), (5.0, "a", 2)))
+    _, rows = stage.run(Script(routed("a"), START), jobs((1.0, "a", 50), (5.0, "a", 2)))
     assert {row["state"] for row in rows} == {"unfinished"}
     judged = stage.engine.about()["verdict"]
     assert not judged["valid"]
@@ -173,34 +149,18 @@ def test_a_server_stops_when_its_requests_have_ended_and_the_next_starts_in_its_
     outcome, (a, b) = stage.run(script, jobs((1.0, "a", 10), (1.01, "b", 2)))
     assert waits(a) == {"host": 1.0, "compute": 130.0}  # until 1.131 s
     assert waits(b) == {"load": 131.0 - 10.0 + 100.0 + 500.0, "host": 1.0, "compute": 50.0}
-    assert (a["state"], b["state"], outcome.refused) == (
-        "done",
-        "done",
-        2,
-    )  # an eviction of what is out, a load that stood
-    assert {name: stage.engine.stats()[name] for name in ("loads", "evicts", "faults")} == {
-        "loads": 1.0,
-        "evicts": 1.0,
-        "faults": 0.0,
-    }
+    assert (a["state"], b["state"]) == ("done", "done")
+    assert outcome.refused == 2  # an eviction of what is out, a load that stood
+    assert [stage.engine.stats()[name] for name in ("loads", "evicts", "faults")] == [1.0, 1.0, 0.0]
     assert [(inst.model, kv) for inst, kv, _ in stage.kind.seats] == [("a", 20_000), ("b", 20_000)]
 
 
 def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def answers(event: Event, view: View) -> Iterable[Action]:
-        yield from routed("a")(event, view)
-        match event:
-            case Woke("start"):
-                yield from (Wake(1.0, "evict"), Wake(2.0, "load"))
-            case Woke("evict"):
-                yield Evict(batch("a").inst)
-            case Woke("load"):
-                yield Load(batch("a").inst)
-
-    stage = Stage(monkeypatch, deaf_ns=40 * MS)
-    _, (early, late) = stage.run(Script(answers), jobs((1.02, "a", 2), (1.5, "a", 2)))
+    a, stage = batch("a"), Stage(monkeypatch, deaf_ns=40 * MS)
+    script = Script(at({0.0: [Load(a.inst), Run(a), Admit("a", a)], 1.0: [Evict(a.inst)], 2.0: [Load(a.inst)]}))
+    _, (early, late) = stage.run(script, jobs((1.02, "a", 2), (1.5, "a", 2)))
     assert (early["state"], late["state"]) == ("done", "done")
     assert waits(early) == {"host": 1.0, "compute": 50.0}
     assert waits(late) == {"load": 1000.0, "host": 1.0, "compute": 50.0}  # until the next server is up, at 2.5 s
@@ -209,10 +169,8 @@ def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_
 
 
 def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loaded_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = Stage(monkeypatch)
-
     def kill() -> None:
         _, _, process = stage.kind.seats[0]
         process.killed = True
@@ -238,13 +196,13 @@ def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loa
     assert "compute" not in waits(rows[1])  # it never ran
 
 
-def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(stage: Stage) -> None:
     def answers(event: Event, view: View) -> Iterable[Action]:
         yield from routed("a")(event, view)
         if isinstance(event, Arrived) and event.request.model == "b":
             yield from (Load(batch("b").inst), Run(batch("b")), Admit(event.request.id, batch("b")))
 
-    stage, script = Stage(monkeypatch), Script(answers)
+    script = Script(answers)
     stage.never_ready.add("b")
     _, rows = stage.run(script, jobs((1.0, "b", 2), (1.1, "a", 2)))
     assert [row["state"] for row in rows] == ["failed", "done"]
@@ -257,22 +215,15 @@ def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(mon
 def test_a_server_whose_port_is_taken_starts_on_another_twice(
     taken: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answers(event: Event, _: View) -> Iterable[Action]:
-        if isinstance(event, Arrived):
-            yield from (Load(batch("a").inst), Run(batch("a")), Admit(event.request.id, batch("a")))
-
     stage = Stage(monkeypatch)
     stage.taken = taken
-    _, (row,) = stage.run(Script(answers), jobs((1.0, "a", 2)))
+    _, (row,) = stage.run(Script(on_demand), jobs((1.0, "a", 2)))
     assert (row["state"], len(stage.kind.seats)) == (state, 3)
     assert waits(row)["load"] == 1500.0
     assert stage.engine.side()["faults"] == ([] if state == "done" else ["its port is taken"])
 
 
-def test_a_server_of_the_start_that_never_answers_is_told_before_the_clock_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(monkeypatch)
+def test_a_server_of_the_start_that_never_answers_is_told_before_the_clock_runs(stage: Stage) -> None:
     stage.never_ready.add("b")
     with pytest.raises(UserError, match="server b ended before it was ready"):
         stage.run(Script(routed("a", "b")), jobs((1.0, "a", 2)))
@@ -282,9 +233,7 @@ def test_a_server_of_the_start_that_never_answers_is_told_before_the_clock_runs(
 # ------------------------------------------------------------------ memory
 
 
-def test_servers_of_the_start_have_the_kv_memory_of_limits_said_after_their_loads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_servers_of_the_start_have_the_kv_memory_of_limits_said_after_their_loads(stage: Stage) -> None:
     def answers(event: Event, view: View) -> Iterable[Action]:
         yield from routed("a", "b", "c")(event, view)
         if event == Woke("start"):
@@ -292,7 +241,7 @@ def test_servers_of_the_start_have_the_kv_memory_of_limits_said_after_their_load
         if isinstance(event, Arrived):
             yield from (Limit("a", 0, 14_999), Limit("a", 0, 15_000), Limit("a", 0, 999))
 
-    stage, script = Stage(monkeypatch, mem_bytes=100_000), Script(answers)
+    script = Script(answers)
     stage.run(script, jobs((1.0, "a", 2)))
     sizes = {inst.model: kv for inst, kv, _ in stage.kind.seats}
     assert sizes == {"a": 14_000, "b": 40_000, "c": 20_000}  # whole pages; c as many longest requests as it has slots
@@ -314,13 +263,8 @@ def test_a_load_without_room_stands_until_there_is_some(monkeypatch: pytest.Monk
 
     def answers(event: Event, view: View) -> Iterable[Action]:
         seen.append((view.now_s, view.free_bytes(0)))
-        match event:
-            case Woke("start"):
-                yield from (Load(batch("a").inst), Wake(2.0, "evict"))
-            case Arrived(request):
-                yield from (Load(batch("b").inst), Run(batch("b")), Admit(request.id, batch("b")))
-            case Woke("evict"):
-                yield Evict(batch("a").inst)
+        yield from on_demand(event, view)
+        yield from at({0.0: [Load(batch("a").inst)], 2.0: [Evict(batch("a").inst)]})(event, view)
 
     stage, script = Stage(monkeypatch, mem_bytes=WEIGHTS + 20_000), Script(answers)
     outcome, (row,) = stage.run(script, jobs((1.0, "b", 2)))
@@ -345,14 +289,11 @@ def test_a_load_that_no_room_is_enough_for_can_never_be(monkeypatch: pytest.Monk
 # ------------------------------------------------------------------ what it says of itself
 
 
-def test_a_run_says_what_its_client_saw_and_whether_it_measured_its_servers(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stage = Stage(monkeypatch)
+def test_a_run_says_what_its_client_saw_and_whether_it_measured_its_servers(stage: Stage, tmp_path: Path) -> None:
     engine = stage.engine
     assert isinstance(engine, Observed)
     try:
-        replay(Script(routed("a"), {Woke}), engine, jobs((1.0, "a", 6), (1.1, "b", 2)), end_s=3.0)
+        replay(Script(routed("a"), START), engine, jobs((1.0, "a", 6), (1.1, "b", 2)), end_s=3.0)
         rows, about = list(engine.rows()), engine.about()
         record.write(tmp_path / "run", rows, about, side=engine.side(), files=engine.files())
     finally:
@@ -386,9 +327,8 @@ def test_a_part_of_the_sms_is_taken_at_the_start_and_kept(monkeypatch: pytest.Mo
             case Done(Run(), _, why):
                 refused.append(why)
 
-    script = Script(answers, {Woke, Arrived, Finished})
     stage = Stage(monkeypatch)
-    stage.run(script, jobs((3.0, "a", 2)), end_s=4.0)
+    stage.run(Policy(answers), jobs((3.0, "a", 2)), end_s=4.0)
     assert stage.kind.sms == [1]
     assert refused == ["small takes its part of the SMs when it starts", "GPU 0 has 1 SMs, not 2"]
 
@@ -409,7 +349,7 @@ def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.Monke
                 yield Limit("a", 0, 7_500)
 
     stage = Stage(monkeypatch, mem_bytes=2 * WEIGHTS + 25_000)
-    outcome, _ = stage.run(Script(answers, {Woke, Arrived, Finished}), jobs((2.0, "a", 2)))
+    outcome, _ = stage.run(Policy(answers), jobs((2.0, "a", 2)))
     assert outcome.refused == 0
     assert [kv_bytes for model, kv_bytes in told if model == "a"][-1] == 7000  # whole pages
     assert {kv_bytes for model, kv_bytes in told if model == "b"} == {20_000}

@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.engines.servers import environments, guard
-from harness.engines.servers.process import PortTaken, Process, free_port, launch
+from harness.engines.servers.process import HELD, PortTaken, Process, free_port
 from harness.policy.types import UserError
 from tests import ROOT
 from tests.cases import cases
@@ -46,29 +46,47 @@ subprocess.run([sys.executable, "-c", grand, child], check=True)
 """
 
 
+Make = Callable[..., Process]
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[list[Process]]:
-    """Yield a list of processes to end, whatever a test does."""
-    all_of_them: list[Process] = []
-    yield all_of_them
-    for process in all_of_them:
+def server(tmp_path: Path) -> Iterator[Make]:
+    """Yield a function that makes a server of some code, not started; they end whatever a test does."""
+    made: list[Process] = []
+
+    def make(code: str, port: int = 0, env: Mapping[str, str] | None = None) -> Process:
+        port = port or free_port()
+        env = environments.variables(os.environ, {}) if env is None else env
+        command = [sys.executable, "-c", code, str(port)]
+        made.append(Process(command, env, tmp_path / "mine.log", f"http://127.0.0.1:{port}/health"))
+        return made[-1]
+
+    yield make
+    for process in made:
         process.stop(0.0)
 
 
-def server(made: list[Process], tmp_path: Path, code: str, port: int) -> Process:
-    """Return a server of some code, not started."""
-    env = environments.variables(os.environ, {})
-    url = f"http://127.0.0.1:{port}/health"
-    made.append(Process([sys.executable, "-c", code, str(port)], env, tmp_path / "mine.log", url))
-    return made[-1]
-
-
-def test_a_server_answers_and_is_gone_after_stop(made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, ANSWER, free_port())
-    assert not process.alive()
+def started(process: Process) -> Process:
+    """Start a server and wait until it answers."""
     process.start()
     process.wait_ready(60.0)
-    assert process.alive()
+    return process
+
+
+def last_words(process: Process, kind: type[UserError] = UserError) -> str:
+    """Start a server that never answers; return what is said of it then."""
+    process.start()
+    with pytest.raises(UserError) as failed:
+        process.wait_ready(60.0)
+    assert type(failed.value) is kind
+    assert not process.alive()
+    return str(failed.value)
+
+
+def test_a_server_answers_and_is_gone_after_stop(server: Make) -> None:
+    process = server(ANSWER)
+    assert not process.alive()
+    assert started(process).alive()
     assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
     process.stop()
     assert not process.alive()
@@ -76,21 +94,17 @@ def test_a_server_answers_and_is_gone_after_stop(made: list[Process], tmp_path: 
     process.stop()
 
 
-def test_stop_without_start_does_nothing(tmp_path: Path) -> None:
-    process = server([], tmp_path, ANSWER, free_port())
+def test_stop_without_start_does_nothing(server: Make) -> None:
+    process = server(ANSWER)
     process.stop()
     assert not process.alive()
     assert not process.log.exists()
 
 
-def test_a_server_that_dies_says_why(made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, "import sys; print('first'); print('no such device'); sys.exit(7)", free_port())
-    process.start()
-    with pytest.raises(UserError) as told:
-        process.wait_ready(60.0)
-    assert "server mine ended before it was ready (exit code 7)" in str(told.value)
-    assert str(told.value).endswith("first\nno such device")
-    assert not isinstance(told.value, PortTaken)
+def test_a_server_that_dies_says_why(server: Make) -> None:
+    why = last_words(server("import sys; print('first'); print('no such device'); sys.exit(7)"))
+    assert "server mine ended before it was ready (exit code 7)" in why
+    assert why.endswith("first\nno such device")
 
 
 @cases(
@@ -102,73 +116,42 @@ def test_a_server_that_dies_says_why(made: list[Process], tmp_path: Path) -> Non
         ("raise SystemExit('CUDA out of memory. Tried to allocate 2 GiB')", "(exit code 1): out of memory"),
     ],
 )
-def test_the_cause_of_death_is_named(code: str, why: str, made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, code, free_port())
-    process.start()
-    with pytest.raises(UserError) as told:
-        process.wait_ready(60.0)
-    assert why in str(told.value)
+def test_the_cause_of_death_is_named(code: str, why: str, server: Make) -> None:
+    assert why in last_words(server(code))
 
 
-def test_only_this_start_is_quoted(made: list[Process], tmp_path: Path) -> None:
-    for word in ("early", "late"):
-        process = server(made, tmp_path, f"print({word!r}); raise SystemExit(1)", free_port())
-        process.start()
-        with pytest.raises(UserError) as told:
-            process.wait_ready(60.0)
-    assert "late" in str(told.value)
-    assert "early" not in str(told.value)
-    assert process.log.read_text() == "early\nlate\n"
+def test_only_this_start_is_quoted(server: Make) -> None:
+    early, late = (server(f"print({word!r}); raise SystemExit(1)") for word in ("early", "late"))
+    assert "early" in last_words(early)
+    why = last_words(late)
+    assert "late" in why
+    assert "early" not in why
+    assert late.log.read_text() == "early\nlate\n"
 
 
-def test_a_command_that_does_not_exist_is_a_users_mistake(made: list[Process], tmp_path: Path) -> None:
-    made.append(process := Process(["/no/such/python"], {}, tmp_path / "mine.log", f"http://127.0.0.1:{free_port()}/"))
-    process.start()
-    with pytest.raises(UserError, match="/no/such/python"):
-        process.wait_ready(60.0)
+def test_a_command_that_does_not_exist_is_a_users_mistake(tmp_path: Path) -> None:
+    process = Process(["/no/such/python"], {}, tmp_path / "mine.log", f"http://127.0.0.1:{free_port()}/")
+    assert "/no/such/python" in last_words(process)
 
 
-def test_a_server_that_hangs_is_given_up(made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, HANG, free_port())
+def test_a_server_that_hangs_is_given_up(server: Make) -> None:
+    process = server(HANG)
     process.start()
     with pytest.raises(UserError, match=r"server mine was not ready within 0\.2 s"):
         process.wait_ready(0.2)
     assert not process.alive()
 
 
-def test_another_server_on_the_port_does_not_pass_for_ours(made: list[Process], tmp_path: Path) -> None:
-    other = server(made, tmp_path, ANSWER, free_port())
-    other.start()
-    other.wait_ready(60.0)
-    process = server(made, tmp_path, "import signal; signal.pause()", int(other.ready_url.split(":")[2].split("/")[0]))
-    process.start()
-    with pytest.raises(PortTaken, match="server mine is not what answers"):
-        process.wait_ready(60.0)
+def test_another_server_on_the_port_does_not_pass_for_ours(server: Make) -> None:
+    other = started(server(ANSWER, port := free_port()))
+    assert "server mine is not what answers" in last_words(server("import signal; signal.pause()", port), PortTaken)
     assert other.alive()
-    assert not process.alive()
 
 
-def test_launch_goes_on_to_another_port(made: list[Process], tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(server: Make) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
-        ports = [taken.getsockname()[1]]
-
-        def make(port: int) -> Process:
-            ports.append(port)
-            return server(made, tmp_path, ANSWER, ports[0] if len(ports) == 2 else port)
-
-        process = launch(make, 60.0)
-    assert process.alive()
-    assert process.ready_url == f"http://127.0.0.1:{ports[2]}/health"
-    assert not made[0].alive()
-
-
-def test_launch_gives_up_in_the_end(made: list[Process], tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", free_port()))
-        with pytest.raises(PortTaken, match="its port is taken"):
-            launch(lambda _: server(made, tmp_path, ANSWER, taken.getsockname()[1]), 60.0, tries=2)
-    assert len(made) == 2
+        taken.bind(("127.0.0.1", port := free_port()))
+        assert "its port is taken" in last_words(server(ANSWER, port), PortTaken)
 
 
 def test_a_free_port_is_no_outgoing_connections() -> None:
@@ -179,19 +162,15 @@ def test_a_free_port_is_no_outgoing_connections() -> None:
         pass
 
 
-def test_a_server_that_ignores_sigterm_is_killed(made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, DEAF, free_port())
-    process.start()
-    process.wait_ready(60.0)
+def test_a_server_that_ignores_sigterm_is_killed(server: Make) -> None:
+    process = started(server(DEAF))
     process.stop(0.05)
     assert not psutil.pid_exists(process.pid)
 
 
 @cases("first", ["stop", "death of the server"])
-def test_children_end_with_their_server(first: str, made: list[Process], tmp_path: Path) -> None:
-    process = server(made, tmp_path, PARENT, free_port())
-    process.start()
-    process.wait_ready(60.0)
+def test_children_end_with_their_server(first: str, server: Make) -> None:
+    process = started(server(PARENT))
     members = process.members()
     assert len(members) == 3
     assert len({os.getsid(member.pid) for member in members}) == 2
@@ -233,8 +212,6 @@ def test_no_server_outlives_its_run(how: str, tmp_path: Path) -> None:
 
 def test_a_server_that_its_guard_does_not_know_never_starts(tmp_path: Path) -> None:
     """The command is held until a line comes: a run that is killed before that leaves a shell that ends."""
-    from harness.engines.servers.process import HELD
-
     touched = tmp_path / "touched"
     subprocess.run([*HELD, "touch", str(touched)], stdin=subprocess.DEVNULL, check=False)
     assert not touched.exists()
@@ -252,7 +229,7 @@ def test_a_family_is_living_processes_alone() -> None:
     assert guard.family(leader) == []
 
 
-def test_no_secret_reaches_a_server(made: list[Process], tmp_path: Path) -> None:
+def test_no_secret_reaches_a_server(server: Make) -> None:
     ours = {
         "PATH": "/usr/bin",
         "HOME": "/home/me",
@@ -274,11 +251,7 @@ def test_no_secret_reaches_a_server(made: list[Process], tmp_path: Path) -> None
     assert given["HF_HUB_OFFLINE"] == given["VLLM_SERVER_DEV_MODE"] == "1"
     with pytest.raises(UserError, match="VLLM_API_KEY looks like a key"):
         environments.variables({}, {"VLLM_API_KEY": "x"})
-    code = "import os; print(sorted(os.environ)); raise SystemExit(1)"
-    made.append(process := Process([sys.executable, "-c", code], given, tmp_path / "mine.log", "http://127.0.0.1:1/"))
-    process.start()
-    with pytest.raises(UserError):
-        process.wait_ready(60.0)
+    last_words(process := server("import os; print(sorted(os.environ)); raise SystemExit(1)", env=given))
     assert set(eval(process.last_lines())) - set(given) <= {"LC_CTYPE", "PWD", "OLDPWD", "_", "SHLVL"}
 
 

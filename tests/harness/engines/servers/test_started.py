@@ -116,33 +116,31 @@ def test_sglangs_own_multiplexing_is_an_engine_that_says_so(tmp_path: Path) -> N
 # ------------------------------------------------------------------ what this host can do
 
 
-def fields(module: Any) -> list[Any]:
-    """Return an engine's own fields as nobody sets them, if it has any."""
-    return [module.Fields()] if hasattr(module, "Fields") else []
+ON_CARDS = ("vllm", "sglang", "sglang_pdmux")
 
 
-@cases("module", [vllm, sglang, sglang_pdmux])
+@cases("name", ON_CARDS)
 def test_without_a_card_nothing_of_a_card_is_offered(
-    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    engine = module.make(CONFIG, {"kv": "elastic", "sharing": "fluid"}, PRICED, *fields(module))
+    engine: Any = engines.find(name)(CONFIG, {"kv": "elastic", "sharing": "fluid"}, PRICED)
     assert engine.offers == {"kv": ("paged",), "process": ("gpu", "model")}
     assert not {use for use in engine.can if use.startswith(("Load.way:sleep", "Run."))}
     assert not engine.kind.elastic
 
 
-@cases(("module", "mps", "kvcached"), product([vllm, sglang, sglang_pdmux], (False, True), (False, True)))
+@cases(("name", "mps", "kvcached"), product(ON_CARDS, (False, True), (False, True)))
 def test_on_a_card_there_is_what_the_host_has_programs_for(
-    module: Any, mps: bool, kvcached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, mps: bool, kvcached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / name).touch()
+    for device in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / device).touch()
     monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if mps else None)
     monkeypatch.setattr(host, "version", lambda environment, package: "0.1.6" if kvcached else None)
-    engine = module.make(CONFIG, {}, PRICED, *fields(module))
+    engine: Any = engines.find(name)(CONFIG, {}, PRICED)
     assert engine.kind.card == Card(2, "/usr/bin/nvidia-cuda-mps-control" if mps else None, kvcached)
     assert engine.offers["kv"] == (("paged", "elastic") if kvcached else ("paged",))
     assert engine.offers["sharing"] == (("turns", "fluid") if mps else ("turns",))

@@ -24,7 +24,8 @@ from tests.cases import cases
 from tests.harness.client.scripted import CLOSE, HANG, HEAD, Asked, Pieces, chunked, error, event, scripted, tokens
 from tests.harness.client.scripted import DONE as DONE_LINE
 from tests.harness.engines.servers import stubbed
-from tests.harness.engines.servers.test_stub import QUICK, batch, config, jobs
+from tests.harness.engines.servers.staged import batch
+from tests.harness.engines.servers.test_stub import QUICK, config, jobs
 
 
 class Steps:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,24 @@ from harness.engines.servers.engine import CLIENT, Servers
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
-from harness.policy.actions import Action, Admit, Load, Run
-from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Inst, Jobs, Option, UserError
+from harness.policy.actions import Action
+from harness.policy.events import Event, Prefilled
+from harness.policy.types import Jobs, UserError
 from harness.policy.view import View
 from harness.rows import record
 from tests.bench import bench, ok
 from tests.cases import cases
 from tests.harness.engines.servers import stubbed
+from tests.harness.engines.servers.staged import Script, batch, routed
 from workloads.models import shape
 
 ENGINE = str(Path(stubbed.__file__))
 QUICK = ("--ttft-ms", "3", "--itl-ms", "0")
+BOTH = routed("a", "b")
+ONCE = (
+    *("--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale", "1"),
+    *("--no-plot", "--set", "warmup_s=0"),
+)
 SPEC = """
 system = "dedicated"
 models = "llama-3.2-1b*2"
@@ -67,30 +73,11 @@ def jobs(n: int, span_s: float, tokens: int) -> Jobs:
     return Jobs(("a", "b"), np.linspace(0.0, span_s, n), np.arange(n, dtype=np.int32) % 2, *sizes, none, none)
 
 
-def batch(model: str) -> Batch:
-    """Return the batch in which a model is served."""
-    return Batch(Inst(model, (0,)))
-
-
 def fails(*args: object) -> str:
     """Return the words of a command that ends with a user's mistake."""
     result = bench(*args)
     assert result.exit_code == 2, result.output
     return str(result.stderr)
-
-
-class Script:
-    """A policy of a test."""
-
-    uses = frozenset({"Load", "Run", "Admit"})
-    hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished})
-    options: Mapping[str, Option] = {}
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Load everything, and route it."""
-        if event == Woke("start"):
-            for m in "ab":
-                yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
 
 
 def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, Any]]]:
@@ -113,15 +100,21 @@ def config(**fields: Any) -> Config:
     return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **fields)
 
 
+def swapped(way: str, **of: Any) -> tuple[Servers, list[dict[str, Any]]]:
+    """Serve five requests by turns, with room for a server at a time; return the engine, and its rows."""
+    room = stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES
+    kind = stubbed.Stubbed(config(pool_bytes=room), **of)
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": way})
+    return served(kind, policy, jobs(5, 0.2, 4))
+
+
 @pytest.mark.slow
 def test_an_engine_of_stubs_conforms() -> None:
     assert check(ENGINE) == []
 
 
 def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> None:
-    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
-    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo"})
-    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
+    engine, rows = swapped("cold")
     assert [row["state"] for row in rows] == ["done"] * 5
     assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
     done_ns = [row["done_ns"] for row in rows]
@@ -132,26 +125,22 @@ def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> No
 
 
 def test_servers_that_sleep_keep_their_processes() -> None:
-    kind = stubbed.Stubbed(config(pool_bytes=stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES))
-    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
-    engine, rows = served(kind, policy, jobs(5, 0.2, 4))
+    engine, rows = swapped("sleep")
     assert [row["state"] for row in rows] == ["done"] * 5
     did = [span["what"] for span in engine.side()["servers"]]
     assert did == ["start", "sleep", "start", "sleep", "wake", "sleep", "wake", "sleep", "wake"]
-    assert len(kind.processes) == 2
     assert (engine.stats()["loads"], engine.stats()["evicts"]) == (4.0, 4.0)
 
 
 def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     kind = stubbed.Stubbed(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
 
-    class Kills(Script):
-        def on(self, event: Event, view: View) -> Iterable[Action]:
-            yield from super().on(event, view)
-            if isinstance(event, Prefilled) and event.batch == batch("a"):
-                os.kill(kind.processes[0].pid, signal.SIGKILL)
+    def kills(event: Event, view: View) -> Iterable[Action]:
+        yield from BOTH(event, view)
+        if isinstance(event, Prefilled) and event.batch == batch("a"):
+            os.kill(kind.processes[0].pid, signal.SIGKILL)
 
-    engine, rows = served(kind, Kills(), jobs(8, 0.4, 8))
+    engine, rows = served(kind, Script(kills), jobs(8, 0.4, 8))
     assert [row["state"] for row in rows] == ["failed", "done"] * 4
     (fault,) = engine.side()["faults"]
     assert fault.startswith("the server of a on GPU 0 ended by itself")
@@ -174,7 +163,7 @@ def test_a_servers_faults_are_rows_with_their_reason(
 ) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)
     options = ("--ttft-ms", "4", "--itl-ms", "1", "--seed", "3")
-    engine, rows = served(stubbed.Stubbed(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
+    engine, rows = served(stubbed.Stubbed(config(), (*options, f"--{fault}", "0.4")), Script(BOTH), jobs(24, 0.2, 6))
     assert {row["state"] for row in rows} == {"done", "failed"}
     (tmp_path / CLIENT).write_bytes(b"".join(engine.files()[CLIENT]))
     seen = pq.read_table(tmp_path / CLIENT).to_pylist()
@@ -186,7 +175,7 @@ def test_a_servers_faults_are_rows_with_their_reason(
 
 def test_a_server_that_cannot_start_is_told_with_the_last_lines_of_its_log() -> None:
     with pytest.raises(UserError, match=r"(?s)ended before it was ready \(exit code 2\).*unrecognized.*--no-such"):
-        served(stubbed.Stubbed(config(), ("--no-such-option",)), Script(), jobs(2, 0.1, 4))
+        served(stubbed.Stubbed(config(), ("--no-such-option",)), Script(BOTH), jobs(2, 0.1, 4))
 
 
 # ------------------------------------------------------------------ servers that run already
@@ -203,11 +192,8 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
     (tmp_path / "spec.toml").write_text(SPEC)
     with stub("--models", "x", *QUICK) as first, stub("--models", "llama-3.2-1b/1", *QUICK) as second:
         output = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={first},{second}/v1/", "-o", tmp_path)
-        table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={first},{second}",
-                              "--models",
-                              "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
-                              "--rate-scale", "1", "--no-plot", "--set", "window_s=2", "--set", "warmup_s=0", "--json",
-                              "-o", tmp_path))  # fmt: skip
+        words = "compare", "--systems", "dedicated,static", "--engine", f"attach+urls={first},{second}", "--models"
+        table = json.loads(ok(*words, "llama-3.2-1b*2", *ONCE, "--set", "window_s=2", "--json", "-o", tmp_path))
     assert f"llama-3.2-1b/1: served as llama-3.2-1b/1 at {second}, matched by name" in output
     assert f"llama-3.2-1b/2: served as x at {first}, matched by order" in output
     head, *by_model = (line.split() for line in output.splitlines() if line.startswith(("system ", "dedicated ")))
@@ -228,9 +214,8 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 def test_requests_that_fail_stand_in_the_default_output(tmp_path: Path) -> None:
     with stub("--models", "x", *QUICK, "--fail", "1") as url:
-        output = ok("compare", "--systems", "dedicated", "--engine", f"attach+urls={url}", "--models", "llama-3.2-1b",
-                    "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale",
-                    "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o", tmp_path)  # fmt: skip
+        words = "compare", "--systems", "dedicated", "--engine", f"attach+urls={url}", "--models", "llama-3.2-1b"
+        output = ok(*words, *ONCE, "--set", "window_s=4", "-o", tmp_path)
         (run,) = tmp_path.glob("dedicated-*")
         explained = ok("explain", run, "--misses", "--slo", "absolute:ttft=9,tpot=9")
     (line,) = (line for line in output.splitlines() if line.startswith("dedicated: ") and "requests failed: " in line)

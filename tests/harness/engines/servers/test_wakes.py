@@ -16,9 +16,7 @@ from harness.engines.commands import LLAMACPP_WAKES
 from harness.engines.servers import wakes
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
-from harness.loop import system
 from harness.loop.replay import replay
-from harness.policy.events import Woke
 from harness.policy.types import Jobs, UserError
 from harness.rows import scoring, tidy
 from harness.run.resolve import resolve
@@ -26,10 +24,8 @@ from harness.run.spec import Spec
 from tests.bench import ok
 from tests.harness.engines.servers import stubbed
 from tests.harness.engines.servers import test_started as test_servers_started
-from tests.harness.engines.servers.staged import MS, Script, Stage, jobs, routed, waits
-from tests.harness.engines.servers.test_stub import Script as Everything
-from tests.harness.engines.servers.test_stub import config, served
-from tests.harness.engines.servers.test_stub import jobs as alternating
+from tests.harness.engines.servers.staged import MS, START, Script, Stage, jobs, routed, waits
+from tests.harness.engines.servers.test_stub import BOTH, ONCE, QUICK, config, swapped
 
 S = 1_000_000_000
 
@@ -100,7 +96,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[di
     monkeypatch.setattr(stage.kind, "seat", logged)
     work = jobs((0.1, "a", 2), (1.0, "a", 6), (1.3, "a", 2), (2.0, "a", 2))
     monkeypatch.setattr(stage.engine, "close", lambda: None)  # its logs are still to be read
-    return stage, stage.run(Script(routed("a"), {Woke}), work)[1]
+    return stage, stage.run(Script(routed("a"), START), work)[1]
 
 
 def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +125,8 @@ def test_a_log_that_tells_of_other_wakes_is_told(monkeypatch: pytest.MonkeyPatch
     Servers.close(stage.engine)
 
 
-def test_servers_that_never_sleep_say_nothing_of_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(monkeypatch)
-    stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 2), (90.0, "a", 2)))
+def test_servers_that_never_sleep_say_nothing_of_wakes(stage: Stage) -> None:
+    stage.run(Script(routed("a"), START), jobs((1.0, "a", 2), (90.0, "a", 2)))
     assert "wakes" not in {**stage.engine.stats(), **stage.engine.about()}
 
 
@@ -145,7 +140,7 @@ def test_a_stub_that_sleeps_wakes_as_its_log_says() -> None:
     none, tokens = np.full(5, np.inf), np.full(5, 4, np.int32)
     engine = Servers(kind.config, kind)
     try:
-        replay(Everything(), engine, Jobs(("a", "b"), at_s, model, tokens, tokens, none, none))
+        replay(Script(BOTH), engine, Jobs(("a", "b"), at_s, model, tokens, tokens, none, none))
         rows = [row for part in engine.rows() for row in part.to_pylist()]
         facts = engine.about()["wakes"]
     finally:
@@ -174,10 +169,7 @@ def make(config, options, machine):
 
 def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFixture[str]) -> None:
     """The requests that waited for it fail with the reason; the model's next load starts a server anew."""
-    room = stubbed.WEIGHT_BYTES + 2 * stubbed.TOKENS * stubbed.TOKEN_BYTES
-    kind = stubbed.Stubbed(config(pool_bytes=room), ("--ttft-ms", "3", "--itl-ms", "0"), sleeps=stubbed.NO_WAKE)
-    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
-    engine, rows = served(kind, policy, alternating(5, 0.2, 4))
+    engine, rows = swapped("sleep", options=QUICK, sleeps=stubbed.NO_WAKE)
     assert [row["state"] for row in rows] == ["done", "done", "failed", "failed", "done"]
     assert [span["what"] for span in engine.side()["servers"]].count("start") == 3
     why = "the server of {0} on GPU 0 did not wake: server {0}-gpu0 answers /wake_up?tags=weights with HTTP 400: "
@@ -192,10 +184,8 @@ def test_a_wake_that_fails_names_server_model_and_error(capsys: pytest.CaptureFi
 
 def test_a_row_says_that_a_wake_failed(tmp_path: Path) -> None:
     (tmp_path / "refuses.py").write_text(REFUSES)
-    output = ok("compare", "--systems", "swap+way=sleep+queue=fifo", "--engine", tmp_path / "refuses.py", "--models",
-                "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
-                "--rate-scale", "1", "--no-plot", "--set", "window_s=4", "--set", "warmup_s=0", "-o",
-                tmp_path / "out")  # fmt: skip
+    words = "compare", "--systems", "swap+way=sleep+queue=fifo", "--engine", tmp_path / "refuses.py", "--models"
+    output = ok(*words, "llama-3.2-1b*2", *ONCE, "--set", "window_s=4", "-o", tmp_path / "out")
     line = next(line for line in output.splitlines() if " requests failed: " in line)
     assert line.startswith("swap+queue=fifo+way=sleep: ")
     assert " on GPU 0 did not wake: server llama-3.2-1b" in line

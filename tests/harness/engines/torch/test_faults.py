@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,30 +27,16 @@ from harness.engines.torch.processes import WorkerProcess  # noqa: E402
 from harness.engines.torch.setting import Fields  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
-from harness.policy.actions import Admit, Load, Run  # noqa: E402
+from harness.policy.actions import Action, Admit, Load, Run  # noqa: E402
 from harness.policy.events import Arrived, Woke  # noqa: E402
 from harness.policy.types import Batch, Inst, Jobs, UserError  # noqa: E402
+from harness.policy.view import View  # noqa: E402
 from harness.rows import record  # noqa: E402
+from tests.harness.loop.scripted import Policy  # noqa: E402
 from workloads.models import shape  # noqa: E402
 
 BATCH = Batch(Inst("a", (0,)))
 REQUESTS, HIT = 8, 3  # the request at whose arrival it happens
-
-
-class Hit:
-    """Serves one model, and does something to its worker at an arrival."""
-
-    hears, uses, options = frozenset({Woke, Arrived}), frozenset({"Load", "Run", "Admit"}), {"process": "gpu"}
-
-    def __init__(self, engine: Torch, what: Callable[[Torch, WorkerProcess], None]) -> None:
-        self.engine, self.what = engine, what
-
-    def on(self, event: Any, _: Any) -> Any:
-        if event == Woke("start"):
-            return [Load(BATCH.inst), Run(BATCH)]
-        if event.request.id == HIT:
-            self.what(self.engine, self.engine.workers.processes[0,])
-        return [Admit(event.request.id, BATCH)]
 
 
 def jobs(prompt: int) -> Jobs:
@@ -67,7 +53,15 @@ def run(
     """Return the rows of a run in which something happened, once its processes are gone."""
     before = children()
     made = Torch(Config((Served("a", shape("llama-3.2-1b")),)), {"process": "gpu"}, Fields(**fields))
-    policy: Any = Hit(made, what)
+
+    def answer(event: Any, _: View) -> Iterable[Action]:
+        if event == Woke("start"):
+            return [Load(BATCH.inst), Run(BATCH)]
+        if event.request.id == HIT:
+            what(made, made.workers.processes[0,])
+        return [Admit(event.request.id, BATCH)]
+
+    policy = Policy(answer, frozenset({Woke, Arrived}), options={"process": "gpu"})
     try:
         replay(policy, made, jobs(prompt), end_s=120.0)
         rows = [row for part in made.rows() for row in part.to_pylist()]

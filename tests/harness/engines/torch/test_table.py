@@ -78,6 +78,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(tmp_path_factory.mktemp("table"), NAMES)
 
 
+def h2d(table: str) -> float:
+    """Return a table's bytes a second from the host."""
+    machine = quantities.machine(table)
+    assert machine is not None
+    return machine.spec.h2d.value
+
+
 @cases(("name", "kv"), [(name, kv) for name in NAMES for kv in ("paged", "elastic")])
 def test_the_simulator_counts_the_bytes_that_the_engine_counts(table: str, name: str, kv: str) -> None:
     spec = resolve(Spec("static", table=table, models=f"{name}*3", trace="sample", pool_bytes=256 * MIB, gpus=2))
@@ -92,13 +99,11 @@ def test_the_simulator_counts_the_bytes_that_the_engine_counts(table: str, name:
         assert ours.page_bytes == theirs.page_bytes
     assert simulated.gpus[0].mem_bytes == real.gpus[0].mem_bytes == 256 * MIB
     assert simulated.gpus[0].sm_choices == real.gpus[0].sm_choices
-    measured = quantities.machine(table)
-    assert measured is not None
-    assert setup.config.piece_bytes / measured.spec.h2d.value == pytest.approx(CHUNK_S, rel=0.01)
+    assert setup.config.piece_bytes / h2d(table) == pytest.approx(CHUNK_S, rel=0.01)
     inst = Inst(f"{name}/1", (0,))
-    for ask in ("step_s", "prefill_s", "load_s", "kernels_s"):
-        arguments = {"step_s": (3, 500, 64), "prefill_s": (200, 64), "load_s": ("parallel",), "kernels_s": (2, 90)}
-        here, there = (getattr(cluster.profile, ask)(inst, *arguments[ask]) for cluster in (simulated, real))
+    asks = {"step_s": (3, 500, 64), "prefill_s": (200, 64), "load_s": ("parallel",), "kernels_s": (2, 90)}
+    for ask, arguments in asks.items():
+        here, there = (getattr(cluster.profile, ask)(inst, *arguments) for cluster in (simulated, real))
         assert here == there
 
 
@@ -107,9 +112,8 @@ def test_the_table_has_the_steps_it_was_made_of_and_loads_their_extra(table: str
     inst = Inst(f"{NAMES[0]}/1", (0,))
     assert profile.step_s(inst, 8, 8 * 512) == pytest.approx(0.004 + 8 * 2e-4 + 8 * 512e-6, rel=0.02)
     assert profile.prefill_s(inst, 512) == pytest.approx(0.004 + 512e-4 + 512**2 * 1e-8, rel=0.05)
-    size, machine = nets.net(shape(NAMES[0])).weight_bytes, quantities.machine(table)
-    assert machine is not None
-    assert profile.load_s(inst, "host") == pytest.approx(0.01 + size / machine.spec.h2d.value, rel=0.01)
+    size = nets.net(shape(NAMES[0])).weight_bytes
+    assert profile.load_s(inst, "host") == pytest.approx(0.01 + size / h2d(table), rel=0.01)
     half = profile.step_s(inst, 8, 8 * 512, sms=66) / profile.step_s(inst, 8, 8 * 512)
     assert half == pytest.approx(2.0)  # its lane sleeps the rest
 
@@ -132,11 +136,9 @@ def test_twins_stand_beside_the_originals_ratios(table: str) -> None:
 
 
 def test_links_are_those_of_the_run_then_of_the_table_then_the_usual_ones(table: str) -> None:
-    spec = quantities.machine(table)
-    assert spec is not None
     assert rates(Config(()), CPU) == CPU.links
-    assert rates(Config((), table=table), CPU)["h2d"] == pytest.approx(spec.spec.h2d.value / 1e9)
     by_table = rates(Config((), table=table), CPU)
+    assert by_table["h2d"] == pytest.approx(h2d(table) / 1e9)
     assert rates(Config((), table=table, pcie_gbps=3.0), CPU) == by_table | {"h2d": 3.0, "d2h": 3.0}
 
 
@@ -161,13 +163,7 @@ def test_a_mixture_has_a_twin_of_as_many_experts_on_cores_and_no_cost_table(monk
 
 def test_a_wider_twin_has_wider_matrices_and_as_many_layers() -> None:
     thin, wide = (nets.net(shape("llama-3.1-8b"), wide=n).shape for n in (1, 4))
-    assert (wide.hidden, wide.ffn, wide.head_dim) == tuple(4 * n for n in (thin.hidden, thin.ffn, thin.head_dim))
-    assert (wide.layers, wide.q_heads, wide.kv_heads, wide.vocab) == (
-        thin.layers,
-        thin.q_heads,
-        thin.kv_heads,
-        thin.vocab,
-    )
+    assert wide == thin._replace(hidden=4 * thin.hidden, ffn=4 * thin.ffn, head_dim=4 * thin.head_dim)
     served = source.networks(named(["llama-3.1-8b"]), 4)["llama-3.1-8b"]
     assert shapes.weight_bytes(served) == pytest.approx(nets.net(shape("llama-3.1-8b"), wide=4).weight_bytes, rel=0.01)
     assert nets.net(served).shape == served  # by a table it is served as it stands there
