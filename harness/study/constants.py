@@ -13,11 +13,11 @@ from harness.engines.costs import quantities, whole
 from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy import mix
-from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
+from harness.study.study import refuse_unknown
 
 FACTORS = (0.5, 2.0)
 # Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
@@ -71,8 +71,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
     Raises UserError for an unknown constant.
     """
-    if unknown := next((name for name in only or () if name not in MEANS), None):
-        raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
+    refuse_unknown("there is no constant", only or (), MEANS)
     changes, unchanged = list[Setting](), dict[str, str]()
     for name in MEANS:
         if only is not None and name not in only:

@@ -32,7 +32,6 @@ from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
 from harness.study.study import Study
-from harness.study.table import Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,7 +183,6 @@ class Work:
     _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # specs that were run, or were current
     _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # their rows' stamps by path below `out`
     _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
-    _scored: dict[Key, pa.Table] = field(init=False, default_factory=dict)
     _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # keyed by panel
 
     def done(self) -> Measured:
@@ -216,6 +214,11 @@ class Work:
         """The partition that stores a study of more than `parts.MANY` runs; None: each run has its own folder."""
         runs = grids.planned(self.study, self.full, self.every)
         return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
+
+    @cached_property
+    def scores(self) -> table.Scores:
+        """The scores of its runs."""
+        return table.Scores(self.study, self.out, self.workers)
 
     @property
     def made(self) -> int:
@@ -333,11 +336,11 @@ class Work:
                 self._ran[folders[k].name] = score.ran(folders[k])
         decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
         places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
-        table.score_all([*places.values()], teller=Silent(), **self._scoring)
+        self.scores.add(places.values(), Silent())
         for k, run in enumerate(runs):
             room[run.group] = room.get(run.group, False) or self._ran[folders[k].name]
             if k in places:
-                scores = self._scored[places[k].key]
+                scores = self.scores.known[places[k].key]
                 counts = {name: table.counted(scores, name) for name in self.study.definitions}
                 shares = {name: of.met if of else 0.0 for name, of in counts.items()}
                 curves.setdefault((run.point.panel.key, run.point.system), {}).setdefault(run.seed, {})[run.x] = shares
@@ -371,9 +374,9 @@ class Work:
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
         places = [self._place(point, task.folder) for point, task in zip(points, ready, strict=True)]
-        table.score_all(places, teller=Silent(), **self._scoring)
+        self.scores.add(places, Silent())
         for point, place in zip(points, places, strict=True):
-            counted = table.counted(self._scored[place.key], definition)
+            counted = table.counted(self.scores.known[place.key], definition)
             if counted is not None and counted.offered:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
@@ -435,16 +438,9 @@ class Work:
     def _place(self, point: Point, folder: str) -> table.Place:
         return table.Place(point.panel.key, point.x, point.system, point.under, folder)
 
-    @property
-    def _scoring(self) -> dict[str, Any]:
-        """Arguments of `table` that all scores of the study share."""
-        study = self.study
-        shared = {"by_model": study.by_model, "measures": study.measures, "definitions": study.definitions}
-        return {**shared, "out": self.out, "workers": self.workers, "scored": self._scored}
-
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
         places = [self._place(p, t.folder) for p, t in zip(points, ready, strict=True)]
-        return table.table_of(places, teller=teller, **self._scoring)
+        return self.scores.table(places, teller)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Show the study's results so far to `watch`."""

@@ -114,7 +114,7 @@ def counted(name: str, value: float | None, base: Mapping[str, Any]) -> dict[str
 
 
 def table(rows: Sequence[Mapping[str, Any]], windows: int = 4) -> pa.Table:
-    """Return rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
+    """Return rows of a study's table, as `table.Scores.table` makes them; `ttft` is a point's attainment.
 
     Each row stands for windows of 900 requests in all, which miss alike: seed 1 for windows 4 to 7, if there are four.
     A row may have `windows` of its own.
