@@ -189,31 +189,11 @@ def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
-def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
-    """Estimate a claim's number of GPUs or crossing on a panel, and render it as text; for ratios see `compared`."""
-    if claim.what == "fewest":
-        here = counted(rows, claim, definition, level)
-        return here, estimate.text(here, RATIO if claim.over else GPUS)
-    c = crossing(rows, panel, claim.system, definition, level)
-    here = None if c is None else c.at
-    return here, estimate.text(here, STYLES[panel["axis"]])
-
-
-def compared(
-    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
-) -> dict[str, Standing]:
-    """Compare a claim's system with each of several others; along SLO scales ratios say how many times sooner it is."""
-    standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
-    if panel["axis"] not in EASES:
-        return standings
-    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in standings.items()}
-
-
 def order_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
     if (ratio := standing.decisive) is not None:
         return ratio.text(RATIO)
-    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
+    gaps = ", ".join(f"{gap.times(100.0).text(POINTS)} points at {x:.3g}" for x, gap in standing.differences)
     why = "flat at the level" if standing.ratio is not None else ""
     return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
 
@@ -344,18 +324,24 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
         return _by_seeds(claim, panel, rows, definition, level)
     if claim.what == "ratio":
         return _by_ratio(claim, panel, rows, fit, definition, level)
-    here, text = estimated(claim, panel, rows, definition, level)
-    return by_number(claim, panel, here, text, support(rows, panel, claim, definition, level))
+    if claim.what == "fewest":
+        here, style = counted(rows, claim, definition, level), RATIO if claim.over else GPUS
+    else:
+        c = crossing(rows, panel, claim.system, definition, level)
+        here, style = None if c is None else c.at, STYLES[panel["axis"]]
+    return by_number(claim, panel, here, estimate.text(here, style), support(rows, panel, claim, definition, level))
 
 
 def _by_ratio(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> Verdict:
-    """Judge a ratio to a system, or to the best of several.
+    """Judge a ratio to a system, or to the best of several; along SLO scales it says how many times sooner ours is.
 
     Where a curve is flat at the level, a ratio says nothing: the order of the systems is judged instead, not a size.
     """
-    standings = compared(claim, panel, rows, others, definition, level)
+    standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
+    if panel["axis"] in EASES:
+        standings = {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in standings.items()}
     standings = {name: s for name, s in standings.items() if s.ratio is not None or s.differences}
     if not standings:
         return by_number(claim, panel, None, NONE)
@@ -457,8 +443,3 @@ def paper_text(claim: Claim) -> str:
     numbers = claim.paper if isinstance(claim.paper, tuple) else (claim.paper,)
     text = "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers)
     return " ".join(filter(None, (claim.bound, text + unit * (not isinstance(claim.paper, str)))))
-
-
-def points_text(share: Estimate) -> str:
-    """Render a difference of attainment in points."""
-    return share.times(100.0).text(POINTS)

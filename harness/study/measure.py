@@ -21,7 +21,7 @@ from harness.rows.about import About
 from harness.rows.crossings import EASES, reciprocal
 from harness.rows.stored import Stamp, stamp
 from harness.run import crew, score, streams, sweep
-from harness.run.setup import Failed, load_models, load_trace
+from harness.run.setup import Failed, load_trace
 from harness.run.slo import SloTarget
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
@@ -94,41 +94,37 @@ def measure(
     if (stored := receipt.lookup(call, out)) and (done := _vouched(call, stored, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
+    whole_work = Work(asked, out, full, call.stem, target, workers, counted, watch)
 
-    def make(left: Study) -> Work:
-        return Work(left, out, full, stem or study.name, target, workers, counted, watch)
-
-    def act(work: Work) -> tuple[Work, Measured, list[str]]:
-        inputs = work.described()
-        for line in inputs if not failed else ():
+    def act(work: Work) -> Measured:
+        for line in work.inputs if not failed else ():
             counted.note(line)
         with crew.shared():
-            return work, replace(work.done(), failed=failed), inputs
+            return replace(work.done(), failed=failed)
 
-    work, measured, inputs = without_failing(asked, failed, make, act)
+    measured = without_failing(whole_work, failed, act)
     if not failed:
-        work.vouch(call, digested, begun_ns, measured, inputs)
+        whole_work.vouch(call, digested, begun_ns, measured)
     return measured
 
 
-def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study], Work], act: Callable[[Work], T]) -> T:
+def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
     """Return what `act` makes of a study's work; systems whose policy fails leave the study, and are added to `failed`.
 
     Raises Failed where no system is left to stand first.
     """
-    rest: Study | None = study
-    while rest is not None:
-        work = make(rest)
+    study = work.study
+    while True:
         try:
             return act(work)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
             gone = work.blamed(set(failed) - known)
-            if not gone or (study.layout == "parts" and study.first in gone):
+            rest = work.study.without(gone)
+            if not gone or rest is None or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
-            rest = rest.without(gone)
-    raise Failed(failed)
+            work = replace(work, study=rest)
 
 
 def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
@@ -153,7 +149,6 @@ class _Group(NamedTuple):
 
     panel: Panel
     systems: tuple[str, ...]
-    seeds: tuple[int, ...]
 
 
 class _Round(NamedTuple):
@@ -230,22 +225,18 @@ class Work:
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
-    def described(self) -> list[str]:
-        """Describe the traces, a line each kind, then the stand-ins among them and the streams of the panels."""
+    @cached_property
+    def inputs(self) -> list[str]:
+        """What the traces are, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
-    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured) -> None:
         """Write the receipt of a call that is done."""
         rules = {judge["rule"] for judge in measured.about.judges}
-        models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
-        traces = [
-            name.replace("{models}", count)
-            for panel, count in zip(self.panels, models, strict=True)
-            for name in panel.traces
-        ]
-        answer = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
+        traces = [name.replace("{models}", str(panel.size)) for panel in self.panels for name in panel.traces]
+        answer = receipt.Receipt(measured.folder, measured.reference, measured.target, self.inputs)
         receipt.write(call, digested, begun_ns, answer, self._specs, rules, self._stamps, traces)
 
     def _traces(self) -> dict[str, Trace]:
@@ -314,19 +305,14 @@ class Work:
         """Split a panel's systems into the groups that are sampled together."""
         names = tuple(panel.specs)
         together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
-        return [_Group(panel, some, panel.seeds) for some in together]
+        return [_Group(panel, some) for some in together]
 
     def ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """Choose the x that a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
-        seen = {
-            name: {seed: curve for seed, curve in curves.get((panel.key, name), {}).items() if seed in group.seeds}
-            if sample.rule != "fixed"
-            else {}
-            for name in group.systems
-        }
-        return following(sample, grid.bounds(panel), seen)
+        known = {} if sample.rule == "fixed" else curves
+        return following(sample, grid.bounds(panel), {name: known.get((panel.key, name), {}) for name in group.systems})
 
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
@@ -482,5 +468,5 @@ def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
     """Yield the runs that a group asks for."""
     for name, xs in ask.xs.items():
         for x in xs:
-            for seed in group.seeds[:1] if ask.first_seed else group.seeds:
+            for seed in group.panel.seeds[:1] if ask.first_seed else group.panel.seeds:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))

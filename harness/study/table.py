@@ -112,15 +112,10 @@ class Scores:
 
 def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
     """Return a scored run's misses and offered requests; None where it could not run."""
-    which = pc.and_(
-        *(
-            pc.equal(scores[name].cast(pa.string()), word)
-            for name, word in (("definition", definition), ("over", "model"))
-        )
-    )
-    rows = scores.filter(which)
-    counts = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
-    return by_window.Counted(*(float(of.sum()) for of in counts)) if len(rows) else None
+    for name, word in (("definition", definition), ("over", "model")):
+        scores = scores.filter(pc.equal(scores[name].cast(pa.string()), word))
+    counts = [np.array(scores[name].to_pylist(), np.float64) for name in ("missed", "offered")]
+    return by_window.Counted(*(float(of.sum()) for of in counts)) if len(scores) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
