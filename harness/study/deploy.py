@@ -227,12 +227,8 @@ def files(made: Plan, way: Way) -> dict[str, str]:
         return {"values.yaml": _yaml(made, _values(made))}
     nodes = sorted({seat.node for seat in made.seats})
     text, stem, suffix = (_lines, "vllm", "sh") if way == "vllm" else (_swap, "llama-swap", "yaml")
-    return {
-        f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}": text(
-            made, [seat for seat in made.seats if seat.node == node]
-        )
-        for node in nodes
-    }
+    names = {node: f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}" for node in nodes}
+    return {name: text(made, [seat for seat in made.seats if seat.node == node]) for node, name in names.items()}
 
 
 def _lines(made: Plan, seats: Sequence[Seat]) -> str:

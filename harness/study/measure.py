@@ -386,14 +386,9 @@ class Work:
         `later` is the number of requests expected afterwards, for the remaining time. Runs that several studies or
         shards share (`shared`) have a folder each, also where other runs lie in parts.
         """
+        into = None if shared else self.into
         folders = sweep.sweep(
-            specs,
-            self.out,
-            workers=self.workers,
-            teller=self.teller,
-            what=what,
-            later=later,
-            into=None if shared else self.into,
+            specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later, into=into
         )
         self._specs.update(dict.fromkeys(specs))
         files = {record.file(folder) for folder in set(folders)}

@@ -372,14 +372,8 @@ class Study:
         if fields.get("rate_scale") == HELD:
             del fields["rate_scale"]
         changing = dict.fromkeys((*self.varied(condition), self.axis(condition)))
-        spec = from_dict(
-            {
-                **fields,
-                **memory({**fields, **changing}),
-                **asked(text),
-                "token_times": any(DEFINITIONS[name].by_token for name in self.definitions),
-            }
-        )
+        token_times = any(DEFINITIONS[name].by_token for name in self.definitions)
+        spec = from_dict({**fields, **memory({**fields, **changing}), **asked(text), "token_times": token_times})
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
 
 

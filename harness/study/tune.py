@@ -251,10 +251,5 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
 
 
 def _recorded(draw: Draw) -> dict[str, Any]:
-    gain = [round(x, PLACES) for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
-    return {
-        "held": round(draw.held, PLACES),
-        "score": round(draw.score, PLACES),
-        "gain": gain,
-        "fields": dict(draw.fields),
-    }
+    gain = [draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0]
+    return {"held": draw.held, "score": draw.score, "gain": gain, "fields": dict(draw.fields)}
