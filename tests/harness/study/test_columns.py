@@ -306,9 +306,7 @@ slo = "absolute:ttft=1,tpot=1"
 measures = ["usd_hour", "usd_million", "done_rps"]
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*4", gpu = "h100" }
-
-[[condition]]
-name = "all"
+condition = [{ name = "all" }]
 """
 
 

@@ -35,17 +35,10 @@ requests = 1
 warmup_s = 5.0
 quick = { seeds = 2, window_s = 20.0, replayed_s = 20.0 }
 spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3", slo_scale = 1.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 64.0]
-spec = { gpus = 1 }
-
-[[condition]]
-name = "more"
-at = [1.0]
-extra = true
-spec = { gpus = 2 }
+condition = [
+  { name = "rates", at = [1.0, 64.0], spec = { gpus = 1 } },
+  { name = "more", at = [1.0], extra = true, spec = { gpus = 2 } },
+]
 
 [[claim]]
 what = "crossing"
@@ -89,9 +82,7 @@ layout = "parts"
 at = [1.0]
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.1-8b*2", gpus = 1, warmup_s = 5.0, window_s = 20.0 }
-
-[[condition]]
-name = "sample"
+condition = [{ name = "sample" }]
 
 [[claim]]
 what = "difference"
@@ -122,14 +113,8 @@ slo = "absolute:ttft=2,tpot=0.1"
 layout = "fleet"
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*2", warmup_s = 5.0, window_s = 20.0 }
-
-[[condition]]
-name = "sample"
-
-[[claim]]
-what = "fewest"
-system = "static:rate"
-paper = 2
+condition = [{ name = "sample" }]
+claim = [{ what = "fewest", system = "static:rate", paper = 2 }]
 """
 
 STEPS = """
@@ -143,10 +128,8 @@ cumulative = true
 layout = "steps"
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*2", gpus = 1, warmup_s = 5.0, window_s = 10.0 }
-
-[systems]
-mine = "chunked"
-theirs = "static"
+systems = { mine = "chunked", theirs = "static" }
+condition = [{ name = "one process a model", spec = { process = "model" }, origin = "unknown", source = "nowhere" }]
 
 [[claim]]
 what = "ratio"
@@ -156,12 +139,6 @@ paper = 40.0
 name = "shared"
 evidence = true
 why = "sufficient: theirs has a lane a model"
-
-[[condition]]
-name = "one process a model"
-spec = { process = "model" }
-origin = "unknown"
-source = "nowhere"
 """
 
 MEASURED = """
@@ -174,6 +151,7 @@ along = "gpus"
 at = [4]
 measures = ["tp2_loss_16"]
 quick = { seeds = 2 }
+condition = [{ name = "two models" }]
 
 [spec]
 gpu = "a100-40g"
@@ -183,9 +161,6 @@ trace = "hot-cold+span_s=10+rate_rps=1"
 scaling = "none"
 plan = "trace"
 drain_s = 0.0
-
-[[condition]]
-name = "two models"
 
 [[claim]]
 what = "measure"

@@ -78,32 +78,14 @@ warmup_s = 10.0
 sample = { rule = "knee" }
 quick = { seeds = 1, points = 6, window_s = 50.0, replayed_s = 50.0 }
 full = { seeds = 3, points = 12, window_s = 60.0, replayed_s = 60.0 }
-spec = { trace = "sample", host = "vllm-graph" }
-
-[[condition]]
-name = "rates"
-spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 2.0 }
-
-[[condition]]
-name = "scales"
-along = "slo_scale"
-at = [1.0, 2.0]
-full = [1.5]
-spec = { models = "llama-3.1-8b*3", gpus = 1, rate_scale = "held" }
-
-[[condition]]
-name = "counts"
-along = "gpus"
-at = [1, 2]
-spec = { models = "llama-3.1-8b*5", slo_scale = 2.0, rate_scale = 1.0 }
-
-[[claim]]
-what = "ratio"
-on = { condition = "rates" }
-definition = "ttft"
-system = "chunked"
-over = "static"
-paper = 2.3
+spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3" }
+condition = [
+condition = [
+  { name = "rates", spec = { gpus = 1, slo_scale = 2 } },
+  { name = "scales", along = "slo_scale", at = [1.0, 2.0], full = [1.5], spec = { gpus = 1, rate_scale = "held" } },
+  { name = "counts", along = "gpus", at = [1, 2], spec = { models = "llama-3.1-8b*5", slo_scale = 2, rate_scale = 1 } },
+]
+claim = [{ what = "ratio", on = { condition = "rates" }, system = "chunked", over = "static", paper = 2.3 }]
 """
 
 
@@ -288,22 +270,11 @@ vary = { slo = ["5xP95", "absolute:ttft=5,tpot=1"] }
 layout = "fleet"
 quick = { seeds = 2 }
 spec = { models = "llama-3.1-8b*5", warmup_s = 5.0, trace = "sample", rate_scale = 1.0 }
-
-[[condition]]
-name = "sample"
-
-[[claim]]
-what = "fewest"
-on = { slo = "5xP95" }
-system = "static"
-paper = 2
-
-[[claim]]
-what = "fewest"
-on = { slo = "5xP95" }
-system = "static"
-over = "chunked"
-paper = [0.5, 2.0]
+condition = [{ name = "sample" }]
+claim = [
+  { what = "fewest", on = { slo = "5xP95" }, system = "static", paper = 2 },
+  { what = "fewest", on = { slo = "5xP95" }, system = "static", over = "chunked", paper = [0.5, 2.0] },
+]
 """
 
 
@@ -349,9 +320,7 @@ layout = "parts"
 at = [1.0, 2.0]
 quick = { seeds = 2 }
 spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
-
-[[condition]]
-name = "sample"
+condition = [{ name = "sample" }]
 
 [[claim]]
 what = "difference"

@@ -28,9 +28,7 @@ warmup_s = 10.0
 quick = { seeds = 2, window_s = 50.0, replayed_s = 50.0 }
 spec = { trace = "%s", models = "llama-3.1-8b*3", gpus = 1 }
 at = [1.0, 2.0]
-
-[[condition]]
-name = "rates"
+condition = [{ name = "rates" }]
 """
 
 

@@ -36,26 +36,12 @@ slo = "P95"
 sample = { rule = "bisect", points = 3 }
 quick = { seeds = 2, window_s = 20.0, budget = 2000 }
 spec = { trace = "hyperbolic-like+span_s=60", models = "llama-3.2-1b*3", gpus = 1, slo_scale = 5.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 4.0]
-
-[[condition]]
-name = "scales"
-along = "slo_scale"
-at = [2.0, 5.0]
-spec = { rate_scale = "held" }
-
-[[condition]]
-name = "other lengths"
-at = [1.0, 4.0]
-spec = { trace = "hyperbolic-like+span_s=61" }
-
-[[condition]]
-name = "other again"
-at = [1.0, 4.0]
-spec = { trace = "hyperbolic-like+span_s=62" }
+condition = [
+  { name = "rates", at = [1.0, 4.0] },
+  { name = "scales", along = "slo_scale", at = [2.0, 5.0], spec = { rate_scale = "held" } },
+  { name = "other lengths", at = [1.0, 4.0], spec = { trace = "hyperbolic-like+span_s=61" } },
+  { name = "other again", at = [1.0, 4.0], spec = { trace = "hyperbolic-like+span_s=62" } },
+]
 """
 
 FIXED = """
@@ -64,10 +50,7 @@ slo = "P95"
 sample = { rule = "fixed" }
 quick = { seeds = 2, window_s = 20.0 }
 spec = { trace = "hyperbolic-like+span_s=60", models = "llama-3.2-1b*3", gpus = 1, slo_scale = 5.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 2.0, 4.0]
+condition = [{ name = "rates", at = [1.0, 2.0, 4.0] }]
 """
 
 
