@@ -63,28 +63,6 @@ def test_each_claim_is_about_systems_that_run_in_its_condition(name: str) -> Non
                 assert {claim.system, claim.over} - {""} <= {*study.contestants(condition)}, claim.says
 
 
-def test_a_column_that_is_none_is_a_line(tmp_path: Path) -> None:
-    text = 'systems = ["static"]\nslo = "absolute:ttft=1,tpot=1"\nat = [1.0]\n{}\n[[condition]]\nname = "a"\n{}'
-    wrong = (
-        ('measures = ["done_rp"]', "", 'measures: no column "done_rp"; did you mean done_rps?'),
-        ("for_system = { prism = { batch_cap = 2 } }", "", 'for_system: no system "prism"'),
-        (
-            'measures = ["batch"]',
-            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0\nmeasure = "ended"',
-            'measure is "ended"',
-        ),
-        (
-            'layout = "claims"',
-            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0',
-            'neither the key "measure"',
-        ),
-    )
-    for head, tail, says in wrong:
-        (tmp_path / "mine.toml").write_text(text.format(head, tail))
-        with pytest.raises(UserError, match=f"^mine.toml: .*{says}"):
-            load.study(str(tmp_path / "mine.toml"))
-
-
 # ------------------------------------------------------------------ Weaver
 
 

@@ -165,6 +165,9 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('paper = "A test"', 'paper = "A test"\nrows = 2', 'unknown key "rows"'),
     ("warmup_s", "warmups", 'unknown key "warmups"; did you mean warmup_s?'),
     ("[[condition]]", "[[condition", "mine.toml"),
+    ("controls = true", 'measures = ["done_rp"]', 'mine.toml: measures: no column "done_rp"; did you mean done_rps?'),
+    ("controls = true", "for_system = { prism = { batch_cap = 2 } }", 'mine.toml: for_system: no system "prism"'),
+    ("controls = true", 'layout = "claims"', 'claim 1: neither the key "measure" is there, nor "lacks"'),
     ('definitions = ["ttft", "tpot"]', 'definitions = ["ttfd"]', 'definitions: "ttfd" is none; did you mean ttft?'),
     ('definitions = ["ttft", "tpot"]', "definitions = []", "definitions is empty"),
     ('slo = "absolute:ttft=2,tpot=0.1"', 'slo = "P59"', "P59"),
@@ -238,6 +241,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('over = "theirs"', 'over = "thers"', 'claim 1: over is "thers"; did you mean theirs?'),
     ('over = "theirs"\n', "", 'claim 1: a ratio is over another system: the key "over" is missing'),
     ('what = "fewest"', 'what = "value"', 'claim 2: the key "shape" is missing'),
+    ('what = "fewest"', 'what = "measure"\nmeasure = "ended"', 'claim 2: measure is "ended"'),
     ('what = "fewest"', 'what = "few"', 'claim 2: what is "few"; did you mean fewest?'),
 ]
 

@@ -12,44 +12,13 @@ from harness.run import sweep
 from harness.study import claims
 from harness.study.measure import Measured, measure
 from harness.study.study import Study
+from tests.harness.study.measuring import DROPS
 from tests.harness.study.test_load import TWO_STEPS
 from tests.harness.study.test_measure import study, told
 
-# Drops every so manieth request: 1 % of them at a forecast of `most_rps` for all models together, and 16 times that at
-# twice the rate. So it crosses 99 % at that rate, whatever the window.
-CAPPED = '''
-"""Drops more, the higher the rate of the forecast is."""
-
-from dataclasses import dataclass
-
-from harness.policy.actions import Admit, Drop, Load, Run
-from harness.policy.events import Arrived, Woke
-from harness.policy.fields import number
-from harness.policy.types import Batch, Cluster, Inst
-
-
-@dataclass
-class Capped:
-    cluster: Cluster
-    most_rps: float = number(1.0, 0, 1000)
-    presets = {}
-    hears = frozenset({Arrived, Woke})
-    uses = frozenset({"Load", "Run", "Admit", "Drop"})
-    options = {"kv": "paged"}
-
-    def on(self, event, view):
-        if event == Woke("start"):
-            for name in self.cluster.models:
-                batch = Batch(Inst(name, (0,)))
-                yield Load(batch.inst)
-                yield Run(batch)
-        if isinstance(event, Arrived):
-            rid = event.request.id
-            rate = sum(one.rate_rps for one in self.cluster.plan.values())
-            share = min(1.0, 0.01 * (rate / self.most_rps) ** 4)
-            over = int(share * (rid + 1)) > int(share * rid)
-            yield Drop(rid) if over else Admit(rid, Batch(Inst(event.request.model, (0,))))
-'''
+# 1 % of the requests are dropped at a forecast of `most_rps` for all models together, and 16 times that at twice the
+# rate. So it crosses 99 % at that rate, whatever the window.
+CAPPED = DROPS % "min(1.0, 0.01 * (rate / self.most_rps) ** 4)"
 RATIO = """
 paper = "A test"
 definitions = ["both"]

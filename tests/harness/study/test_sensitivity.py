@@ -26,6 +26,7 @@ from harness.study.sensitivity import Lead, Leads, read
 from harness.study.varying import lead_of
 from tests.bench import bench, ok
 from tests.harness.run.test_sweep import files
+from tests.harness.study.measuring import DROPS
 from tests.harness.study.study_table import met, panel, table
 
 ONE_RATE = "sensitivity --trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1 --no-plot".split()
@@ -58,41 +59,7 @@ class Loads:
         if isinstance(event, Finished) and event.batch is not None:
             yield Evict(event.batch.inst)
 '''
-# Keeps the weights, and drops every second request.
-HALF = '''
-"""Serves every second request."""
-
-from dataclasses import dataclass
-
-from harness.policy.actions import Admit, Drop, Load, Run
-from harness.policy.events import Arrived, Woke
-from harness.policy.types import Batch, Cluster, Inst
-
-
-@dataclass
-class Half:
-    cluster: Cluster
-    presets = {}
-    hears = frozenset({Arrived, Woke})
-    uses = frozenset({"Load", "Run", "Admit", "Drop"})
-    options = {"kv": "paged"}
-
-    def on(self, event, view):
-        if event == Woke("start"):
-            for name in self.cluster.models:
-                batch = Batch(Inst(name, (0,)))
-                yield Load(batch.inst)
-                yield Run(batch)
-        if isinstance(event, Arrived):
-            rid = event.request.id
-            yield Drop(rid) if rid % 2 else Admit(rid, Batch(Inst(event.request.model, (0,))))
-'''
-
-
-# ------------------------------------------------------------------ a factor in a spec
-
-
-# ------------------------------------------------------------------ where it acts
+HALF = DROPS % 0.5  # every second request
 
 
 # ------------------------------------------------------------------ what stays
