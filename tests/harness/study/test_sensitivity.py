@@ -27,7 +27,7 @@ from harness.study.varying import lead_of
 from tests.bench import bench, ok
 from tests.harness.run.test_sweep import files
 from tests.harness.study.measuring import DROPS
-from tests.harness.study.study_table import met, panel, table
+from tests.harness.study.study_table import met, panel, point, table
 
 ONE_RATE = "sensitivity --trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1 --no-plot".split()
 
@@ -195,21 +195,13 @@ PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
     """Return a panel's table: attainment by system and rate; None where it has no room."""
-    return table(
-        [
-            {
-                "condition": "rates",
-                "x": x,
-                "label": label,
-                "seed": seed,
-                "ttft": 0.0 if share is None else share,
-                "infeasible": "no room" if share is None else None,
-            }
-            for label, curve in attained.items()
-            for x, share in curve.items()
-            for seed in range(2)
-        ]
-    )
+    rows = [
+        point("rates", x, label, seed, share or 0.0, infeasible="no room" if share is None else None)
+        for label, curve in attained.items()
+        for x, share in curve.items()
+        for seed in range(2)
+    ]
+    return table(rows)
 
 
 def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
