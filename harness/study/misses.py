@@ -119,8 +119,7 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
     path = sweep / record.SWEEP
     scored, footer = tidy.stored(path), record.footer(path)
     judges = footer["judges"]
-    panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
-    if panels and len(scored[panels].unique()) > 1:
+    if "condition" in scored.column_names and len(scored["condition"].unique()) > 1:
         raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
     if not judges or not len(scored):
         raise UserError(f"{path}: {NOTHING}")

@@ -289,9 +289,8 @@ class _Points:
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
         """Return the estimates of a system in the columns' units; None in columns of no definition."""
-        values = {c.key: self.at(label, rate, c.definition, c.over) if c.definition else None for c in wanted}
-        factors = {c.key: c.factor for c in wanted}
-        return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
+        values = ((c, self.at(label, rate, c.definition, c.over) if c.definition else None) for c in wanted)
+        return {c.key: e and e.times(c.factor) for c, e in values}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
         """Return the highest rate that all labels ran and at which one meets the level; the lowest where none does."""

@@ -258,16 +258,15 @@ OF_STEPS: list[tuple[str, str, str]] = [
         'condition "equal parts": chunk_tokens is changed by "larger steps" already',
     ),
     *(
-        (f"[[{word}]]", f"[[{key}]]", f"[[{key}]] is of {whose} former file: a study has [[condition]] and [[claim]]")
-        for word, key, whose in (
-            ("condition", "row", "a figure's"),
-            ("condition", "step", "a bridge's"),
-            ("condition", "regime", "regimes'"),
-            ("condition", "workload", "a fleet's"),
-            ("condition", "part", "an ablation's"),
-            ("condition", "ratio", "a bridge's"),
-            ("condition", "activation", "an ablation's"),
+        ("[[condition]]", f"[[{key}]]", f"[[{key}]] is of {of} former file: a study has [[condition]] and [[claim]]")
+        for of, keys in (
+            ("a figure's", ["row"]),
+            ("a bridge's", ["step", "ratio"]),
+            ("regimes'", ["regime"]),
+            ("a fleet's", ["workload"]),
+            ("an ablation's", ["part", "activation"]),
         )
+        for key in keys
     ),
 ]
 

@@ -6,7 +6,8 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,12 @@ from workloads.models import as_asked, model_set
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
 
+SETTING = {"trace": "sample", "models": "llama-3.2-1b*8"}
+USUAL = Question(SETTING, ("h100",), 1, 64, (), "absolute:ttft=1,tpot=1", "both", target=0.99, prices=USD, windows=1)
+
+
 def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Question:
-    setting = {"trace": "sample", "models": "llama-3.2-1b*8"}
-    fields: dict[str, Any] = {
-        "setting": setting,
-        "kinds": ("h100",),
-        "least": 1,
-        "most": 64,
-        "systems": tuple(systems),
-        "rule": "absolute:ttft=1,tpot=1",
-        "definition": "both",
-        "target": 0.99,
-        "prices": USD,
-        "windows": 1,
-    }
-    return Question(**fields | more)
+    return replace(USUAL, systems=tuple(systems), **more)
 
 
 def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Outcome:
@@ -374,9 +366,6 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     assert of_table(schema.read(path), "x").span_s == 14_400.0
 
 
-Asking = Callable[..., Any]
-
-
 def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> None:
     ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
            "--gpus", "1-4", "--systems", "prism,static", "--windows", "1", "--grow", "2", "-o", tmp_path)  # fmt: skip
@@ -436,12 +425,6 @@ def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, w
     assert told.exit_code == 2, told.output
     assert why in told.stderr
     assert not list(tmp_path.iterdir())
-
-
-# ---------------------------------------------------------------- from Python
-
-
-# ---------------------------------------------------------------- files to begin with
 
 
 @cases(

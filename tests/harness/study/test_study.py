@@ -16,7 +16,7 @@ from harness.rows.tally import BLOCK_S
 from harness.run.setup import load_trace
 from harness.study import grid, load
 from harness.study.load import study
-from harness.study.study import AA, CONTROLS, ORIGINS
+from harness.study.study import AA, CONTROLS
 from tests.cases import cases
 from tests.harness.study.test_load import STEPS, written
 from traces import deal, schema
@@ -53,7 +53,6 @@ def test_every_system_is_in_the_full_run_of_prisms_figures(name: str) -> None:
         "unshared",
     }  # bounds
     assert list(full.systems)[: len(asked.systems)] == list(asked.systems)
-    assert len(full.systems) == len(asked.systems) + len(asked.more)
     assert asked.only(systems=["static", "elastic"]).of(full=True).systems.keys() == {"static", "elastic"}
 
 
@@ -250,7 +249,6 @@ def test_prisms_bridge_names_the_origin_of_each_step() -> None:
     assert [(c.label, c.paper) for c in prism.claim] == [("prism / static", 3.5), ("prism / muxserve++", 2.3)]
     assert all(claim.evidence for claim in prism.claim)  # of statements that figure 7 is judged by
     assert {claim.name for claim in prism.claim} < {claim.name for claim in study("fig7").claim}
-    assert all(condition.origin in ORIGINS and condition.source for condition in prism.condition)
     assert prism.quick.seeds >= 5
     assert min(prism.at) < 1.0
     steps = prism.steps()
@@ -411,9 +409,3 @@ def test_a_copy_runs_on_seeds_of_its_own() -> None:
     asked = study("fig7")
     plain, copy = (asked.spec_of(asked.condition[0], name) for name in ("prism", "prism" + AA))
     assert (copy.seed - plain.seed, copy.system) == (504, "prism")
-
-
-# ------------------------------------------------------------------ a file
-
-
-# ------------------------------------------------------------------ mistakes
