@@ -21,22 +21,13 @@ requests = 100
 warmup_s = 10.0
 titles = ["one"]
 bounds = ["dedicated"]
+sample = { rule = "bisect", points = 5 }
+quick = { seeds = 2, window_s = 50.0 }
+full = { seeds = 3, points = 8 }
 
 [systems]
 chunked = "chunked"
 theirs = "static"
-
-[sample]
-rule = "bisect"
-points = 5
-
-[quick]
-seeds = 2
-window_s = 50.0
-
-[full]
-seeds = 3
-points = 8
 
 [spec]
 trace = "sample"
@@ -174,7 +165,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ("seeds = 2", "seads = 2", 'quick: unknown key "seads"; did you mean seeds?'),
     ("seeds = 2", "seeds = 0", "quick.seeds is 0, not at least 1"),
     ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
-    ("points = 5", "points = 5\nbelow = -4.0", "sample.below is -4.0"),
+    ("points = 5", "points = 5, below = -4.0", "sample.below is -4.0"),
     ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
     ("gpus = 1\n", "gpsu = 1\n", 'spec: unknown key "gpsu"; did you mean gpu?'),
     ("[systems]", 'more = ["chunked"]\n[systems]', 'more: "chunked" is one of systems'),
