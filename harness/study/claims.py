@@ -208,12 +208,11 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
     if whole is None or len(seeds) < 2 or whole.sign != "=":
         return whole
-    losses_of = [
-        fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
-    ]
-    if any(e is None or e.sign != "=" for e in losses_of):
+    parts = (rows.filter(pc.equal(rows["seed"], seed)) for seed in seeds)
+    of_seeds = [fewest(part, claim.system, claim.over, definition, level) for part in parts]
+    if any(e is None or e.sign != "=" for e in of_seeds):
         return whole
-    counts = [whole.mean, *(e.mean for e in losses_of if e)]
+    counts = [whole.mean, *(e.mean for e in of_seeds if e)]
     return replace(whole, low=min(counts), high=max(counts))
 
 
@@ -354,9 +353,8 @@ def _by_ratio(
         return by_number(claim, panel, here, here.text(RATIO) + named, backing)
     says = all_of([judged_order(claim, standing) for standing in standings.values()])  # behind any is behind the best
     text = "; ".join((f"{name}: " if len(standings) > 1 else "") + order_text(s) for name, s in standings.items())
-    return Verdict(
-        claim, panel, standings[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing
-    )
+    holds = NONE if says in REASONS else rule(claim)
+    return Verdict(claim, panel, standings[best].ratio, text, says, holds, "", backing)
 
 
 def _order(standing: Standing) -> float:

@@ -123,10 +123,8 @@ def plan(sized: Sized, out: Path) -> Plan:
     limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
     seats = tuple(_seats(setup, at, limits, moves=moves, elastic=elastic))
     series, _, release = setup.spec.host.rpartition("-")
-    notes = [
-        f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}",
-        server_line(setup),
-    ]
+    notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}"]
+    notes.append(server_line(setup))
     if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
         notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
     if moves and not any(seat.turns for seat in seats):
@@ -156,10 +154,8 @@ def _seats(
     config, cluster = setup.config, setup.engine.cluster
     models, shapes = cluster.models, dict(zip(setup.models.names, as_asked(setup.spec.models), strict=True))
     tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
-    unplaced = {
-        g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
-        for g, here in tenants.items()
-    }
+    taken = {g: sum(models[m].at(tp).weight_bytes for m, tp in here) for g, here in tenants.items()}
+    unplaced = {g: cluster.gpus[g].mem_bytes - taken[g] for g in tenants}
     group = _groups([place for each in at.values() for place in each])
     first = {node: config.nodes.index(node) for node in config.nodes}
     everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))

@@ -127,9 +127,8 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
             for pair in ((first.why, second.why), (first.number, *([second.number] if second.stands else [])))
         )
         lines = (*first.lines, *second.lines)
-        by_name[key] = first._replace(
-            lines=lines, why=". ".join(why.rstrip(".") for why in whys), number="; ".join(numbers)
-        )
+        why = ". ".join(why.rstrip(".") for why in whys)
+        by_name[key] = first._replace(lines=lines, why=why, number="; ".join(numbers))
     return list(by_name.values())
 
 

@@ -49,11 +49,10 @@ def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Cla
     if not claim.over:
         return ours
     theirs = column(about, table, panels, claim.over, claim.measure, claim.model)
-    return {
-        seed: ours[seed] - theirs[seed] if claim.even == 0.0 else ours[seed] / theirs[seed]
-        for seed in ours
-        if seed in theirs
-    }
+    shared = [seed for seed in ours if seed in theirs]
+    if claim.even == 0.0:
+        return {seed: ours[seed] - theirs[seed] for seed in shared}
+    return {seed: ours[seed] / theirs[seed] for seed in shared}
 
 
 def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:

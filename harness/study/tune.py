@@ -245,9 +245,8 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
         }
         for t in tunings
     }
-    return HEAD + LISTED.sub(
-        lambda values: f"[{' '.join(values[1].split()).rstrip(',')}]", tomli_w.dumps(about | systems)
-    )
+    text = tomli_w.dumps(about | systems)
+    return HEAD + LISTED.sub(lambda values: f"[{' '.join(values[1].split()).rstrip(',')}]", text)
 
 
 def _recorded(draw: Draw) -> dict[str, Any]:
