@@ -70,9 +70,9 @@ def test_figure_7_is_as_large_as_promised() -> None:
         ("light8", 1, "released", 10.0, POOL),
         ("heavy8", 2, "released", 10.0, POOL),
     ]
-    keys = ("models", "assign", "pool_bytes")
     extra = [condition for condition in fig7.condition if condition.extra]
-    assert [(fig7.axis(condition), *map(condition.spec.get, keys)) for condition in extra] == [
+    facts = ("models", "assign", "pool_bytes")
+    assert [(fig7.axis(condition), *map(condition.spec.get, facts)) for condition in extra] == [
         ("rate_scale", "heavy8", "square", POOL),
         ("rate_scale", "prism18", None, POOL),
         ("rate_scale", "heavy8", None, None),  # processes inside the engines' share
