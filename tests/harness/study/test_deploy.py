@@ -182,9 +182,7 @@ def test_what_cannot_be_deployed_is_one_line(tmp_path: Path) -> None:
 
 @cases(("way", "name"), [("vllm", "vllm.sh"), ("llama-swap", "llama-swap.yaml"), ("helm", "values.yaml")])
 def test_the_command_writes_the_file_beside_the_answer_and_names_it(tmp_path: Path, way: Way, name: str) -> None:
-    told = ok(
-        *"size --trace sample --gpus 1 --systems static --windows 1 --no-plot --grow".split(), "",
-        "--models", MODELS, "--slo", LOOSE["rule"], "--deploy", way, "-o", tmp_path,
-    )  # fmt: skip
+    asked = f"size --trace sample --models {MODELS} --gpus 1 --systems static --windows 1 --no-plot --deploy {way}"
+    told = ok(*asked.split(), "--grow", "", "--slo", LOOSE["rule"], "-o", tmp_path)
     (path,) = tmp_path.glob(f"sample-size-*/{name}")
     assert f" · {path}" in told

@@ -363,9 +363,11 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     assert of_table(schema.read(path), "x").span_s == 14_400.0
 
 
+ASK = "size --trace sample --models llama-3.2-1b*8 --slo absolute:ttft=1,tpot=1 --gpus 1-4 --windows 1".split()
+
+
 def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> None:
-    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
-           "--gpus", "1-4", "--systems", "prism,static", "--windows", "1", "--grow", "2", "-o", tmp_path)  # fmt: skip
+    ask = (*ASK, "--systems", "prism,static", "--grow", "2", "-o", tmp_path)
     answer = json.loads(bench(*ask, "--json", "--no-plot").stdout)
     assert answer["best"]["gpu"] == "h100"
     assert 1 <= answer["best"]["gpus"] <= 4
@@ -380,9 +382,7 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
 
 
 def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> None:
-    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
-           "--gpus", "1-4", "--systems", "static,prism,swap", "--windows", "1", "--grow", "8",
-           "--no-plot", "-o")  # fmt: skip
+    ask = (*ASK, "--systems", "static,prism,swap", "--grow", "8", "--no-plot", "-o")
     parts, once = tmp_path / "parts", tmp_path / "once"
     empty = bench(*ask, parts, "--collect")
     assert (empty.exit_code, empty.stdout) == (75, "")
