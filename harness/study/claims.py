@@ -145,12 +145,6 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
     return crossings.concerned(about.panels, claim.on)
 
 
-def variants(claim: Claim) -> Iterator[Claim]:
-    """Yield a claim, then the further evidence beside it."""
-    yield claim
-    yield from (evidence_of(claim, other) for other in claim.also)
-
-
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
     """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
     ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
@@ -245,7 +239,8 @@ def verdicts(table: pa.Table, about: About) -> list[Verdict]:
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
     """Judge the i-th claim, one verdict for each panel and pair of systems; further evidence comes last, each once."""
     seen = set[tuple[str, ...]]()
-    for variant in variants(claims_of(about)[i]):
+    stated = claims_of(about)[i]
+    for variant in (stated, *(evidence_of(stated, other) for other in stated.also)):
         for claim, reading in comparisons(variant, about):
             for verdict in _of_one(table, about, claim, about.values[i]):
                 key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")

@@ -152,12 +152,8 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statemen
     """Make the statement of a claim from its lines."""
     says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
-    return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
-
-
-def _due(claim: Claim) -> str:
-    """Return the reason for a claim's class, or for the lack of one."""
-    return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
+    why = claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
+    return Statement(asked.paper, claim.section, says, number, tuple(lines), why, claim.name)
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
