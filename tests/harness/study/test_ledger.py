@@ -151,16 +151,8 @@ along = "gpus"
 at = [4]
 measures = ["tp2_loss_16"]
 quick = { seeds = 2 }
-condition = [{ name = "two models" }]
-
-[spec]
-gpu = "a100-40g"
-host = "vllm-0.6"
-models = "weaver"
-trace = "hot-cold+span_s=10+rate_rps=1"
-scaling = "none"
-plan = "trace"
-drain_s = 0.0
+condition = [{ name = "two models", spec = { gpu = "a100-40g", host = "vllm-0.6", models = "weaver" } }]
+spec = { trace = "hot-cold+span_s=10+rate_rps=1", scaling = "none", plan = "trace", drain_s = 0.0 }
 
 [[claim]]
 what = "measure"

@@ -24,14 +24,8 @@ bounds = ["dedicated"]
 sample = { rule = "bisect", points = 5 }
 quick = { seeds = 2, window_s = 50.0 }
 full = { seeds = 3, points = 8 }
-
-[systems]
-chunked = "chunked"
-theirs = "static"
-
-[spec]
-trace = "sample"
-gpus = 1
+systems = { chunked = "chunked", theirs = "static" }
+spec = { trace = "sample", gpus = 1 }
 
 [[condition]]
 name = "rates"
@@ -91,15 +85,8 @@ along = "rate_rps"
 at = [1.0, 8.0]
 cumulative = true
 layout = "steps"
-
-[systems]
-ours = "chunked"
-theirs = "static"
-
-[spec]
-trace = "sample"
-models = "llama-3.2-1b*4"
-gpus = 1
+systems = { ours = "chunked", theirs = "static" }
+spec = { trace = "sample", models = "llama-3.2-1b*4", gpus = 1 }
 """
 STEPS += TWO_STEPS
 
@@ -167,10 +154,10 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
     ("points = 5", "points = 5, below = -4.0", "sample.below is -4.0"),
     ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
-    ("gpus = 1\n", "gpsu = 1\n", 'spec: unknown key "gpsu"; did you mean gpu?'),
-    ("[systems]", 'more = ["chunked"]\n[systems]', 'more: "chunked" is one of systems'),
-    ("[systems]", 'more = ["chunkd"]\n[systems]', "did you mean chunked?"),
-    ("gpus = 1\n", "seed = 1\n", 'spec: "seed" is set by the bench'),
+    ("gpus = 1 }", "gpsu = 1 }", 'spec: unknown key "gpsu"; did you mean gpu?'),
+    ("systems = {", 'more = ["chunked"]\nsystems = {', 'more: "chunked" is one of systems'),
+    ("systems = {", 'more = ["chunkd"]\nsystems = {', "did you mean chunked?"),
+    ("gpus = 1 }", "seed = 1 }", 'spec: "seed" is set by the bench'),
     ('along = "gpus"', 'along = "gpu"', 'condition "counts": along is "gpu"; did you mean gpus?'),
     ('name = "counts"', 'name = "rates"', 'condition "rates" is listed twice'),
     ('name = "counts"\n', "", "condition 3: name is missing"),
@@ -273,11 +260,11 @@ def test_a_mistake_names_file_and_key_in_one_line(tmp_path: Path, text: str, old
 
 
 def test_a_system_is_listed_once(tmp_path: Path) -> None:
-    text = MINE.replace('[systems]\nchunked = "chunked"\ntheirs = "static"\n', "")
+    systems = '{ chunked = "chunked", theirs = "static" }'
     with pytest.raises(UserError, match=r'mine\.toml: system "static" is listed twice'):
-        study(written(tmp_path, 'systems = ["static", "static"]\n' + text))
+        study(written(tmp_path, MINE.replace(systems, '["static", "static"]')))
     with pytest.raises(UserError, match=r"mine\.toml: systems is empty"):
-        study(written(tmp_path, "systems = []\n" + text))
+        study(written(tmp_path, MINE.replace(systems, "[]")))
 
 
 def test_a_file_of_slo_classes_may_lie_beside_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

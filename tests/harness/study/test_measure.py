@@ -201,6 +201,9 @@ warmup_s = 5.0
 level = 0.9
 slo = "absolute:ttft=10,tpot=0.1"
 quick = { seeds = 1, window_s = 20.0, replayed_s = 20.0 }
+claim = [
+  { what = "crossing", on = { condition = "sizes", column = 2 }, system = "static", paper = [4, 9], why = "no room" },
+]
 
 [[condition]]
 name = "sizes"
@@ -214,14 +217,6 @@ name = "rates"
 among = ["chunked", "static"]
 at = [2.0, 4.0]
 spec = { models = "aegaeon+models=3", gpus = 2, slo_scale = 1.0, process = "model", sharing = "turns" }
-
-[[claim]]
-what = "crossing"
-on = { condition = "sizes", column = 2 }
-definition = "qos"
-system = "static"
-paper = [4, 9]
-why = "the models do not fit"
 """
 
 

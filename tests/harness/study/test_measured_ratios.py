@@ -28,18 +28,8 @@ at = [1.0, 8.0]
 sample = { rule = "bisect", points = 7, digits = 3, below = 4.0 }
 layout = "matrix"
 quick = { seeds = 8 }
-
-[spec]
-trace = "sample"
-models = "llama-3.2-1b*4"
-gpus = 1
-plan = "trace"
-window_s = 60.0
-warmup_s = 5.0
-
-[systems]
-ours = "{ours}"
-theirs = "{theirs}"
+spec = { trace = "sample", models = "llama-3.2-1b*4", gpus = 1, plan = "trace", window_s = 60.0, warmup_s = 5.0 }
+systems = { ours = "{ours}", theirs = "{theirs}" }
 
 [[claim]]
 what = "ratio"
