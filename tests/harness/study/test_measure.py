@@ -80,7 +80,6 @@ quick = { seeds = 1, points = 6, window_s = 50.0, replayed_s = 50.0 }
 full = { seeds = 3, points = 12, window_s = 60.0, replayed_s = 60.0 }
 spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3" }
 condition = [
-condition = [
   { name = "rates", spec = { gpus = 1, slo_scale = 2 } },
   { name = "scales", along = "slo_scale", at = [1.0, 2.0], full = [1.5], spec = { gpus = 1, rate_scale = "held" } },
   { name = "counts", along = "gpus", at = [1, 2], spec = { models = "llama-3.1-8b*5", slo_scale = 2, rate_scale = 1 } },
