@@ -227,7 +227,7 @@ class Work:
 
     @cached_property
     def inputs(self) -> list[str]:
-        """What the traces are, a line each kind, then the stand-ins among them and the streams of the panels."""
+        """The traces in words, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
