@@ -21,6 +21,7 @@ from harness.run.slo import Pair, SloTarget, located
 from harness.run.spec import LINKS, Spec
 from harness.run.sweep import BASE, sweep
 from harness.run.teller import Teller
+from harness.study.study import mistakes_in
 from workloads import slo
 
 TUNING_SEEDS = tuple(range(1000, 1005))  # never those of an evaluation
@@ -83,10 +84,8 @@ def check_rule(rule: str, models: str) -> None:
     """Raise UserError where a rule gives no seconds to some model of a set, as far as known before anything is run."""
     parsed = slo.parse(rule)
     if not isinstance(parsed, slo.Scaled) or parsed.base == "released":
-        try:
+        with mistakes_in(f"SLO {rule}"):
             slo.resolve(parsed, load_models(models))
-        except UserError as error:
-            raise UserError(f"SLO {rule}: {error}") from None
 
 
 def slo_target(

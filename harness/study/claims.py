@@ -145,12 +145,6 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
     return crossings.concerned(about.panels, claim.on)
 
 
-def variants(claim: Claim) -> Iterator[Claim]:
-    """Yield a claim, then the further evidence beside it."""
-    yield claim
-    yield from (evidence_of(claim, other) for other in claim.also)
-
-
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
     """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
     ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
@@ -189,31 +183,11 @@ def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
-def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
-    """Estimate a claim's number of GPUs or crossing on a panel, and render it as text; for ratios see `compared`."""
-    if claim.what == "fewest":
-        here = counted(rows, claim, definition, level)
-        return here, estimate.text(here, RATIO if claim.over else GPUS)
-    c = crossing(rows, panel, claim.system, definition, level)
-    here = None if c is None else c.at
-    return here, estimate.text(here, STYLES[panel["axis"]])
-
-
-def compared(
-    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
-) -> dict[str, Standing]:
-    """Compare a claim's system with each of several others; along SLO scales ratios say how many times sooner it is."""
-    standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
-    if panel["axis"] not in EASES:
-        return standings
-    return {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in standings.items()}
-
-
 def order_text(standing: Standing) -> str:
     """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
     if (ratio := standing.decisive) is not None:
         return ratio.text(RATIO)
-    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in standing.differences)
+    gaps = ", ".join(f"{gap.times(100.0).text(POINTS)} points at {x:.3g}" for x, gap in standing.differences)
     why = "flat at the level" if standing.ratio is not None else ""
     return ": ".join(filter(None, (", ".join(filter(None, (why, standing.note, standing.says))), gaps)))
 
@@ -228,12 +202,11 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
     if whole is None or len(seeds) < 2 or whole.sign != "=":
         return whole
-    losses_of = [
-        fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
-    ]
-    if any(e is None or e.sign != "=" for e in losses_of):
+    parts = (rows.filter(pc.equal(rows["seed"], seed)) for seed in seeds)
+    of_seeds = [fewest(part, claim.system, claim.over, definition, level) for part in parts]
+    if any(e is None or e.sign != "=" for e in of_seeds):
         return whole
-    counts = [whole.mean, *(e.mean for e in losses_of if e)]
+    counts = [whole.mean, *(e.mean for e in of_seeds if e)]
     return replace(whole, low=min(counts), high=max(counts))
 
 
@@ -266,7 +239,8 @@ def verdicts(table: pa.Table, about: About) -> list[Verdict]:
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
     """Judge the i-th claim, one verdict for each panel and pair of systems; further evidence comes last, each once."""
     seen = set[tuple[str, ...]]()
-    for variant in variants(claims_of(about)[i]):
+    stated = claims_of(about)[i]
+    for variant in (stated, *(evidence_of(stated, other) for other in stated.also)):
         for claim, reading in comparisons(variant, about):
             for verdict in _of_one(table, about, claim, about.values[i]):
                 key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
@@ -344,18 +318,24 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
         return _by_seeds(claim, panel, rows, definition, level)
     if claim.what == "ratio":
         return _by_ratio(claim, panel, rows, fit, definition, level)
-    here, text = estimated(claim, panel, rows, definition, level)
-    return by_number(claim, panel, here, text, support(rows, panel, claim, definition, level))
+    if claim.what == "fewest":
+        here, style = counted(rows, claim, definition, level), RATIO if claim.over else GPUS
+    else:
+        c = crossing(rows, panel, claim.system, definition, level)
+        here, style = None if c is None else c.at, STYLES[panel["axis"]]
+    return by_number(claim, panel, here, estimate.text(here, style), support(rows, panel, claim, definition, level))
 
 
 def _by_ratio(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> Verdict:
-    """Judge a ratio to a system, or to the best of several.
+    """Judge a ratio to a system, or to the best of several; along SLO scales it says how many times sooner ours is.
 
     Where a curve is flat at the level, a ratio says nothing: the order of the systems is judged instead, not a size.
     """
-    standings = compared(claim, panel, rows, others, definition, level)
+    standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
+    if panel["axis"] in EASES:
+        standings = {name: s._replace(ratio=s.ratio and inverse(s.ratio)) for name, s in standings.items()}
     standings = {name: s for name, s in standings.items() if s.ratio is not None or s.differences}
     if not standings:
         return by_number(claim, panel, None, NONE)
@@ -368,9 +348,8 @@ def _by_ratio(
         return by_number(claim, panel, here, here.text(RATIO) + named, backing)
     says = all_of([judged_order(claim, standing) for standing in standings.values()])  # behind any is behind the best
     text = "; ".join((f"{name}: " if len(standings) > 1 else "") + order_text(s) for name, s in standings.items())
-    return Verdict(
-        claim, panel, standings[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing
-    )
+    holds = NONE if says in REASONS else rule(claim)
+    return Verdict(claim, panel, standings[best].ratio, text, says, holds, "", backing)
 
 
 def _order(standing: Standing) -> float:
@@ -457,8 +436,3 @@ def paper_text(claim: Claim) -> str:
     numbers = claim.paper if isinstance(claim.paper, tuple) else (claim.paper,)
     text = "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers)
     return " ".join(filter(None, (claim.bound, text + unit * (not isinstance(claim.paper, str)))))
-
-
-def points_text(share: Estimate) -> str:
-    """Render a difference of attainment in points."""
-    return share.times(100.0).text(POINTS)

@@ -202,12 +202,8 @@ def _token_share(setup: Setup, name: str) -> float:
     return model.kv_token_bytes / (setup.cluster.gpus[0].mem_bytes - model.weight_bytes)
 
 
-def _memory(ran: Ran, part: str) -> dict[str, float]:
-    return {"": _shares(ran)[part]}
-
-
-def _shares(ran: Ran) -> dict[str, float]:
-    """Compute batch and shares of KV memory of one model, from each request's first token to its end or the window's.
+def _memory(ran: Ran, of: str) -> dict[str, float]:
+    """Compute the batch or a share of KV memory of one model, from first tokens to ends of requests or of the window.
 
     Tokens between the two are taken to come evenly; while a request waits for KV after its first token, it holds none.
     """
@@ -232,13 +228,8 @@ def _shares(ran: Ran) -> dict[str, float]:
     tokens = float(part @ mean) / slots
     ahead = 0.0 if reserved is None else float(part @ (prompt + output - mean)) / slots
     over = 0.0 if reserved is None else float(part @ (reserved - prompt - output)) / slots
-    return {
-        "batch": float(part.sum()),
-        "tokens": tokens,
-        "ahead": ahead,
-        "over": over,
-        "rest": 1 - tokens - ahead - over,
-    }
+    batch, rest = float(part.sum()), 1 - tokens - ahead - over
+    return {"": {"batch": batch, "tokens": tokens, "ahead": ahead, "over": over, "rest": rest}[of]}
 
 
 # ------------------------------------------------------------------ calculations, which need no run
@@ -274,10 +265,6 @@ def _usd_million(ran: Ran) -> dict[str, float]:
     return {"": _usd_hour(ran)[""] / 3600 / tokens_s * 1e6 if tokens_s else math.nan}
 
 
-def _kvpr_above(ran: Ran) -> dict[str, float]:
-    return {"": pressure.above(ran.setup)}
-
-
 def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
     preset = synthetic.preset(ran.spec.trace)
     return {"": _shared(preset.lengths, preset.max_tokens, sequences, beams, ran.spec.seed)}
@@ -301,9 +288,9 @@ COLUMNS: Mapping[str, Column] = {
     "within": _within,
     "decoding": _decoding,
     "kv_used": _kv_used,
-    **{f"kv_{part}": partial(_memory, part=part) for part in ("tokens", "ahead", "over", "rest")},
-    "batch": partial(_memory, part="batch"),
-    "kvpr_above": _kvpr_above,
+    **{f"kv_{part}": partial(_memory, of=part) for part in ("tokens", "ahead", "over", "rest")},
+    "batch": partial(_memory, of="batch"),
+    "kvpr_above": lambda ran: {"": pressure.above(ran.setup)},
     "usd_hour": _usd_hour,
     "usd_million": _usd_million,
     **{f"decode_tps_{batch}": partial(_tables, batch=batch, loss=False) for batch in (16, 128)},

@@ -14,7 +14,7 @@ from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.study.bases import judged_by
-from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
+from harness.study.study import AA, CONTROLS, Condition, Sample, Scope, Study, named
 from workloads.build import closed, rate_rps
 from workloads.picking import FOLDED_S, assigned, window_fold
 from workloads.usual import TRACE, WORLD, memory
@@ -58,7 +58,6 @@ def comparison(
     rule: str,
     definition: str | None = None,
     controls: bool = False,
-    precision: float = PRECISION,
     budget: int = 0,
 ) -> Study:
     """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
@@ -83,7 +82,7 @@ def comparison(
         spec=setting,
         at=tuple(fixed or ()),
         sample=Sample("fixed" if fixed else "knee", each="panel"),
-        quick=Scope(seeds, budget=budget, precision=precision),
+        quick=Scope(seeds, budget=budget),
         definitions=(definition or judged_by(rule),),
         slo=rule,
         by_model=True,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +14,11 @@ from harness.engines.costs import quantities, whole
 from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy import mix
-from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
+from harness.study.study import refuse_unknown
 
 FACTORS = (0.5, 2.0)
 # Both ends of what is known: 1 (own kernels, RTX 3090) and 3 layers; .7 (1B and 3B), .9, and all of a GPU.
@@ -71,8 +72,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
     Raises UserError for an unknown constant.
     """
-    if unknown := next((name for name in only or () if name not in MEANS), None):
-        raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
+    refuse_unknown("there is no constant", only or (), MEANS)
     changes, unchanged = list[Setting](), dict[str, str]()
     for name in MEANS:
         if only is not None and name not in only:
@@ -89,8 +89,6 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
     """Return why a constant cannot be varied, or need not be; empty where it is."""
-    if name == SHARING and SHARING not in {f.name for f in fields(Spec)}:
-        return "a spec cannot choose it"
     if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):
@@ -165,17 +163,15 @@ def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:
     """Return the modes in which models share a GPU under these specs: one for all, or each system's own."""
-    given = str(getattr(specs[0], SHARING, "own"))
-    modes = {str(policy.options.get(SHARING, MODES[0])) for policy in _policies(specs)}
-    return modes if given == "own" else {given}
+    if specs[0].sharing != "own":
+        return {specs[0].sharing}
+    return {str(policy.options.get(SHARING, MODES[0])) for policy in _policies(specs)}
 
 
 def _policies(specs: Iterable[Spec]) -> list[System]:
     """Make the policies of specs; those that cannot be made there are left out."""
     policies = []
     for spec in specs:
-        try:
+        with suppress(Infeasible, Unsupported):
             policies.append(Setup(resolve(spec)).policy)
-        except (Infeasible, Unsupported):
-            continue
     return policies

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,13 +24,13 @@ from typing import Any, Literal, get_args
 from harness.engines import commands
 from harness.policy import fields
 from harness.policy.actions import Limit, Load
-from harness.policy.types import GIB, Cluster, Gpus, UserError
+from harness.policy.types import GIB, Gpus, UserError
 from harness.rows import record
 from harness.run.placement import begun
 from harness.run.resolve import resolve
 from harness.run.server_line import server_line
 from harness.run.setup import SIMULATOR, Setup
-from harness.study.shared import places
+from harness.study import shared
 from harness.study.size import SizeSearch
 from harness.study.sized import Question, Sized
 from workloads.models import as_asked, parsed, repo
@@ -109,25 +109,22 @@ def plan(sized: Sized, out: Path) -> Plan:
     view = work.views[0]
     spec = resolve(work.under(kind, view).spec(work.spec(kind, label, gpus, view, view.seeds[0])))
     setup = Setup(spec)
-    policy, cluster = setup.policy, setup.engine.cluster
+    policy = setup.policy
     moves, elastic = "Evict" in policy.uses, policy.options.get("kv") == "elastic"
     start = begun(spec)
     at: dict[str, list[Gpus]] = {}
     if moves:
-        at = {m: [place] for m, place in places(sized.curves[kind, label].tried[gpus].runs).items()}
+        at = {m: [place] for m, place in shared.places(sized.curves[kind, label].tried[gpus].runs).items()}
     else:
         for action in start:
             if isinstance(action, Load) and isinstance(action.inst.place, tuple):
                 at.setdefault(action.inst.model, []).append(action.inst.place)
         at = {m: list(dict.fromkeys(each)) for m, each in at.items()}
     limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
-    shapes = dict(zip(setup.models.names, as_asked(spec.models), strict=True))
-    seats = tuple(_seats(setup, cluster, at, limits, shapes, moves=moves, elastic=elastic))
+    seats = tuple(_seats(setup, at, limits, moves=moves, elastic=elastic))
     series, _, release = setup.spec.host.rpartition("-")
-    notes = [
-        f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}",
-        server_line(setup),
-    ]
+    notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}"]
+    notes.append(server_line(setup))
     if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
         notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
     if moves and not any(seat.turns for seat in seats):
@@ -147,21 +144,18 @@ def plan(sized: Sized, out: Path) -> Plan:
 
 def _seats(
     setup: Setup,
-    cluster: Cluster,
     at: Mapping[str, Sequence[Gpus]],
     limits: Mapping[tuple[str, int], int | None],
-    shapes: Mapping[str, str],
     *,
     moves: bool,
     elastic: bool,
 ) -> Iterator[Seat]:
     """Yield the servers by GPU, then by model."""
-    config, models = setup.config, cluster.models
+    config, cluster = setup.config, setup.engine.cluster
+    models, shapes = cluster.models, dict(zip(setup.models.names, as_asked(setup.spec.models), strict=True))
     tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
-    unplaced = {
-        g: cluster.gpus[g].mem_bytes - sum(models[m].at(tp).weight_bytes for m, tp in here)
-        for g, here in tenants.items()
-    }
+    taken = {g: sum(models[m].at(tp).weight_bytes for m, tp in here) for g, here in tenants.items()}
+    unplaced = {g: cluster.gpus[g].mem_bytes - taken[g] for g in tenants}
     group = _groups([place for each in at.values() for place in each])
     first = {node: config.nodes.index(node) for node in config.nodes}
     everyone = sorted((place, m, k) for m, each in at.items() for k, place in enumerate(each, start=1))
@@ -207,14 +201,13 @@ def _formats(shape: str) -> tuple[str, ...]:
     return (*weights, *(text for text in kv if text))
 
 
-def _groups(every: Iterable[Gpus]) -> dict[Gpus, frozenset[int]]:
+def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
     """Return for each place all GPUs that it is connected with through a chain of overlapping places."""
     joined: list[frozenset[int]] = []
-    places_ = list(every)
-    for place in places_:
+    for place in places:
         touching = [gpus for gpus in joined if gpus & set(place)]
         joined = [gpus for gpus in joined if gpus not in touching] + [frozenset(place).union(*touching)]
-    return {place: next(gpus for gpus in joined if place[0] in gpus) for place in places_}
+    return {place: next(gpus for gpus in joined if place[0] in gpus) for place in places}
 
 
 # ------------------------------------------------------------------ files
@@ -230,12 +223,8 @@ def files(made: Plan, way: Way) -> dict[str, str]:
         return {"values.yaml": _yaml(made, _values(made))}
     nodes = sorted({seat.node for seat in made.seats})
     text, stem, suffix = (_lines, "vllm", "sh") if way == "vllm" else (_swap, "llama-swap", "yaml")
-    return {
-        f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}": text(
-            made, [seat for seat in made.seats if seat.node == node]
-        )
-        for node in nodes
-    }
+    names = {node: f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}" for node in nodes}
+    return {name: text(made, [seat for seat in made.seats if seat.node == node]) for node, name in names.items()}
 
 
 def _lines(made: Plan, seats: Sequence[Seat]) -> str:

@@ -94,11 +94,6 @@ def _seen(panel: Panel) -> list[list[int]]:
     return [sorted(seen, reverse=True) for seen in counts.values()]
 
 
-def notes(grid: Grid) -> list[str]:
-    """Say where a window is not the trace's own span, and where the first system holds the level nowhere."""
-    return [*_cuts(grid), *_unheld(grid)]
-
-
 def _cuts(grid: Grid) -> list[str]:
     """Describe the windows that differ from a seed's own, or do not span the trace."""
     by_words: dict[str, dict[str, None]] = {}
@@ -141,6 +136,7 @@ def about(
     """
     study = grid.study
     stood_in = [f"{trace.name} stands in for {name}." for name, trace in stand_ins.items()]
+    limits = [*_cuts(grid), *_unheld(grid)] if study.layout == "lines" else []
     placed = list(zip(points, runs, strict=True))
     return About(
         study=study.name,
@@ -162,7 +158,7 @@ def about(
         panels=tuple(facts(grid)),
         claims=tuple(asdict(claim) for claim in study.claim),
         values=tuple(activation_s(study, claim) if claim.what == "value" else None for claim in study.claim),
-        notes=(*(notes(grid) if study.layout == "lines" else ()), *stood_in, *study.notes),
+        notes=(*limits, *stood_in, *study.notes),
         judges=tuple(Facts(stem, judge) for judge in judgements((p.under, run.folder) for p, run in placed)),
         bound=bound,
         runs=dict(sorted((run.folder, p.system) for p, run in placed)),

@@ -20,7 +20,7 @@ from harness.study import measured as measures
 from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
-from harness.study.study import START, Claim, Study
+from harness.study.study import START, Claim, Condition, Study
 
 FULL = "`bench study NAME --full` runs it"
 
@@ -127,9 +127,8 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
             for pair in ((first.why, second.why), (first.number, *([second.number] if second.stands else [])))
         )
         lines = (*first.lines, *second.lines)
-        by_name[key] = first._replace(
-            lines=lines, why=". ".join(why.rstrip(".") for why in whys), number="; ".join(numbers)
-        )
+        why = ". ".join(why.rstrip(".") for why in whys)
+        by_name[key] = first._replace(lines=lines, why=why, number="; ".join(numbers))
     return list(by_name.values())
 
 
@@ -143,9 +142,9 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
         for i, claim in enumerate(claims.claims_of(measured.about))
         if claim.paper is not None
     ]
-    statements += [
-        statement(study, c, [_not_run(study, c)]) for c in study.claim if c.paper is not None and _extra(study, c)
-    ]
+    extra = {condition.name: condition for condition in study.condition if condition.extra}
+    left = [claim for claim in study.claim if claim.paper is not None and claim.on.get("condition") in extra]
+    statements += [statement(study, c, [_not_run(study, c, extra[c.on["condition"]])]) for c in left]
     return Source(tuple(s for s in statements if s.lines), measured.failed)
 
 
@@ -153,12 +152,8 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statemen
     """Make the statement of a claim from its lines."""
     says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
-    return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
-
-
-def _due(claim: Claim) -> str:
-    """Return the reason for a claim's class, or for the lack of one."""
-    return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
+    why = claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
+    return Statement(asked.paper, claim.section, says, number, tuple(lines), why, claim.name)
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
@@ -172,15 +167,11 @@ def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
         return lines
     gone = claims.lacking(claim, measured.about)
     if gone or not any(not line.evidence for line in lines):
-        why = f"{' and '.join(gone)} took no part" if gone else f"nothing ran with {_facts(claim)}"
-        lines.insert(
-            0, Evidence(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why)
-        )
+        facts = ", ".join(f"{key} {value}" for key, value in claim.on.items())
+        why = f"{' and '.join(gone)} took no part" if gone else f"nothing ran with {facts}"
+        what = claims.claim_text(claim, measured.about, _axis(claim, measured))
+        lines.insert(0, Evidence(what, "", NONE, "not run", why))
     return lines
-
-
-def _facts(claim: Claim) -> str:
-    return ", ".join(f"{key} {value}" for key, value in claim.on.items())
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
@@ -191,11 +182,8 @@ def _axis(claim: Claim, measured: Measured) -> str:
 
 def _stated(verdict: Verdict) -> bool:
     """Tell whether a verdict judges the paper's statement; an open step of a cumulative study does not."""
-    return verdict.rule != NONE or verdict.says != "open" or not _step(verdict)
-
-
-def _step(verdict: Verdict) -> bool:
-    return verdict.panel is not None and bool(verdict.panel["kind"])
+    step = verdict.panel is not None and bool(verdict.panel["kind"])
+    return verdict.rule != NONE or verdict.says != "open" or not step
 
 
 def _line(measured: Measured, verdict: Verdict) -> Evidence:
@@ -241,13 +229,8 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
     return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.seeds)}"
 
 
-def _extra(asked: Study, claim: Claim) -> bool:
-    """Tell whether a claim is about conditions that only --full runs."""
-    return any(condition.extra for condition in asked.condition if condition.name == claim.on.get("condition"))
-
-
-def _not_run(asked: Study, claim: Claim) -> Evidence:
-    condition = next(c for c in asked.condition if c.name == claim.on["condition"])
+def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
+    """Return what stands for the comparisons of a claim about a condition that only --full runs."""
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, asked, asked.axis(condition))

@@ -35,7 +35,9 @@ from harness.study.study import (
     Condition,
     Study,
     evidence_of,
+    mistakes_in,
     named,
+    refuse_unknown,
     systems_of,
 )
 
@@ -69,11 +71,9 @@ def study(name: str) -> Study:
         strangers.name(*_texts(data))
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
-    try:
+    with mistakes_in(path.name):
         loaded = _made(path.stem, data)
         check(loaded)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
     return loaded
 
 
@@ -140,30 +140,22 @@ def check(study: Study) -> None:
         raise UserError("definitions is empty")
     for key, texts in (("bounds", study.bounds), ("more", study.more)):
         for text in texts:
-            try:
+            with mistakes_in(key):
                 system.path(asked(text).name)
-            except UserError as error:
-                raise UserError(f"{key}: {error}") from None
     _settings("spec", study.spec)
     for name, setting in study.for_system.items():
-        if name not in study.systems:
-            raise UserError(f'for_system: no system "{name}"{meant(name, study.systems)} ({", ".join(study.systems)})')
+        refuse_unknown("for_system: no system", [name], study.systems)
         _settings(f"for_system.{name}", setting)
-    for key, asked_for in (("measures", study.measures), ("shown", study.shown)):
-        known = tuple(COLUMNS) if key == "measures" else (*study.measures, HELD_RPS)
-        if unknown := next((name for name in asked_for if name not in known), None):
-            raise UserError(f'{key}: no column "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+    refuse_unknown("measures: no column", study.measures, COLUMNS)
+    refuse_unknown("shown: no column", study.shown, (*study.measures, HELD_RPS))
     names = [condition.name for condition in study.condition]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'condition "{twice}" is listed twice')
     if bad := next((name for name in names if not (name.strip() and name.isprintable())), None):
         raise UserError(f"condition {names.index(bad) + 1}: name is {toml.shown(bad)}, no name")
     for condition in study.condition:
-        where = f'condition "{condition.name}"'
-        try:
+        with mistakes_in(f'condition "{condition.name}"'):
             _condition(study, condition)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
     most = max(len(study.varied(condition).get("trace", ("",))) for condition in study.condition)
     if study.titles and len(study.titles) != most:
         raise UserError(f"titles are {len(study.titles)}, traces of a condition at most {most}")
@@ -171,10 +163,8 @@ def check(study: Study) -> None:
     if study.cumulative:
         _one_more_each(study)
     for i, claim in enumerate(study.claim, 1):
-        try:
+        with mistakes_in(f"claim {i}"):
             _claim(study, claim)
-        except UserError as error:
-            raise UserError(f"claim {i}: {error}") from None
 
 
 def _settings(where: str, setting: Mapping[str, Any]) -> None:
@@ -183,10 +173,8 @@ def _settings(where: str, setting: Mapping[str, Any]) -> None:
     plain = {key: value for key, value in setting.items() if key not in BESIDE}
     if plain.get("rate_scale") == HELD:
         del plain["rate_scale"]
-    try:
+    with mistakes_in(where):
         from_dict({**plain, "system": ""})
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
     for key in BESIDE:
         value = setting.get(key, 1.0)
         if type(value) not in {int, float} or not value > 0:
@@ -203,11 +191,8 @@ def _condition(study: Study, condition: Condition) -> None:
     if "slo" in condition.spec:
         slo.parse(condition.spec["slo"])
     axis = study.axis(condition)
-    if axis not in AXES:
-        raise UserError(f'along is "{axis}"{meant(axis, AXES)} ({", ".join(AXES)})')
-    for name in (*condition.systems, *condition.among):
-        if name not in study.systems:
-            raise UserError(f'no system "{name}"{meant(name, study.systems)} ({", ".join(study.systems)})')
+    refuse_unknown("along is", [axis], AXES)
+    refuse_unknown("no system", (*condition.systems, *condition.among), study.systems)
     if condition.among and study.first not in condition.among:
         raise UserError(f"among is without {study.first}, the study's first system")
     for key, values in study.varied(condition).items():
@@ -222,9 +207,9 @@ def _condition(study: Study, condition: Condition) -> None:
     _xs(study, condition, axis)
     if axis in condition.spec:
         raise UserError(f'spec: "{axis}" is along x')
-    if study.cumulative and condition.origin not in ORIGINS:
-        raise UserError(f'origin is "{condition.origin}"{meant(condition.origin, ORIGINS)} ({", ".join(ORIGINS)})')
-    if condition.origin and not study.cumulative:
+    if study.cumulative:
+        refuse_unknown("origin is", [condition.origin], ORIGINS)
+    elif condition.origin:
         raise UserError("origin is of the steps of a cumulative study")
     for name in study.contestants(condition):
         study.spec_of(condition, name)  # so that a value of the wrong kind is named before anything is run
@@ -277,9 +262,8 @@ def _claim(study: Study, claim: Claim) -> None:
             _takes(study, key, text, claim)
     if claim.what in {"ratio", "difference"} and not claim.over:
         raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
-    known = (*study.measures, HELD_RPS)
-    if claim.measure and claim.measure not in known:
-        raise UserError(f'measure is "{claim.measure}"{meant(claim.measure, known)} ({", ".join(known)})')
+    if claim.measure:
+        refuse_unknown("measure is", [claim.measure], (*study.measures, HELD_RPS))
     if study.layout == "claims" and not (claim.measure or claim.lacks):
         raise UserError('neither the key "measure" is there, nor "lacks": the datum that is missing')
     if claim.what == "value" and not claim.shape:
@@ -287,8 +271,8 @@ def _claim(study: Study, claim: Claim) -> None:
     if claim.definition and claim.definition not in study.definitions:
         raise UserError(f'definition is "{claim.definition}" ({", ".join(study.definitions)})')
     names = [condition.name for condition in study.condition]
-    if (name := claim.on.get("condition")) is not None and name not in names:
-        raise UserError(f'no condition "{name}"{meant(name, names)} ({", ".join(names)})')
+    if (name := claim.on.get("condition")) is not None:
+        refuse_unknown("no condition", [name], names)
     axes = {study.axis(condition) for condition in study.condition}
     if (axis := claim.on.get("axis")) is not None and axis not in axes:
         raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
@@ -299,16 +283,13 @@ def _claim(study: Study, claim: Claim) -> None:
         traces = [load_trace(str(text)).name for text in sorted(texts)]
         if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
             raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
-    rules = _rules(study)
-    if (rule := claim.on.get("slo")) is not None and rule not in rules:
-        raise UserError(f'slo is "{rule}"{meant(str(rule), rules)} ({", ".join(rules)})')
-    if unknown := next((key for key in claim.on if key not in ON), None):
-        raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
+    if (rule := claim.on.get("slo")) is not None:
+        rules = [_over(study, condition, "slo", study.slo) for condition in study.condition]
+        refuse_unknown("slo is", [str(rule)], dict.fromkeys(str(rule) for rule in chain.from_iterable(rules)))
+    refuse_unknown("on: unknown key", claim.on, ON)
     _number(claim)
     for other in claim.also:
-        known = (*ON, *OTHER)
-        if unknown := next((key for key in other if key not in known), None):
-            raise UserError(f'also: unknown key "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        refuse_unknown("also: unknown key", other, (*ON, *OTHER))
         _claim(study, evidence_of(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
@@ -345,12 +326,6 @@ def _number(claim: Claim) -> None:
         raise UserError(f'bound is "{claim.bound}", and paper is no number')
     if claim.what != "measure" and (paper in {"met", "missed"}) != (claim.at > 0):
         raise UserError('the key "at" is where a level is met or missed, and goes with these words')
-
-
-def _rules(study: Study) -> dict[str, None]:
-    """Return the SLO rules of a study's panels."""
-    each = (_over(study, condition, "slo", study.slo) for condition in study.condition)
-    return dict.fromkeys(str(rule) for rules in each for rule in rules)
 
 
 def _over(study: Study, condition: Condition, key: str, default: str) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from harness.rows.about import About
 from harness.rows.crossings import EASES, reciprocal
 from harness.rows.stored import Stamp, stamp
 from harness.run import crew, score, streams, sweep
-from harness.run.setup import Failed, load_models, load_trace
+from harness.run.setup import Failed, load_trace
 from harness.run.slo import SloTarget
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
@@ -32,7 +32,6 @@ from harness.study.counted import Counted
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
 from harness.study.study import Study
-from harness.study.table import Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,41 +94,37 @@ def measure(
     if (stored := receipt.lookup(call, out)) and (done := _vouched(call, stored, counted)):
         return done
     begun_ns, digested = time_ns(), call.digest
+    whole_work = Work(asked, out, full, call.stem, target, workers, counted, watch)
 
-    def make(left: Study) -> Work:
-        return Work(left, out, full, stem or study.name, target, workers, counted, watch)
-
-    def act(work: Work) -> tuple[Work, Measured, list[str]]:
-        inputs = work.described()
-        for line in inputs if not failed else ():
+    def act(work: Work) -> Measured:
+        for line in work.inputs if not failed else ():
             counted.note(line)
         with crew.shared():
-            return work, replace(work.done(), failed=failed), inputs
+            return replace(work.done(), failed=failed)
 
-    work, measured, inputs = without_failing(asked, failed, make, act)
+    measured = without_failing(whole_work, failed, act)
     if not failed:
-        work.vouch(call, digested, begun_ns, measured, inputs)
+        whole_work.vouch(call, digested, begun_ns, measured)
     return measured
 
 
-def without_failing(study: Study, failed: dict[str, str], make: Callable[[Study], Work], act: Callable[[Work], T]) -> T:
+def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
     """Return what `act` makes of a study's work; systems whose policy fails leave the study, and are added to `failed`.
 
     Raises Failed where no system is left to stand first.
     """
-    rest: Study | None = study
-    while rest is not None:
-        work = make(rest)
+    study = work.study
+    while True:
         try:
             return act(work)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
             gone = work.blamed(set(failed) - known)
-            if not gone or (study.layout == "parts" and study.first in gone):
+            rest = work.study.without(gone)
+            if not gone or rest is None or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
-            rest = rest.without(gone)
-    raise Failed(failed)
+            work = replace(work, study=rest)
 
 
 def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
@@ -154,7 +149,6 @@ class _Group(NamedTuple):
 
     panel: Panel
     systems: tuple[str, ...]
-    seeds: tuple[int, ...]
 
 
 class _Round(NamedTuple):
@@ -184,7 +178,6 @@ class Work:
     _specs: dict[Spec, None] = field(init=False, default_factory=dict)  # specs that were run, or were current
     _stamps: dict[str, Stamp] = field(init=False, default_factory=dict)  # their rows' stamps by path below `out`
     _ran: dict[str, bool] = field(init=False, default_factory=dict)  # whether a run had room, by folder
-    _scored: dict[Key, pa.Table] = field(init=False, default_factory=dict)
     _bounds: dict[str, dict[str, Any] | None] = field(init=False, default_factory=dict)  # keyed by panel
 
     def done(self) -> Measured:
@@ -217,6 +210,11 @@ class Work:
         runs = grids.planned(self.study, self.full, self.every)
         return parts.Partition(self.stem.replace("/", "-"), self.shard, runs) if runs > parts.MANY else None
 
+    @cached_property
+    def scores(self) -> table.Scores:
+        """The scores of its runs."""
+        return table.Scores(self.study, self.out, self.workers)
+
     @property
     def made(self) -> int:
         """Runs finished so far."""
@@ -227,22 +225,18 @@ class Work:
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
-    def described(self) -> list[str]:
-        """Describe the traces, a line each kind, then the stand-ins among them and the streams of the panels."""
+    @cached_property
+    def inputs(self) -> list[str]:
+        """The traces in words, a line each kind, then the stand-ins among them and the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
 
-    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, inputs: list[str]) -> None:
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured) -> None:
         """Write the receipt of a call that is done."""
         rules = {judge["rule"] for judge in measured.about.judges}
-        models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
-        traces = [
-            name.replace("{models}", count)
-            for panel, count in zip(self.panels, models, strict=True)
-            for name in panel.traces
-        ]
-        answer = receipt.Receipt(measured.folder, measured.reference, measured.target, inputs)
+        traces = [name.replace("{models}", str(panel.size)) for panel in self.panels for name in panel.traces]
+        answer = receipt.Receipt(measured.folder, measured.reference, measured.target, self.inputs)
         receipt.write(call, digested, begun_ns, answer, self._specs, rules, self._stamps, traces)
 
     def _traces(self) -> dict[str, Trace]:
@@ -311,19 +305,14 @@ class Work:
         """Split a panel's systems into the groups that are sampled together."""
         names = tuple(panel.specs)
         together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
-        return [_Group(panel, some, panel.seeds) for some in together]
+        return [_Group(panel, some) for some in together]
 
     def ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """Choose the x that a group runs next."""
         panel = group.panel
         sample = grid.sample(panel)
-        seen = {
-            name: {seed: curve for seed, curve in curves.get((panel.key, name), {}).items() if seed in group.seeds}
-            if sample.rule != "fixed"
-            else {}
-            for name in group.systems
-        }
-        return following(sample, grid.bounds(panel), seen)
+        known = {} if sample.rule == "fixed" else curves
+        return following(sample, grid.bounds(panel), {name: known.get((panel.key, name), {}) for name in group.systems})
 
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
@@ -333,11 +322,11 @@ class Work:
                 self._ran[folders[k].name] = score.ran(folders[k])
         decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
         places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
-        table.score_all([*places.values()], teller=Silent(), **self._scoring)
+        self.scores.add(places.values(), Silent())
         for k, run in enumerate(runs):
             room[run.group] = room.get(run.group, False) or self._ran[folders[k].name]
             if k in places:
-                scores = self._scored[places[k].key]
+                scores = self.scores.known[places[k].key]
                 counts = {name: table.counted(scores, name) for name in self.study.definitions}
                 shares = {name: of.met if of else 0.0 for name, of in counts.items()}
                 curves.setdefault((run.point.panel.key, run.point.system), {}).setdefault(run.seed, {})[run.x] = shares
@@ -371,9 +360,9 @@ class Work:
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
         places = [self._place(point, task.folder) for point, task in zip(points, ready, strict=True)]
-        table.score_all(places, teller=Silent(), **self._scoring)
+        self.scores.add(places, Silent())
         for point, place in zip(points, places, strict=True):
-            counted = table.counted(self._scored[place.key], definition)
+            counted = table.counted(self.scores.known[place.key], definition)
             if counted is not None and counted.offered:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
@@ -397,14 +386,9 @@ class Work:
         `later` is the number of requests expected afterwards, for the remaining time. Runs that several studies or
         shards share (`shared`) have a folder each, also where other runs lie in parts.
         """
+        into = None if shared else self.into
         folders = sweep.sweep(
-            specs,
-            self.out,
-            workers=self.workers,
-            teller=self.teller,
-            what=what,
-            later=later,
-            into=None if shared else self.into,
+            specs, self.out, workers=self.workers, teller=self.teller, what=what, later=later, into=into
         )
         self._specs.update(dict.fromkeys(specs))
         files = {record.file(folder) for folder in set(folders)}
@@ -435,16 +419,9 @@ class Work:
     def _place(self, point: Point, folder: str) -> table.Place:
         return table.Place(point.panel.key, point.x, point.system, point.under, folder)
 
-    @property
-    def _scoring(self) -> dict[str, Any]:
-        """Arguments of `table` that all scores of the study share."""
-        study = self.study
-        shared = {"by_model": study.by_model, "measures": study.measures, "definitions": study.definitions}
-        return {**shared, "out": self.out, "workers": self.workers, "scored": self._scored}
-
     def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
         places = [self._place(p, t.folder) for p, t in zip(points, ready, strict=True)]
-        return table.table_of(places, teller=teller, **self._scoring)
+        return self.scores.table(places, teller)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Show the study's results so far to `watch`."""
@@ -486,5 +463,5 @@ def runs_of(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
     """Yield the runs that a group asks for."""
     for name, xs in ask.xs.items():
         for x in xs:
-            for seed in group.seeds[:1] if ask.first_seed else group.seeds:
+            for seed in group.panel.seeds[:1] if ask.first_seed else group.panel.seeds:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -48,11 +49,10 @@ def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Cla
     if not claim.over:
         return ours
     theirs = column(about, table, panels, claim.over, claim.measure, claim.model)
-    return {
-        seed: ours[seed] - theirs[seed] if claim.even == 0.0 else ours[seed] / theirs[seed]
-        for seed in ours
-        if seed in theirs
-    }
+    shared = [seed for seed in ours if seed in theirs]
+    if claim.even == 0.0:
+        return {seed: ours[seed] - theirs[seed] for seed in shared}
+    return {seed: ours[seed] / theirs[seed] for seed in shared}
 
 
 def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:
@@ -60,11 +60,8 @@ def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, 
     if measure == HELD_RPS:
         return _highest_rates(about, table, panels, system)
     rows = _rows(table, panels[0], system, measure, model)
-    return dict(
-        zip(
-            rows["seed"].to_pylist(), (float("nan") if x is None else x for x in rows["value"].to_pylist()), strict=True
-        )
-    )
+    values = rows["value"].fill_null(math.nan).to_pylist()
+    return dict(zip(rows["seed"].to_pylist(), values, strict=True))
 
 
 def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) -> pa.Table:
@@ -83,7 +80,7 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
     for name, text in about.texts.items():
         if (value := asked(text).fields.get(claim.least)) is not None:
             for seed, measured in column(about, table, [panel], name, claim.measure, claim.model).items():
-                best[seed] = min(best.get(seed, (float("inf"), 0.0)), (measured, float(value)))
+                best[seed] = min(best.get(seed, (math.inf, 0.0)), (measured, float(value)))
     return {seed: value for seed, (_, value) in best.items()}
 
 

@@ -17,8 +17,8 @@ from harness.rows.record import WAITS
 from harness.run import slo as slos
 from harness.run.teller import Silent, Teller
 from harness.study.binds import Judged, about_of
+from harness.study.compare import silent
 from harness.study.search import LEVEL
-from harness.study.study import AA, CONTROLS
 from harness.study.summary import summarize
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def of_sweep(
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in {sweep.name}{meant(system, labels)} (it has: {", ".join(labels)})')
     if system is None:
-        silent = (*CONTROLS, *(label for label in labels if label.endswith(AA)))
-        shown = summarize(scored, labels, definition, level, controls=silent).rate_scale
+        shown = summarize(scored, labels, definition, level, controls=silent(labels)).rate_scale
         scored = scored.filter(pc.equal(scored["rate_scale"], shown))
     else:
         scored = scored.filter(pc.equal(scored["label"].cast("string"), system))
@@ -120,8 +119,7 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
     path = sweep / record.SWEEP
     scored, footer = tidy.stored(path), record.footer(path)
     judges = footer["judges"]
-    panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
-    if panels and len(scored[panels].unique()) > 1:
+    if "condition" in scored.column_names and len(scored["condition"].unique()) > 1:
         raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
     if not judges or not len(scored):
         raise UserError(f"{path}: {NOTHING}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from harness.loop import engine as engines
@@ -49,16 +48,12 @@ def counts(study: Study, condition: Condition) -> tuple[int, ...]:
 
 def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
     """Return the condition without the numbers of GPUs beyond those there are."""
-    fits = tuple(_fitting(counts(study, condition), gpus))
+    fits = tuple(count for count in counts(study, condition) if count <= gpus)
     if study.axis(condition) == "gpus":
         return replace(condition, at=fits, full=())
     if "gpus" in study.varied(condition):
         return replace(condition, vary={**condition.vary, "gpus": fits})
     return condition
-
-
-def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
-    yield from (count for count in counts if count <= gpus)
 
 
 def lack(spec: Spec) -> str:

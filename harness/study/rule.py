@@ -150,13 +150,9 @@ def judged_order(claim: Claim, standing: Standing) -> str:
     ours, theirs = ("ahead", "behind") if side > 0 else ("behind", "ahead")
     if not side or standing.says == UNDECIDED:
         return "open"
-    return (
-        "direction"
-        if standing.says.startswith(ours)
-        else "contradicted"
-        if standing.says.startswith(theirs)
-        else "open"
-    )
+    if standing.says.startswith(ours):
+        return "direction"
+    return "contradicted" if standing.says.startswith(theirs) else "open"
 
 
 def untried(claim: Claim) -> str:

@@ -161,7 +161,7 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
     fell at once still reach `OCTAVES` above its lowest.
     """
     low = min(seen)
-    holds = highest([(x, shares) for x, shares in seen.items()], level) or low
+    holds = highest(seen.items(), level) or low
     top = max(*seen, low * 2**OCTAVES)
     octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
     span = round(math.log2(top / holds)) or 1

@@ -106,17 +106,9 @@ def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
     known = (Constant(row["constant"], row["means"], row["value"], row["source"]) for row in rows)
     start = lead(base)
     assert start is not None
-    return Leads(
-        about["first"],
-        about["second"],
-        about["definition"],
-        tuple(about["rates"]),
-        start,
-        tuple(
-            Lead(constant, row["setting"], lead(row), row["note"]) for constant, row in zip(known, rows, strict=True)
-        ),
-        level,
-    )
+    changes = [Lead(of, row["setting"], lead(row), row["note"]) for of, row in zip(known, rows, strict=True)]
+    rates = tuple(about["rates"])
+    return Leads(about["first"], about["second"], about["definition"], rates, start, tuple(changes), level)
 
 
 # ------------------------------------------------------------------ in words
@@ -130,27 +122,16 @@ def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
     cells = [("constant", "value", "change", f"lead {_unit(leads)}", "", "swing")]
     cells.append(("as it is", "", "", _text(leads, leads.base), "", ""))
     for constant in leads.ranked:
+        name, value, swing = constant.name, constant.value, _swing(leads, constant.name)
         for row in leads.rows:
             if row.constant == constant and row.lead:
-                first = cells[-1][0] != constant.name and all(cell[0] != constant.name for cell in cells)
-                named = (constant.name, constant.value) if first else ("", "")
-                cells.append(
-                    (
-                        *named,
-                        row.setting,
-                        _text(leads, row.lead),
-                        _turn(leads, row.lead),
-                        _swing(leads, constant.name) if first else "",
-                    )
-                )
+                cells.append((name, value, row.setting, _text(leads, row.lead), _turn(leads, row.lead), swing))
+                name = value = swing = ""
     yield cells
     for row in leads.rows:
         if row.note:
-            yield (
-                f"{row.constant.name} {row.setting}: {row.note}"
-                if row.setting
-                else (f"{row.constant.name}: not varied, {row.note}")
-            )
+            name = row.constant.name
+            yield f"{name} {row.setting}: {row.note}" if row.setting else f"{name}: not varied, {row.note}"
     yield from (f"{constant.name}: {constant.means}, {constant.value} ({constant.source})" for constant in leads.ranked)
     yield sentence(leads)
 

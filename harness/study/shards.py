@@ -44,10 +44,8 @@ def measure_shard(
     """
     failed: dict[str, str] = {}
     counted = Counted(teller or Silent(), quiet=study.layout == "table")
-
-    def make(left: Study) -> Work:
-        place = str(shard).replace("/", "-")
-        return Work(left, out, full, stem or study.name, None, workers, counted, shard=place)
+    place = str(shard).replace("/", "-")
+    whole = Work(study.of(full), out, full, stem or study.name, None, workers, counted, shard=place)
 
     def act(work: Work) -> ShardWork:
         with crew.shared():
@@ -61,7 +59,7 @@ def measure_shard(
                 part.sampled(part.begun())
             return ShardWork(len(mine), len(all_), part.made, failed)
 
-    return without_failing(study.of(full), failed, make, act)
+    return without_failing(whole, failed, act)
 
 
 def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> Iterator[Progress]:

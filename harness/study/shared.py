@@ -41,11 +41,9 @@ def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
     """Yield a model, GPUs that requests of it ran on (as runs store them), and the number of these requests."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
-        yield from (
-            (pair["model"], pair["gpus"], pair["count_all"])
-            for pair in pairs.to_pylist()
-            if re.search(r"\d", pair["gpus"] or "")
-        )
+        for pair in pairs.to_pylist():
+            if re.search(r"\d", pair["gpus"] or ""):
+                yield pair["model"], pair["gpus"], pair["count_all"]
 
 
 def homes(shares: Shares) -> dict[str, str]:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from itertools import chain, count
+from itertools import chain, count, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,11 +150,8 @@ class SizeSearch:
     def curves(self) -> Curves:
         """Return an empty curve for each system on each kind. Raises UserError where none of them can be tried."""
         kinds = self.asked.kinds
-        curves = {
-            (kind, name): Curve(kind, name, stopped=self._refused(kind, name))
-            for kind in kinds
-            for name in self.systems
-        }
+        keys = product(kinds, self.systems)
+        curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name)) for kind, name in keys}
         if all(curve.stopped for curve in curves.values()):
             mixes = ", ".join(kind for kind in kinds if kind not in self.refused)
             raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
@@ -310,9 +307,8 @@ class SizeSearch:
         folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
         self.found += len(specs)
         for curve, n in asks:
-            curve.tried[n] = self._verdict(
-                curve.kind, n, {view: [next(folders) for _ in view.seeds] for view in self.views}
-            )
+            runs = {view: [next(folders) for _ in view.seeds] for view in self.views}
+            curve.tried[n] = self._verdict(curve.kind, n, runs)
 
     def _verdict(self, kind: str, gpus: int, runs: Mapping[View, Sequence[Path]]) -> Outcome:
         every = tuple(chain.from_iterable(runs.values()))

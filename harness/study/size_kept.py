@@ -69,15 +69,8 @@ def read(folder: Path) -> Kept:
         _ = DEFINITIONS[asked.definition]
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None
-    tried = (
-        Tried(
-            **{
-                **row,
-                "runs": tuple(folder.parent / name for name in row["runs"] or ()),
-                "unfit": row["unfit"] or "",
-                "answer": bool(row["answer"]),
-            }
-        )
-        for row in table.to_pylist()
-    )
+    tried = []
+    for row in table.to_pylist():
+        runs = tuple(folder.parent / name for name in row["runs"] or ())
+        tried.append(Tried(**row)._replace(runs=runs, unfit=row["unfit"] or "", answer=bool(row["answer"])))
     return Kept(asked, best, words, views, tuple(tried))

@@ -201,24 +201,21 @@ class Curve:
     def row(self, asked: Question, gpus: int) -> Tried:
         """Return a count that was tried as a row of the table."""
         verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
-        (name, worst), met = verdict.worst, verdict.least
-        row = Tried(
+        met, (name, worst) = verdict.least, verdict.worst
+        return Tried(
             self.kind,
             self.system,
             gpus,
             usd and usd * DAY_H,
-            None,
-            None,
-            None,
-            None,
-            None,
+            met.mean if met else None,
+            met.low if met else None,
+            met.high if met else None,
+            worst if met else None,
+            name if met else None,
             verdict.unfit,
             gpus == self.fewest(asked.target),
             verdict.runs,
         )
-        if met is None:
-            return row
-        return row._replace(pooled=met.mean, low=met.low, high=met.high, worst=worst, worst_model=name)
 
 
 Curves = Mapping[tuple[str, str], Curve]  # keyed by kind and system

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -241,9 +242,7 @@ class Study:
 
         Where a condition varies its models, `models` are a part of these. UserError for an unknown name.
         """
-        known = [condition.name for condition in self.condition]
-        if unknown := next((name for name in names or () if name not in known), None):
-            raise UserError(f'{self.name} has no condition "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        refuse_unknown(f"{self.name} has no condition", names or (), [condition.name for condition in self.condition])
         study = self if names is None else self.restricted(c for c in self.condition if c.name in names)
         if systems:
             study = study.of_systems(systems)
@@ -281,8 +280,7 @@ class Study:
             if len(models) > 1:
                 return replace(plain, vary={**plain.vary, "models": tuple(models)})
             return replace(plain, spec={**plain.spec, "models": models[0]})
-        if unknown := next((name for name in models if name not in sets), None):
-            raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sets)})')
+        refuse_unknown(f"{self.name} has no model set", models, sets)
         parts = ((c, tuple(name for name in self.sets(c) if name in models)) for c in self.condition)
         part = self.restricted(self._of_sets(condition, mine) for condition, mine in parts if mine)
         return replace(part, vary={key: value for key, value in self.vary.items() if key != "models"})
@@ -374,30 +372,16 @@ class Study:
         if fields.get("rate_scale") == HELD:
             del fields["rate_scale"]
         changing = dict.fromkeys((*self.varied(condition), self.axis(condition)))
-        spec = from_dict(
-            {
-                **fields,
-                **memory({**fields, **changing}),
-                **asked(text),
-                "token_times": any(DEFINITIONS[name].by_token for name in self.definitions),
-            }
-        )
+        token_times = any(DEFINITIONS[name].by_token for name in self.definitions)
+        spec = from_dict({**fields, **memory({**fields, **changing}), **asked(text), "token_times": token_times})
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
 
 
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return the claim of further evidence: with another system, over or definition, and other facts."""
-    changes = {key: str(value) for key, value in other.items() if key in OTHER}
+    changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
-    return replace(
-        claim,
-        system=changes.get("system", claim.system),
-        over=changes.get("over", claim.over),
-        also=(),
-        evidence=True,
-        definition=changes.get("definition", claim.definition),
-        on={**claim.on, **facts},
-    )
+    return replace(claim, also=(), evidence=True, on={**claim.on, **facts}, **changes)
 
 
 def systems_of(text: str) -> list[list[str]]:
@@ -414,6 +398,22 @@ def named(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f'system "{label}" is listed twice')
         systems[label] = text
     return systems
+
+
+def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise UserError, which begins with `what`, for the first name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise UserError(f'{what} "{name}"{meant(name, known)} ({", ".join(known)})')
+
+
+@contextmanager
+def mistakes_in(where: str) -> Iterator[None]:
+    """Begin the message of a UserError that is raised inside with a place."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _ends(step: Condition) -> Iterator[Condition]:

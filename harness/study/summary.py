@@ -16,7 +16,6 @@ from harness.rows.about import Panel
 from harness.rows.crossings import MARK, of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.estimate import Estimate, Style
-from harness.rows.statistics import Crossing
 
 LEVELS = (0.99, 0.97, 0.90)  # levels of attainment whose rates stand beside each other
 CONTEST = 2  # where at least this many have the same number of GPUs, systems on other numbers do not contend
@@ -289,9 +288,8 @@ class _Points:
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
         """Return the estimates of a system in the columns' units; None in columns of no definition."""
-        values = {c.key: self.at(label, rate, c.definition, c.over) if c.definition else None for c in wanted}
-        factors = {c.key: c.factor for c in wanted}
-        return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
+        values = ((c, self.at(label, rate, c.definition, c.over) if c.definition else None) for c in wanted)
+        return {c.key: e and e.times(c.factor) for c, e in values}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
         """Return the highest rate that all labels ran and at which one meets the level; the lowest where none does."""
@@ -341,7 +339,7 @@ def _crossing(table: pa.Table, label: str, definition: str, level: float, panel:
         values["slope"] = steep
     if c.fails is not None:
         values["fails"] = Estimate(c.fails, None, None, c.at.n)
-    if dips(c):
+    if c.dip >= 0.0005:  # it is more than 0 where it is shown with one decimal of a percent
         values["dip"] = Estimate(100 * c.dip, None, None, c.at.n)
     return values
 
@@ -356,11 +354,6 @@ def panel_of(table: pa.Table) -> Panel:
         "xs": sorted(frame["rate_scale"].unique().tolist()),
         "unit_rps": float(offered["value"].sum()) / scales if scales else 1.0,
     }
-
-
-def dips(c: Crossing) -> bool:
-    """Tell whether the deepest dip is more than 0 where it is shown with one decimal of a percent."""
-    return c.dip >= 0.0005
 
 
 def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:

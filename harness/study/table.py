@@ -5,8 +5,9 @@ It has the rows of `tidy` with two columns before them: the key of the panel (`c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,9 @@ from harness.run import score, sweep
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import canonical, digest
-from harness.run.teller import Silent, Teller
+from harness.run.teller import Teller
 from harness.study import columns
+from harness.study.study import Study
 
 Key = tuple[str, str, str]  # a scored run's folder, system and SLO rule
 
@@ -57,85 +59,63 @@ def schema() -> pa.Schema:
     return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
 
 
-def table_of(
-    places: Sequence[Place],
-    out: Path,
-    definitions: Collection[str],
-    *,
-    by_model: bool,
-    workers: int | None = None,
-    scored: dict[Key, pa.Table] | None = None,
-    teller: Teller | None = None,
-    measures: Sequence[str] = (),
-) -> pa.Table:
-    """Return the rows of all places, sorted by condition, x and spec; score each run once a rule, unless in `scored`.
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a study's runs below `out`: each run is scored once a rule.
 
-    With `by_model` all definitions have rows by model; else there is only what text and figures show.
+    A study `by_model` has rows by model of all definitions; another has only what text and figures show.
     """
-    scored = {} if scored is None else scored
-    score_all(
-        places, out, definitions, by_model=by_model, workers=workers, scored=scored, teller=teller, measures=measures
-    )
-    plain, tables = record.plain(schema()), []
-    for place in places:
-        scores = scored[place.key]
-        place_columns = [
-            pa.array([place.condition] * len(scores), pa.string()),
-            pa.array([place.x] * len(scores), pa.float64()),
-        ]
-        tables.append(pa.Table.from_arrays([*place_columns, *scores.columns], schema=plain))
-    order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
-    return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
+    study: Study
+    out: Path
+    workers: int | None
+    known: dict[Key, pa.Table] = field(default_factory=dict)
 
-def score_all(
-    places: Sequence[Place],
-    out: Path,
-    definitions: Collection[str],
-    *,
-    by_model: bool,
-    scored: dict[Key, pa.Table],
-    workers: int | None = None,
-    teller: Teller | None = None,
-    measures: Sequence[str] = (),
-) -> None:
-    """Add to `scored` the scores of those places that it lacks; `measures` are further columns of each run."""
-    names = [*definitions, *measures, "both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS]
-    shown = pa.array(names, pa.string())
-    form = pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}])
+    def table(self, places: Sequence[Place], teller: Teller) -> pa.Table:
+        """Return the rows of all places, sorted by condition, x and spec."""
+        self.add(places, teller)
+        plain, tables = record.plain(schema()), []
+        for place in places:
+            scores = self.known[place.key]
+            place_columns = [
+                pa.array([place.condition] * len(scores), pa.string()),
+                pa.array([place.x] * len(scores), pa.float64()),
+            ]
+            tables.append(pa.Table.from_arrays([*place_columns, *scores.columns], schema=plain))
+        order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
+        return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
-    def rows(place: Place) -> pa.Table:
-        wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
-        run = score.scorable(place.system, out / place.folder, place.under)
-        more = columns.values(out / place.folder, measures) if measures else ()
-        scores = scoring.score(run, by_model=by_model, definitions=tuple(wanted), more=more)
-        if not by_model:
+    def add(self, places: Iterable[Place], teller: Teller) -> None:
+        """Score the runs of those places that are not known yet."""
+        lacks = {place.key: place for place in places if place.key not in self.known}
+        todo = list(lacks.values())
+        nearest = [todo[k] for k in sweep.in_part_order([place.folder for place in todo])]
+        with ThreadPoolExecutor(self.workers or sweep.cpus()) as pool:  # files and arrays release the interpreter lock
+            scored = [(place.key, pool.submit(self._rows, place)) for place in nearest]
+            for done, (key, rows) in enumerate(scored):
+                teller.progress("scores", done, len(nearest))
+                self.known[key] = rows.result()
+        teller.progress("scores", len(nearest), len(nearest))
+
+    def _rows(self, place: Place) -> pa.Table:
+        study, folder = self.study, self.out / place.folder
+        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
+        more = columns.values(folder, study.measures) if study.measures else ()
+        run = score.scorable(place.system, folder, place.under)
+        scores = scoring.score(run, by_model=study.by_model, definitions=tuple(wanted), more=more)
+        if not study.by_model:
+            beside = ("both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS)
+            shown = pa.array([*study.definitions, *study.measures, *beside], pa.string())
             scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
-        return scores.cast(form)
-
-    teller = teller or Silent()
-    once = {place.key: place for place in places}
-    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # work on files and arrays releases the interpreter lock
-        lacks = [key for key in once if key not in scored]
-        nearest = [lacks[k] for k in sweep.in_part_order([once[key].folder for key in lacks])]
-        todo = {key: pool.submit(rows, once[key]) for key in nearest}
-        for done, (key, table) in enumerate(todo.items()):
-            teller.progress("scores", done, len(todo))
-            scored[key] = table.result()
-        teller.progress("scores", len(todo), len(todo))
+        return scores.cast(pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}]))
 
 
 def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
     """Return a scored run's misses and offered requests; None where it could not run."""
-    which = pc.and_(
-        *(
-            pc.equal(scores[name].cast(pa.string()), word)
-            for name, word in (("definition", definition), ("over", "model"))
-        )
-    )
-    rows = scores.filter(which)
-    counts = [np.array(rows[name].to_pylist(), np.float64) for name in ("missed", "offered")]
-    return by_window.Counted(*(float(of.sum()) for of in counts)) if len(rows) else None
+    for name, word in (("definition", definition), ("over", "model")):
+        scores = scores.filter(pc.equal(scores[name].cast(pa.string()), word))
+    counts = [np.array(scores[name].to_pylist(), np.float64) for name in ("missed", "offered")]
+    return by_window.Counted(*(float(of.sum()) for of in counts)) if len(scores) else None
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:

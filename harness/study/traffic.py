@@ -35,11 +35,8 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     trace = load_trace(name)
     if trace.maker is not None:
         return (View("trace", name, tuple(range(windows))),)
-    whole = View(
-        WHOLE if trace.span_s < 2 * HOUR_S else "second half of the log",
-        name,
-        (0, 1) if trace.span_s < 2 * HOUR_S else (0,),
-    )
+    short = trace.span_s < 2 * HOUR_S
+    whole = View(WHOLE, name, (0, 1)) if short else View("second half of the log", name, (0,))
     if trace.span_s <= 2 * HOUR_S or not name.endswith(".parquet"):
         return (whole,)
     edges = np.arange(0, trace.span_s - HOUR_S + 1, 600.0)

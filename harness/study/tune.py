@@ -245,16 +245,10 @@ def as_toml(tunings: Sequence[Tuned], day: str, command: str, gpus: int | None =
         }
         for t in tunings
     }
-    return HEAD + LISTED.sub(
-        lambda values: f"[{' '.join(values[1].split()).rstrip(',')}]", tomli_w.dumps(about | systems)
-    )
+    text = tomli_w.dumps(about | systems)
+    return HEAD + LISTED.sub(lambda values: f"[{' '.join(values[1].split()).rstrip(',')}]", text)
 
 
 def _recorded(draw: Draw) -> dict[str, Any]:
-    gain = [round(x, PLACES) for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
-    return {
-        "held": round(draw.held, PLACES),
-        "score": round(draw.score, PLACES),
-        "gain": gain,
-        "fields": dict(draw.fields),
-    }
+    gain = [draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0]
+    return {"held": draw.held, "score": draw.score, "gain": gain, "fields": dict(draw.fields)}

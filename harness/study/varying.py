@@ -17,7 +17,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed
 from harness.run.spec import Spec
 from harness.run.teller import Teller
-from harness.study.constants import Constant, Setting, constants, settings
+from harness.study.constants import Setting, constants, settings
 from harness.study.measure import Measured, measure
 from harness.study.sensitivity import Leads, key_of, leads_in
 from harness.study.study import Condition, Sample, Study
@@ -85,18 +85,13 @@ def sensitivity(
     measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
     lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
     lines += [_line(Setting(name, "", {}), note=why) for name, why in unchanged.items()]
-    known = {constant.name: constant for constant in constants(specs)}
+    described = {name: {"means": means, "value": value, "source": why} for name, means, value, why in constants(specs)}
 
     def make() -> pa.Table:
         import pyarrow as pa
 
-        text = (
-            line | dict(zip(Constant._fields[1:], known[line["constant"]][1:], strict=True))
-            if line["constant"]
-            else line
-            for line in lines
-        )
-        return pa.Table.from_pylist(list(text), schema=forms.LEAD_COLUMNS)
+        rows = [line | described.get(line["constant"], {}) for line in lines]
+        return pa.Table.from_pylist(rows, schema=forms.LEAD_COLUMNS)
 
     about = {
         "first": pair[0],

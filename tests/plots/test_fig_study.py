@@ -24,7 +24,7 @@ from tests.plots.test_style import lightness
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Return made-up rows of a study, as `table.table_of` makes them."""
+    """Return made-up rows of a study, as `table.Scores.table` makes them."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
     base = {"trace": "hyperbolic-like", "tier": "synthetic"}

@@ -75,34 +75,31 @@ def met(x: float, knee: float, slope: float = 4.0) -> float:
     return 1.0 - min(0.5, 0.01 * math.pow(x / knee, slope))
 
 
+def point(condition: str, x: float, label: str, seed: int, ttft: float, **more: Any) -> dict[str, Any]:
+    """Return a made-up score of a system at a point of a panel, as `table` takes it; `more` are further columns."""
+    return {"condition": condition, "x": x, "label": label, "seed": seed, "ttft": ttft} | more
+
+
 def cells() -> Iterator[dict[str, Any]]:
     """Return made-up scores: prism crosses 99 % at 4 x static's rate, from SLO scale 2 on 4 GPUs; static never."""
     for label, knee, infeasible in (("prism", 10.0, None), ("static", 2.5, "no room")):
         for seed in range(3):
             for x in (1.0, 2.0, 4.0, 8.0, 16.0):
-                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": met(x, knee)}
+                yield point("rates", x, label, seed, met(x, knee))
             for x in (1.0, 2.0, 5.0):
-                share = met(2.0, x) if label == "prism" else 0.8
-                yield {"condition": "SLOs", "x": x, "label": label, "seed": seed, "ttft": share}
+                yield point("SLOs", x, label, seed, met(2.0, x) if label == "prism" else 0.8)
             for x in (2.0, 3.0, 4.0, 5.0):
                 holds = label == "prism" and x >= 4
                 none = infeasible if x == 2 else None
-                yield {
-                    "condition": "counts",
-                    "x": x,
-                    "label": label,
-                    "seed": seed,
-                    "infeasible": none,
-                    "gpus": int(x),
-                    "ttft": 1.0 if holds else 0.0 if none else 0.8,
-                }
+                share = 1.0 if holds else 0.0 if none else 0.8
+                yield point("counts", x, label, seed, share, infeasible=none, gpus=int(x))
     for seed in range(3):  # a GPU a model, whatever is asked
-        yield {"condition": "rates", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
-        yield {"condition": "counts", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
+        yield point("rates", 1.0, "dedicated", seed, 1.0, gpus=8)
+        yield point("counts", 8.0, "dedicated", seed, 1.0, gpus=8)
     for label in ("unshared", "prism (A/A)"):
         for seed in range(3):
             for x in (1.0, 16.0):
-                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0}
+                yield point("rates", x, label, seed, 1.0)
 
 
 def counted(name: str, value: float | None, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +111,7 @@ def counted(name: str, value: float | None, base: Mapping[str, Any]) -> dict[str
 
 
 def table(rows: Sequence[Mapping[str, Any]], windows: int = 4) -> pa.Table:
-    """Return rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
+    """Return rows of a study's table, as `table.Scores.table` makes them; `ttft` is a point's attainment.
 
     Each row stands for windows of 900 requests in all, which miss alike: seed 1 for windows 4 to 7, if there are four.
     A row may have `windows` of its own.

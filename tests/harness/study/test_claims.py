@@ -7,20 +7,15 @@ from typing import Any
 
 import pytest
 
+from harness.rows.about import About
 from harness.rows.estimate import Estimate
 from harness.rows.ranking import Standing
 from harness.study import claims
 from harness.study.claims import Verdict, lowest, weak
 from harness.study.rule import judged_order, of_statement
 from harness.study.study import Claim
-from tests.harness.study.study_table import AT, about, panel, table
+from tests.harness.study.study_table import AT, about, panel, point, table
 from tests.harness.study.test_rule import gain, here
-
-# ------------------------------------------------------------------ the rule, a number a branch
-
-
-# ------------------------------------------------------------------ what a class rests on
-
 
 # ------------------------------------------------------------------ the best of several
 
@@ -56,17 +51,8 @@ def attained(label: str, knee: float, xs: Sequence[float], condition: str, rises
     rows = []
     for x in xs:
         share = min(1.0, 0.01 * ((knee / x) if rises else (x / knee)) ** 3)
-        rows += [
-            {
-                "condition": condition,
-                "x": x,
-                "label": label,
-                "seed": seed,
-                "n": 20_000,
-                "ttft": 1.0 - share * (1.05 if seed % 2 else 0.95),
-            }
-            for seed in range(SEEDS)
-        ]
+        attained_by = [1.0 - share * (1.05 if seed % 2 else 0.95) for seed in range(SEEDS)]
+        rows += [point(condition, x, label, seed, each, n=20_000) for seed, each in enumerate(attained_by)]
     return rows
 
 
@@ -79,16 +65,16 @@ def rated() -> list[dict[str, Any]]:
     return [row for name, knee in KNEES.items() for row in attained(name, knee, RATES, "rates")]
 
 
-def verdicts(claim: Claim, rows: Sequence[Mapping[str, Any]], **facts: Any) -> list[Verdict]:
-    known = about(
-        [panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES), panel("limit", 1, "slo_scale")],
-        [claim],
-        systems=list(KNEES),
-        texts=NAMES,
-        seeds=SEEDS,
-        **facts,
-    )
-    return claims.verdicts(table(rows, 1), known)
+RATED = panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES)
+
+
+def judged_as(claim: Claim, *panels: Mapping[str, Any]) -> About:
+    """Return the facts of a study with this claim, on some panels."""
+    return about(panels, [claim], systems=list(KNEES), texts=NAMES, seeds=SEEDS)
+
+
+def verdicts(claim: Claim, rows: Sequence[Mapping[str, Any]], *panels: Mapping[str, Any]) -> list[Verdict]:
+    return claims.verdicts(table(rows, 1), judged_as(claim, *(panels or (RATED, panel("limit", 1, "slo_scale")))))
 
 
 def test_a_ratio_is_judged_over_the_best_static() -> None:
@@ -129,7 +115,7 @@ def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> N
 
 def test_what_takes_no_part_is_told() -> None:
     claim = Claim("ratio", "prism and prism_released", "best static", on=AT["rates"], paper=2.0)
-    known = about([panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES)], [claim], systems=list(KNEES), texts=NAMES)
+    known = judged_as(claim, RATED)
     assert claims.lacking(claim, known) == ["prism_released"]
     assert [v.claim.system for v in claims.verdicts(table(rated(), 1), known)] == ["prism"]
     assert claims.lacking(Claim("ratio", "prism", "best muxserve"), known) == ["best muxserve"]
@@ -170,13 +156,11 @@ def test_every_static_is_one_that_never_reaches() -> None:
 
 
 def test_a_half_of_a_real_trace_decides_nothing() -> None:
-    first_half = panel("rates", 0, "rate_scale", unit_rps=1.0, xs=RATES, half="first")
+    first_half = RATED | {"half": "first"}
     for paper in (4.0, "ahead"):
-        claim = Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=paper)
-        (v,) = claims.verdicts(table(rated()), about([first_half], [claim], systems=list(KNEES), texts=NAMES))
+        (v,) = verdicts(Claim("ratio", "prism", "static:rate", on=AT["rates"], paper=paper), rated(), first_half)
         assert (v.says, v.note) == ("open", claims.CASE)
-    never = Claim("crossing", "prism", on=AT["rates"], paper="reached")
-    (v,) = claims.verdicts(table(rated()), about([first_half], [never], systems=list(KNEES), texts=NAMES))
+    (v,) = verdicts(Claim("crossing", "prism", on=AT["rates"], paper="reached"), rated(), first_half)
     assert v.says == "open"
 
 
@@ -199,24 +183,20 @@ def test_a_count_lies_between_those_of_its_seeds() -> None:
     counts = panel("counts", 0, "gpus", gpus=None, xs=xs)
     held = {"prism": [3, 3, 4], "static:rate": [5, 5, 5]}
     rows = [
-        {"condition": "counts", "x": x, "label": name, "seed": seed, "ttft": float(x >= least), "gpus": int(x)}
+        point("counts", x, name, seed, float(x >= least), gpus=int(x))
         for name, counts in held.items()
         for seed, least in enumerate(counts)
         for x in xs
     ]
-
-    def verdict(claim: Claim) -> Verdict:
-        (v,) = claims.verdicts(table(rows), about([counts], [claim], systems=list(KNEES), texts=NAMES))
-        return v
-
-    count = verdict(Claim("fewest", "prism", paper=4))
+    (count,) = verdicts(Claim("fewest", "prism", paper=4), rows, counts)
     assert count.here is not None
     assert (count.here.low, count.here.mean, count.here.high) == (3.0, 4.0, 4.0)
-    saved = verdict(Claim("fewest", "static:rate", "prism", paper="ahead"))
+    (saved,) = verdicts(Claim("fewest", "static:rate", "prism", paper="ahead"), rows, counts)
     assert saved.here is not None
     assert (saved.here.low, saved.says) == (1.25, "direction")
     assert saved.here.high == pytest.approx(5 / 3)
-    assert verdict(Claim("fewest", "static:rate", "prism", paper=2.0, bound="at least")).says == "direction"
+    (halved,) = verdicts(Claim("fewest", "static:rate", "prism", paper=2.0, bound="at least"), rows, counts)
+    assert halved.says == "direction"
 
 
 def test_a_value_is_the_studys_own() -> None:
@@ -245,15 +225,7 @@ def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None
 def shares(label: str, by_model: dict[str, Sequence[float]], x: float = 2.0) -> list[dict[str, Any]]:
     """Return attainment by model (pooled: ""), a number a seed."""
     return [
-        {
-            "condition": "t",
-            "x": x,
-            "label": label,
-            "seed": seed,
-            "ttft": share,
-            "over": "model" if model else "pooled",
-            "model": model or None,
-        }
+        point("t", x, label, seed, share, over="model" if model else "pooled", model=model or None)
         for model, each in by_model.items()
         for seed, share in enumerate(each)
     ]
@@ -272,10 +244,8 @@ def test_a_loss_is_paired_by_seed_and_names_the_model_that_loses_most() -> None:
     assert loss.most.mean == pytest.approx(0.5)
     (verdict,) = claims.verdicts(rows, facts)
     assert (verdict.panel, verdict.text, verdict.says) == (None, "50.0 points (y)", "size")
-    assert (claims.claim_text(claim, facts), claims.paper_text(claim)) == (
-        "b, the model that gains most",
-        "at least 40 points",
-    )
+    assert claims.claim_text(claim, facts) == "b, the model that gains most"
+    assert claims.paper_text(claim) == "at least 40 points"
 
 
 # ------------------------------------------------------------------ the ends of a bridge

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.answers import text
@@ -61,28 +60,6 @@ def test_each_claim_is_about_systems_that_run_in_its_condition(name: str) -> Non
         for condition in study.condition:
             if claim.on.get("condition") == condition.name:
                 assert {claim.system, claim.over} - {""} <= {*study.contestants(condition)}, claim.says
-
-
-def test_a_column_that_is_none_is_a_line(tmp_path: Path) -> None:
-    text = 'systems = ["static"]\nslo = "absolute:ttft=1,tpot=1"\nat = [1.0]\n{}\n[[condition]]\nname = "a"\n{}'
-    wrong = (
-        ('measures = ["done_rp"]', "", 'measures: no column "done_rp"; did you mean done_rps?'),
-        ("for_system = { prism = { batch_cap = 2 } }", "", 'for_system: no system "prism"'),
-        (
-            'measures = ["batch"]',
-            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0\nmeasure = "ended"',
-            'measure is "ended"',
-        ),
-        (
-            'layout = "claims"',
-            '[[claim]]\nwhat = "measure"\nsystem = "static"\npaper = 1.0',
-            'neither the key "measure"',
-        ),
-    )
-    for head, tail, says in wrong:
-        (tmp_path / "mine.toml").write_text(text.format(head, tail))
-        with pytest.raises(UserError, match=f"^mine.toml: .*{says}"):
-            load.study(str(tmp_path / "mine.toml"))
 
 
 # ------------------------------------------------------------------ Weaver
@@ -172,16 +149,13 @@ def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
         for name, system in (("dedicated", "dedicated"), ("Weaver", "weaver"))
     }
     assert fig_weaver.PAPER["highest"] == highest
-    slow, split = (
-        paper["CPU control", "", "tpot_ms", "L40S, 2 req/s"],
-        paper["weaver", "unsplit", "tpot_ms", "L40S, 2 req/s"],
-    )
+    slow = paper["CPU control", "", "tpot_ms", "L40S, 2 req/s"]
+    split = paper["weaver", "unsplit", "tpot_ms", "L40S, 2 req/s"]
     assert isinstance(slow, float)
     assert isinstance(split, float)
-    assert paper["unsplit", "", "tpot_ms", "L40S, 2 req/s"] == pytest.approx(slow / 4.83, abs=0.05)
-    assert fig_weaver.PAPER["control"] == pytest.approx(
-        {"CPU": slow, "GPU": slow / 4.83, "GPU, split": slow / 4.83 * split}
-    )
+    fast = slow / 4.83
+    assert paper["unsplit", "", "tpot_ms", "L40S, 2 req/s"] == pytest.approx(fast, abs=0.05)
+    assert fig_weaver.PAPER["control"] == pytest.approx({"CPU": slow, "GPU": fast, "GPU, split": fast * split})
 
 
 # ------------------------------------------------------------------ PagedAttention
@@ -203,9 +177,8 @@ def test_runs_have_the_kv_slots_of_table_1() -> None:
 def test_shares_of_figure_2_sum_to_one() -> None:
     """Of each version of Orca, what the paper's bars add up to."""
     for system, parts in (("Orca (Max)", 0.999), ("Orca (Pow2)", 0.999), ("Orca (Oracle)", 1.0)):
-        paper = [
-            c.paper for c in load.study("pagedattention").claim if c.system == system and c.measure.startswith("kv_")
-        ]
+        stated = [claim for claim in load.study("pagedattention").claim if claim.system == system]
+        paper = [claim.paper for claim in stated if claim.measure.startswith("kv_")]
         assert sum(x for x in paper if isinstance(x, float)) == pytest.approx(parts, abs=1e-9)
 
 
@@ -279,9 +252,8 @@ def test_short_runs_of_muxserve(profiles_dir: Path, tmp_path: Path) -> None:
     folder = next(path for path, name in of.about.runs.items() if name == "spatial")
     table = rows(record.read(tmp_path / folder))
     done = (table.arrival_s + table.e2e_s)[table.done]
-    assert value(of, "alpha 2.1", "spatial", "done_rps") == pytest.approx(
-        np.mean((done >= 0) & (done < 20)) * len(done) / 20
-    )
+    in_window = int(((done >= 0) & (done < 20)).sum())
+    assert value(of, "alpha 2.1", "spatial", "done_rps") == pytest.approx(in_window / 20)
 
 
 def test_all_columns_have_a_line_in_the_docstring() -> None:
@@ -306,9 +278,7 @@ slo = "absolute:ttft=1,tpot=1"
 measures = ["usd_hour", "usd_million", "done_rps"]
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*4", gpu = "h100" }
-
-[[condition]]
-name = "all"
+condition = [{ name = "all" }]
 """
 
 

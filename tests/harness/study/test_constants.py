@@ -121,16 +121,9 @@ def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
     """Return the time in ns at which the last of one request to each model is done."""
     plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
     c = replace(config(**scaled), gpus=gpus, plan=plan)
-    zero, slo_s = np.zeros(models), np.ones(models)
-    jobs = Jobs(
-        tuple(m.name for m in c.models),
-        zero,
-        np.arange(models, dtype=np.int32),
-        np.full(models, 64, np.int32),
-        np.full(models, 200, np.int32),
-        slo_s,
-        slo_s,
-    )
+    model, prompt, output = np.array([range(models), [64] * models, [200] * models], np.int32)
+    names, slo_s = tuple(m.name for m in c.models), np.ones(models)
+    jobs = Jobs(names, np.zeros(models), model, prompt, output, slo_s, slo_s)
     engine = Sim(c)
     replay(find("static")(engine.cluster), engine, jobs)
     return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.app import main
 from harness.cli.size import size as command
 from harness.engines.commands import Gpu, Serve
 from harness.policy.types import UserError
@@ -18,12 +16,12 @@ from harness.study import deploy
 from harness.study.deploy import Plan, Seat, Way
 from harness.study.size import SizeSearch, size
 from harness.study.sized import Question, Sized
+from tests.bench import bench, ok
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, sized
 
 yaml = pytest.importorskip("yaml")
 MODELS = "llama-3.1-8b,llama-3.2-1b*2"
-DEPLOY = ("--deploy", "vllm")
 LOOSE: dict[str, Any] = {"rule": "absolute:ttft=60,tpot=5", "growth": ()}
 
 
@@ -176,9 +174,7 @@ def test_what_cannot_be_deployed_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no strategy holds the target"):
         deploy.plan(sized(best=None), tmp_path)
     for words, why in (("--host sglang-0.5", "are SGLang's"), ("--set engine=vllm", "starts its servers itself")):
-        told = CliRunner().invoke(
-            main, ["size", "--trace", "sample", "--models", MODELS, *words.split(), "--deploy", "vllm"]
-        )
+        told = bench("size", "--trace", "sample", "--models", MODELS, *words.split(), "--deploy", "vllm")
         assert told.exit_code == 2
         assert why in told.stderr
     assert next(p.type.choices for p in command.params if p.name == "deploy") == deploy.WAYS  # type: ignore[attr-defined]
@@ -186,10 +182,7 @@ def test_what_cannot_be_deployed_is_one_line(tmp_path: Path) -> None:
 
 @cases(("way", "name"), [("vllm", "vllm.sh"), ("llama-swap", "llama-swap.yaml"), ("helm", "values.yaml")])
 def test_the_command_writes_the_file_beside_the_answer_and_names_it(tmp_path: Path, way: Way, name: str) -> None:
-    told = CliRunner().invoke(main, [
-        "size", "--trace", "sample", "--models", MODELS, "--gpus", "1", "--systems", "static", "--windows", "1",
-        "--grow", "", "--slo", LOOSE["rule"], "--no-plot", "--deploy", way, "-o", str(tmp_path),
-    ])  # fmt: skip
-    assert told.exit_code == 0, told.output
+    asked = f"size --trace sample --models {MODELS} --gpus 1 --systems static --windows 1 --no-plot --deploy {way}"
+    told = ok(*asked.split(), "--grow", "", "--slo", LOOSE["rule"], "-o", tmp_path)
     (path,) = tmp_path.glob(f"sample-size-*/{name}")
-    assert f" · {path}" in told.stdout
+    assert f" · {path}" in told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from harness.rows import record
 from harness.run.teller import Silent
 from harness.study import claims, ledger, load
 from harness.study.facts import activation_s
-from harness.study.ledger import Ledger, Source, Statement
+from harness.study.ledger import Ledger, Source
 from harness.study.measure import measure
 from harness.study.rule import CLASSES
-from tests.bench import bench
+from tests.bench import bench, mistake
 from tests.harness.answers.test_ledger import LINE, ROW
 from tests.harness.run.test_sweep import files
 from workloads.models import shape
@@ -35,17 +35,10 @@ requests = 1
 warmup_s = 5.0
 quick = { seeds = 2, window_s = 20.0, replayed_s = 20.0 }
 spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3", slo_scale = 1.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 64.0]
-spec = { gpus = 1 }
-
-[[condition]]
-name = "more"
-at = [1.0]
-extra = true
-spec = { gpus = 2 }
+condition = [
+  { name = "rates", at = [1.0, 64.0], spec = { gpus = 1 } },
+  { name = "more", at = [1.0], extra = true, spec = { gpus = 2 } },
+]
 
 [[claim]]
 what = "crossing"
@@ -89,9 +82,7 @@ layout = "parts"
 at = [1.0]
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.1-8b*2", gpus = 1, warmup_s = 5.0, window_s = 20.0 }
-
-[[condition]]
-name = "sample"
+condition = [{ name = "sample" }]
 
 [[claim]]
 what = "difference"
@@ -122,14 +113,8 @@ slo = "absolute:ttft=2,tpot=0.1"
 layout = "fleet"
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*2", warmup_s = 5.0, window_s = 20.0 }
-
-[[condition]]
-name = "sample"
-
-[[claim]]
-what = "fewest"
-system = "static:rate"
-paper = 2
+condition = [{ name = "sample" }]
+claim = [{ what = "fewest", system = "static:rate", paper = 2 }]
 """
 
 STEPS = """
@@ -143,10 +128,8 @@ cumulative = true
 layout = "steps"
 quick = { seeds = 1 }
 spec = { trace = "sample", models = "llama-3.2-1b*2", gpus = 1, warmup_s = 5.0, window_s = 10.0 }
-
-[systems]
-mine = "chunked"
-theirs = "static"
+systems = { mine = "chunked", theirs = "static" }
+condition = [{ name = "one process a model", spec = { process = "model" }, origin = "unknown", source = "nowhere" }]
 
 [[claim]]
 what = "ratio"
@@ -156,12 +139,6 @@ paper = 40.0
 name = "shared"
 evidence = true
 why = "sufficient: theirs has a lane a model"
-
-[[condition]]
-name = "one process a model"
-spec = { process = "model" }
-origin = "unknown"
-source = "nowhere"
 """
 
 MEASURED = """
@@ -174,18 +151,8 @@ along = "gpus"
 at = [4]
 measures = ["tp2_loss_16"]
 quick = { seeds = 2 }
-
-[spec]
-gpu = "a100-40g"
-host = "vllm-0.6"
-models = "weaver"
-trace = "hot-cold+span_s=10+rate_rps=1"
-scaling = "none"
-plan = "trace"
-drain_s = 0.0
-
-[[condition]]
-name = "two models"
+condition = [{ name = "two models", spec = { gpu = "a100-40g", host = "vllm-0.6", models = "weaver" } }]
+spec = { trace = "hot-cold+span_s=10+rate_rps=1", scaling = "none", plan = "trace", drain_s = 0.0 }
 
 [[claim]]
 what = "measure"
@@ -213,6 +180,18 @@ lacks = "OpenRouter's token counts"
 """
 
 
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Source]:
+    """Judge the claims of a study that stands in a file."""
+    monkeypatch.chdir(tmp_path)  # a study's runs are in a folder of its name
+
+    def of_text(text: str) -> Source:
+        written(tmp_path, "mine.toml", text)
+        return ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
+
+    return of_text
+
+
 def written(folder: Path, name: str, text: str) -> str:
     (folder / name).write_text(text)
     return str(folder / name)
@@ -224,18 +203,13 @@ def test_every_study_with_claims_is_a_source() -> None:
     assert not {"everyone", "fig7-torch"} & {*ledger.sources()}  # these have no paper's numbers, or other models
 
 
-def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, "mine.toml", LINES)
-    monkeypatch.chdir(tmp_path)  # a study's runs are in a folder of its name
-    held = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
+def test_a_study_as_statements(tmp_path: Path, judge: Callable[[str], Source]) -> None:
+    held = judge(LINES)
     reached, never, ratio, full = held.statements
     assert {statement.paper for statement in held.statements} == {"A test, figure 1"}
     (line,) = reached.lines
-    assert (line.what, reached.number, line.here) == (
-        "chunked, rate for 99 % TTFT",
-        "reached",
-        "reached by 2 of 2 seeds",
-    )
+    assert (line.what, reached.number) == ("chunked, rate for 99 % TTFT", "reached")
+    assert line.here == "reached by 2 of 2 seeds"
     assert "sample" in line.where
     assert "llama-3.1-8b*3, 1 x h100, vllm-graph, SLO 1 x absolute:ttft=2,tpot=0.1, 2 seeds" in line.where
     assert (reached.verdict, line.weak) == ("direction", "")
@@ -251,68 +225,47 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (full.verdict, absent.note, absent.here) == ("full form", "`bench study mine --full` runs it", "-")
     assert absent.where == "sample, llama-3.1-8b*3, more"
     before = files(tmp_path / "out")
-    assert ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()) == held
+    assert judge(LINES) == held
     assert files(tmp_path / "out") == before
 
 
-def test_what_takes_no_part_and_what_nothing_ran_with_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_no_part_and_what_nothing_ran_with_is_not_run(judge: Callable[[str], Source]) -> None:
     text = LINES.replace('system = "static"', 'system = "static and prism"').replace("comparable = false\n", "")
-    written(
-        tmp_path,
-        "mine.toml",
-        text + '\n[[claim]]\nwhat = "crossing"\nsystem = "static"\npaper = "never"\n'
-        'on = { condition = "rates", trace = "arena-chat" }\n',
-    )
-    monkeypatch.chdir(tmp_path)
-    *_, ratio, elsewhere, _ = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()).statements
+    text += '\n[[claim]]\nwhat = "crossing"\nsystem = "static"\npaper = "never"\n'
+    text += 'on = { condition = "rates", trace = "arena-chat" }\n'
+    *_, ratio, elsewhere, _ = judge(text).statements
     assert (ratio.verdict, ratio.lines[0].note) == ("not run", "prism took no part")
     assert [line.says in CLASSES for line in ratio.lines] == [False, True, True]
-    assert (elsewhere.verdict, elsewhere.lines[0].note) == (
-        "not run",
-        "nothing ran with condition rates, trace arena-chat",
-    )
+    assert elsewhere.verdict == "not run"
+    assert elsewhere.lines[0].note == "nothing ran with condition rates, trace arena-chat"
 
 
-def test_parts_a_fleet_and_steps_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def held(text: str) -> tuple[Statement, ...]:
-        written(tmp_path, "mine.toml", text)
-        return ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()).statements
-
-    part, activation = held(PARTS)
+def test_parts_a_fleet_and_steps_as_statements(judge: Callable[[str], Source]) -> None:
+    part, activation = judge(PARTS).statements
     assert (part.says, part.lines[0].what) == ("it helps", "eviction, the model that gains most")
     assert part.number == "at least 40 points"
     (line,) = activation.lines
-    assert (line.where, line.here, activation.verdict, activation.why) == (
-        "idle links of a whole node",
-        "0.74 s",
-        "input",
-        "0.7 s are of the paper",
-    )
-    (count,) = held(FLEET)
+    assert (line.where, line.here) == ("idle links of a whole node", "0.74 s")
+    assert (activation.verdict, activation.why) == ("input", "0.7 s are of the paper")
+    (count,) = judge(FLEET).statements
     assert (count.number, count.lines[0].here, count.verdict) == ("2", "≤1", "open")
     assert "llama-3.2-1b*2, 1 to 2 x h100" in count.lines[0].where
     assert "one seed" in count.lines[0].where
-    (ends,) = held(STEPS)
+    (ends,) = judge(STEPS).statements
     assert not ends.stands
     assert ["fair default" in line.where for line in ends.lines] == [True, False]
     assert "all assumptions of the bridge" in ends.lines[1].where
     assert all(line.evidence for line in ends.lines)
 
 
-def test_claims_about_measures_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, "mine.toml", MEASURED)
-    monkeypatch.chdir(tmp_path)
-    held = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
+def test_claims_about_measures_as_statements(judge: Callable[[str], Source]) -> None:
+    held = judge(MEASURED)
     value, between, lacks = held.statements
     assert (value.paper, value.section) == ("Weaver, USENIX ATC 2025", "2.3")
     assert (value.verdict, between.verdict, between.why) == ("size", "size", "")
     assert (value.lines[0].what, value.lines[0].where) == ("geometric lengths", "two models, 2 seeds")
     assert (lacks.verdict, lacks.why, lacks.lines[0].here) == ("not testable", "lacks OpenRouter's token counts", "-")
-    assert ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()) == held
+    assert judge(MEASURED) == held
 
 
 # ------------------------------------------------------------------ statements, and their page
@@ -346,11 +299,7 @@ def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.M
     shutil.rmtree(tmp_path / "made")
     for other in (("--only", "fine"), ("-o", tmp_path / "x.md")):
         refused = bench("claims", "--publish", *other)
-        assert (refused.exit_code, refused.stderr.count("\n"), f"leave out {other[0]}" in refused.stderr) == (
-            2,
-            1,
-            True,
-        )
+        mistake(refused, f"leave out {other[0]}")
     result = bench("claims", "--publish")
     assert result.exit_code == 2
     assert "broken: no trace" in result.stderr

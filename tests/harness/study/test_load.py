@@ -21,26 +21,11 @@ requests = 100
 warmup_s = 10.0
 titles = ["one"]
 bounds = ["dedicated"]
-
-[systems]
-chunked = "chunked"
-theirs = "static"
-
-[sample]
-rule = "bisect"
-points = 5
-
-[quick]
-seeds = 2
-window_s = 50.0
-
-[full]
-seeds = 3
-points = 8
-
-[spec]
-trace = "sample"
-gpus = 1
+sample = { rule = "bisect", points = 5 }
+quick = { seeds = 2, window_s = 50.0 }
+full = { seeds = 3, points = 8 }
+systems = { chunked = "chunked", theirs = "static" }
+spec = { trace = "sample", gpus = 1 }
 
 [[condition]]
 name = "rates"
@@ -100,15 +85,8 @@ along = "rate_rps"
 at = [1.0, 8.0]
 cumulative = true
 layout = "steps"
-
-[systems]
-ours = "chunked"
-theirs = "static"
-
-[spec]
-trace = "sample"
-models = "llama-3.2-1b*4"
-gpus = 1
+systems = { ours = "chunked", theirs = "static" }
+spec = { trace = "sample", models = "llama-3.2-1b*4", gpus = 1 }
 """
 STEPS += TWO_STEPS
 
@@ -165,18 +143,21 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('paper = "A test"', 'paper = "A test"\nrows = 2', 'unknown key "rows"'),
     ("warmup_s", "warmups", 'unknown key "warmups"; did you mean warmup_s?'),
     ("[[condition]]", "[[condition", "mine.toml"),
+    ("controls = true", 'measures = ["done_rp"]', 'mine.toml: measures: no column "done_rp"; did you mean done_rps?'),
+    ("controls = true", "for_system = { prism = { batch_cap = 2 } }", 'mine.toml: for_system: no system "prism"'),
+    ("controls = true", 'layout = "claims"', 'claim 1: neither the key "measure" is there, nor "lacks"'),
     ('definitions = ["ttft", "tpot"]', 'definitions = ["ttfd"]', 'definitions: "ttfd" is none; did you mean ttft?'),
     ('definitions = ["ttft", "tpot"]', "definitions = []", "definitions is empty"),
     ('slo = "absolute:ttft=2,tpot=0.1"', 'slo = "P59"', "P59"),
     ("seeds = 2", "seads = 2", 'quick: unknown key "seads"; did you mean seeds?'),
     ("seeds = 2", "seeds = 0", "quick.seeds is 0, not at least 1"),
     ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
-    ("points = 5", "points = 5\nbelow = -4.0", "sample.below is -4.0"),
+    ("points = 5", "points = 5, below = -4.0", "sample.below is -4.0"),
     ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
-    ("gpus = 1\n", "gpsu = 1\n", 'spec: unknown key "gpsu"; did you mean gpu?'),
-    ("[systems]", 'more = ["chunked"]\n[systems]', 'more: "chunked" is one of systems'),
-    ("[systems]", 'more = ["chunkd"]\n[systems]', "did you mean chunked?"),
-    ("gpus = 1\n", "seed = 1\n", 'spec: "seed" is set by the bench'),
+    ("gpus = 1 }", "gpsu = 1 }", 'spec: unknown key "gpsu"; did you mean gpu?'),
+    ("systems = {", 'more = ["chunked"]\nsystems = {', 'more: "chunked" is one of systems'),
+    ("systems = {", 'more = ["chunkd"]\nsystems = {', "did you mean chunked?"),
+    ("gpus = 1 }", "seed = 1 }", 'spec: "seed" is set by the bench'),
     ('along = "gpus"', 'along = "gpu"', 'condition "counts": along is "gpu"; did you mean gpus?'),
     ('name = "counts"', 'name = "rates"', 'condition "rates" is listed twice'),
     ('name = "counts"\n', "", "condition 3: name is missing"),
@@ -238,6 +219,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('over = "theirs"', 'over = "thers"', 'claim 1: over is "thers"; did you mean theirs?'),
     ('over = "theirs"\n', "", 'claim 1: a ratio is over another system: the key "over" is missing'),
     ('what = "fewest"', 'what = "value"', 'claim 2: the key "shape" is missing'),
+    ('what = "fewest"', 'what = "measure"\nmeasure = "ended"', 'claim 2: measure is "ended"'),
     ('what = "fewest"', 'what = "few"', 'claim 2: what is "few"; did you mean fewest?'),
 ]
 
@@ -254,16 +236,15 @@ OF_STEPS: list[tuple[str, str, str]] = [
         'condition "equal parts": chunk_tokens is changed by "larger steps" already',
     ),
     *(
-        (f"[[{word}]]", f"[[{key}]]", f"[[{key}]] is of {whose} former file: a study has [[condition]] and [[claim]]")
-        for word, key, whose in (
-            ("condition", "row", "a figure's"),
-            ("condition", "step", "a bridge's"),
-            ("condition", "regime", "regimes'"),
-            ("condition", "workload", "a fleet's"),
-            ("condition", "part", "an ablation's"),
-            ("condition", "ratio", "a bridge's"),
-            ("condition", "activation", "an ablation's"),
+        ("[[condition]]", f"[[{key}]]", f"[[{key}]] is of {of} former file: a study has [[condition]] and [[claim]]")
+        for of, keys in (
+            ("a figure's", ["row"]),
+            ("a bridge's", ["step", "ratio"]),
+            ("regimes'", ["regime"]),
+            ("a fleet's", ["workload"]),
+            ("an ablation's", ["part", "activation"]),
         )
+        for key in keys
     ),
 ]
 
@@ -279,11 +260,11 @@ def test_a_mistake_names_file_and_key_in_one_line(tmp_path: Path, text: str, old
 
 
 def test_a_system_is_listed_once(tmp_path: Path) -> None:
-    text = MINE.replace('[systems]\nchunked = "chunked"\ntheirs = "static"\n', "")
+    systems = '{ chunked = "chunked", theirs = "static" }'
     with pytest.raises(UserError, match=r'mine\.toml: system "static" is listed twice'):
-        study(written(tmp_path, 'systems = ["static", "static"]\n' + text))
+        study(written(tmp_path, MINE.replace(systems, '["static", "static"]')))
     with pytest.raises(UserError, match=r"mine\.toml: systems is empty"):
-        study(written(tmp_path, "systems = []\n" + text))
+        study(written(tmp_path, MINE.replace(systems, "[]")))
 
 
 def test_a_file_of_slo_classes_may_lie_beside_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

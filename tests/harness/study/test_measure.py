@@ -78,32 +78,13 @@ warmup_s = 10.0
 sample = { rule = "knee" }
 quick = { seeds = 1, points = 6, window_s = 50.0, replayed_s = 50.0 }
 full = { seeds = 3, points = 12, window_s = 60.0, replayed_s = 60.0 }
-spec = { trace = "sample", host = "vllm-graph" }
-
-[[condition]]
-name = "rates"
-spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 2.0 }
-
-[[condition]]
-name = "scales"
-along = "slo_scale"
-at = [1.0, 2.0]
-full = [1.5]
-spec = { models = "llama-3.1-8b*3", gpus = 1, rate_scale = "held" }
-
-[[condition]]
-name = "counts"
-along = "gpus"
-at = [1, 2]
-spec = { models = "llama-3.1-8b*5", slo_scale = 2.0, rate_scale = 1.0 }
-
-[[claim]]
-what = "ratio"
-on = { condition = "rates" }
-definition = "ttft"
-system = "chunked"
-over = "static"
-paper = 2.3
+spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3" }
+condition = [
+  { name = "rates", spec = { gpus = 1, slo_scale = 2 } },
+  { name = "scales", along = "slo_scale", at = [1.0, 2.0], full = [1.5], spec = { gpus = 1, rate_scale = "held" } },
+  { name = "counts", along = "gpus", at = [1, 2], spec = { models = "llama-3.1-8b*5", slo_scale = 2, rate_scale = 1 } },
+]
+claim = [{ what = "ratio", on = { condition = "rates" }, system = "chunked", over = "static", paper = 2.3 }]
 """
 
 
@@ -219,6 +200,9 @@ warmup_s = 5.0
 level = 0.9
 slo = "absolute:ttft=10,tpot=0.1"
 quick = { seeds = 1, window_s = 20.0, replayed_s = 20.0 }
+claim = [
+  { what = "crossing", on = { condition = "sizes", column = 2 }, system = "static", paper = [4, 9], why = "no room" },
+]
 
 [[condition]]
 name = "sizes"
@@ -232,14 +216,6 @@ name = "rates"
 among = ["chunked", "static"]
 at = [2.0, 4.0]
 spec = { models = "aegaeon+models=3", gpus = 2, slo_scale = 1.0, process = "model", sharing = "turns" }
-
-[[claim]]
-what = "crossing"
-on = { condition = "sizes", column = 2 }
-definition = "qos"
-system = "static"
-paper = [4, 9]
-why = "the models do not fit"
 """
 
 
@@ -288,22 +264,11 @@ vary = { slo = ["5xP95", "absolute:ttft=5,tpot=1"] }
 layout = "fleet"
 quick = { seeds = 2 }
 spec = { models = "llama-3.1-8b*5", warmup_s = 5.0, trace = "sample", rate_scale = 1.0 }
-
-[[condition]]
-name = "sample"
-
-[[claim]]
-what = "fewest"
-on = { slo = "5xP95" }
-system = "static"
-paper = 2
-
-[[claim]]
-what = "fewest"
-on = { slo = "5xP95" }
-system = "static"
-over = "chunked"
-paper = [0.5, 2.0]
+condition = [{ name = "sample" }]
+claim = [
+  { what = "fewest", on = { slo = "5xP95" }, system = "static", paper = 2 },
+  { what = "fewest", on = { slo = "5xP95" }, system = "static", over = "chunked", paper = [0.5, 2.0] },
+]
 """
 
 
@@ -349,9 +314,7 @@ layout = "parts"
 at = [1.0, 2.0]
 quick = { seeds = 2 }
 spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
-
-[[condition]]
-name = "sample"
+condition = [{ name = "sample" }]
 
 [[claim]]
 what = "difference"

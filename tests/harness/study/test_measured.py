@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,41 +13,18 @@ from harness.rows.about import About
 from harness.study import claims, measured
 from harness.study.study import Claim
 from tests.cases import cases
+from tests.harness.study import study_table
 
 RATES = (2.5, 5.0, 10.0, 20.0)
 
 
-def about(*panels: dict[str, Any], **more: Any) -> About:
-    empty: dict[str, Any] = {f.name: () for f in fields(About)} | {
-        "study": "s",
-        "layout": "claims",
-        "paper": "P",
-        "level": 0.99,
-        "slo": "",
-        "sample": {},
-        "runs": {},
-        "texts": {},
-        "fuller": "",
-        "setting": "here",
-        "headline": "",
-        "bound": None,
-        "definitions": ("both",),
-        "seeds": 2,
-        "systems": ("a", "b"),
-    }
-    return About(**empty | {"panels": panels} | more)
+def about(*panels: dict[str, Any], claims: Sequence[Claim] = (), **more: Any) -> About:
+    facts = {"definitions": ["both"], "systems": ["a", "b"], "seeds": 2, "setting": "here"}
+    return study_table.about(panels, claims, **facts | more)
 
 
 def panel(name: str, trace: str = "sample", condition: str = "") -> dict[str, Any]:
-    return {
-        "name": name,
-        "condition": condition or name,
-        "trace": trace,
-        "kind": "",
-        "axis": "gpus",
-        "xs": [4.0],
-        "unit_rps": 1.0,
-    }
+    return study_table.panel(condition or name, 0, "gpus", name=name, trace=trace, xs=[4.0], unit_rps=1.0)
 
 
 def table(*rows: tuple[str, str, str, str, int, float | None]) -> pa.Table:
@@ -129,12 +106,7 @@ def test_laws_of_lengths_are_lines_of_a_claim_and_the_answer_spans_them() -> Non
         *((law, "a", "m", "", seed, of) for law, of in (("geometric", 2.0), ("lognormal", 3.0)) for seed in (0, 1))
     )
     stated = [claim(headline="B"), claim(says="nothing is known", measure="", lacks="the rows")]
-    of = about(
-        *panels,
-        claims=tuple({f.name: getattr(c, f.name) for f in fields(c)} for c in stated),
-        values=(None, None),
-        headline="A is {} rate",
-    )
+    of = about(*panels, claims=stated, headline="A is {} rate")
     every = words.judged(rows, of)
     assert [(line.law, line.verdict.text) for line in every] == [
         ("geometric", "2.00 [2.00, 2.00]"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ warmup_s = 10.0
 quick = { seeds = 2, window_s = 50.0, replayed_s = 50.0 }
 spec = { trace = "%s", models = "llama-3.1-8b*3", gpus = 1 }
 at = [1.0, 2.0]
-
-[[condition]]
-name = "rates"
+condition = [{ name = "rates" }]
 """
 
 
@@ -103,55 +101,39 @@ def test_what_a_writer_left_that_was_killed_once_its_file_was_in_place_goes_with
     assert not left.exists()
 
 
-def _system(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.system.write_text(SYSTEM % "" + "\nEDITED = True\n")
+def cut(path: Path, n: int) -> None:
+    path.write_bytes(path.read_bytes()[:-n])
 
 
-def _source(_: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "tree", lambda *_: "edited")
-
-
-def _trace(case: Case, _: pytest.MonkeyPatch) -> None:
-    os.utime(case.trace, (2.0, 2.0))
-
-
-def _damage(case: Case, _: pytest.MonkeyPatch) -> None:
-    data = bytearray(case.run.read_bytes())
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    case.run.write_bytes(data)
+    path.write_bytes(data)
 
 
-def _lost(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.run.unlink()
+CHANGES: Mapping[str, Callable[[Case, pytest.MonkeyPatch], object]] = {
+    "system": lambda case, _: case.system.write_text(SYSTEM % "" + "\nEDITED = True\n"),
+    "source": lambda _, patch: patch.setattr(sources, "tree", lambda *_: "edited"),
+    "trace": lambda case, _: os.utime(case.trace, (2.0, 2.0)),
+    "damaged run": lambda case, _: damage(case.run),
+    "lost run": lambda case, _: case.run.unlink(),
+    "table": lambda case, _: cut(case.first.folder / record.SWEEP, 1),
+    "killed": lambda case, _: case.receipt.unlink(),  # it is written last
+    "cut": lambda case, _: cut(case.receipt, 10),
+    "earlier": lambda case, _: case.receipt.write_text(
+        json.dumps({"call": json.loads(case.receipt.read_bytes())["call"]})
+    ),
+}
 
 
-def _table(case: Case, _: pytest.MonkeyPatch) -> None:
-    table = case.first.folder / record.SWEEP
-    table.write_bytes(table.read_bytes()[:-1])
-
-
-def _killed(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.receipt.unlink()  # it is written last
-
-
-def _cut(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.receipt.write_bytes(case.receipt.read_bytes()[:-10])
-
-
-def _earlier(case: Case, _: pytest.MonkeyPatch) -> None:
-    case.receipt.write_text(json.dumps({"call": json.loads(case.receipt.read_bytes())["call"]}))
-
-
-@pytest.mark.parametrize("change", [_system, _source, _trace, _damage, _lost, _table, _killed, _cut, _earlier])
-def test_whatever_changed_is_looked_through(
-    case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[Case, pytest.MonkeyPatch], None]
-) -> None:
-    change(case, monkeypatch)
+@pytest.mark.parametrize("change", [*CHANGES])
+def test_whatever_changed_is_looked_through(case: Case, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    CHANGES[change](case, monkeypatch)
     opened, heard = Opened(monkeypatch), Heard()
     again = case.again(heard)
     assert opened.paths
-    assert bool(heard.ran) == (change in {_system, _damage, _lost, _table})  # the last one is scored again
-    if change is not _system:
+    assert bool(heard.ran) == (change in {"system", "damaged run", "lost run", "table"})  # the last is scored again
+    if change != "system":
         assert again.table.equals(case.first.table)
 
 

@@ -290,17 +290,12 @@ def test_a_step_is_found_in_few_counts_and_none_twice(least: int) -> None:
         assert at.sign == ("<" if step == least else "=")
         assert len(counts) == len(set(counts)) <= 2 + math.ceil(math.log2(32 - least + 1))
         assert all(least <= n <= 32 for n in counts)
+        assert {step - 1, step, step + 1} - {least - 1, 33} <= set(counts)
 
 
 def test_what_the_most_cannot_do_costs_one_count() -> None:
     at, counts = bracketed(lambda n, _: n / 100, 4, 32)
     assert (at.mean, at.sign, counts) == (32, ">", [32])
-
-
-def test_the_answers_neighbours_are_sampled() -> None:
-    at, counts = bracketed(lambda n, _: 1.0 if n >= 11 else 0.5, 4, 32)
-    assert at.mean == 11
-    assert {10, 11, 12} <= set(counts)
 
 
 def test_a_lone_count_that_holds_by_luck_is_no_answer() -> None:
@@ -309,7 +304,6 @@ def test_a_lone_count_that_holds_by_luck_is_no_answer() -> None:
     at, counts = bracketed(lambda n, _: lucky.get(n, 1.0 if n >= 14 else 0.5), 4, 32)
     assert {10, 11} <= set(counts)
     assert at.mean == 14
-    assert len(counts) == len(set(counts))
 
 
 def test_the_mean_over_seeds_decides() -> None:

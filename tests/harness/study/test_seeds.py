@@ -25,11 +25,7 @@ warmup_s = 5.0
 sample = { rule = "bisect" }
 quick = { seeds = 2, points = 4, window_s = 40.0, replayed_s = 40.0, budget = 60000, precision = 0.02 }
 spec = { trace = "hyperbolic-like+span_s=120", host = "vllm-graph" }
-
-[[condition]]
-name = "rates"
-at_rps = [4.0, 16.0]
-spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+condition = [{ name = "rates", at_rps = [4.0, 16.0], spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 } }]
 """
 
 
@@ -84,11 +80,7 @@ requests = 100
 sample = { rule = "fixed" }
 quick = { seeds = 2, points = 2, window_s = 20.0, replayed_s = 20.0, budget = 2000 }
 spec = { trace = "sample", host = "vllm-graph" }
-
-[[condition]]
-name = "rates"
-at_rps = [0.002, 0.1]
-spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 }
+condition = [{ name = "rates", at_rps = [0.002, 0.1], spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 1.0 } }]
 """
 
 

@@ -26,7 +26,8 @@ from harness.study.sensitivity import Lead, Leads, read
 from harness.study.varying import lead_of
 from tests.bench import bench, ok
 from tests.harness.run.test_sweep import files
-from tests.harness.study.study_table import met, panel, table
+from tests.harness.study.measuring import DROPS
+from tests.harness.study.study_table import met, panel, point, table
 
 ONE_RATE = "sensitivity --trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1 --no-plot".split()
 
@@ -58,41 +59,7 @@ class Loads:
         if isinstance(event, Finished) and event.batch is not None:
             yield Evict(event.batch.inst)
 '''
-# Keeps the weights, and drops every second request.
-HALF = '''
-"""Serves every second request."""
-
-from dataclasses import dataclass
-
-from harness.policy.actions import Admit, Drop, Load, Run
-from harness.policy.events import Arrived, Woke
-from harness.policy.types import Batch, Cluster, Inst
-
-
-@dataclass
-class Half:
-    cluster: Cluster
-    presets = {}
-    hears = frozenset({Arrived, Woke})
-    uses = frozenset({"Load", "Run", "Admit", "Drop"})
-    options = {"kv": "paged"}
-
-    def on(self, event, view):
-        if event == Woke("start"):
-            for name in self.cluster.models:
-                batch = Batch(Inst(name, (0,)))
-                yield Load(batch.inst)
-                yield Run(batch)
-        if isinstance(event, Arrived):
-            rid = event.request.id
-            yield Drop(rid) if rid % 2 else Admit(rid, Batch(Inst(event.request.model, (0,))))
-'''
-
-
-# ------------------------------------------------------------------ a factor in a spec
-
-
-# ------------------------------------------------------------------ where it acts
+HALF = DROPS % 0.5  # every second request
 
 
 # ------------------------------------------------------------------ what stays
@@ -158,10 +125,8 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     assert last in output.splitlines()
     assert ok("plot", next(out.glob("closed-*")), "--figure", "compare", "-o", out / "again").count("again") == 3
     both = bench("plot", next(out.glob("closed-*")), "-o", out / "again")
-    assert (both.exit_code, both.stderr.splitlines()[-1].partition("; ")[2]) == (
-        2,
-        "name it by --figure compare or tornado",
-    )
+    assert both.exit_code == 2
+    assert both.stderr.splitlines()[-1].partition("; ")[2] == "name it by --figure compare or tornado"
 
 
 def test_a_second_time_nothing_is_redone(planted: tuple[Path, list[str]]) -> None:
@@ -228,21 +193,13 @@ PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
     """Return a panel's table: attainment by system and rate; None where it has no room."""
-    return table(
-        [
-            {
-                "condition": "rates",
-                "x": x,
-                "label": label,
-                "seed": seed,
-                "ttft": 0.0 if share is None else share,
-                "infeasible": "no room" if share is None else None,
-            }
-            for label, curve in attained.items()
-            for x, share in curve.items()
-            for seed in range(2)
-        ]
-    )
+    rows = [
+        point("rates", x, label, seed, share or 0.0, infeasible="no room" if share is None else None)
+        for label, curve in attained.items()
+        for x, share in curve.items()
+        for seed in range(2)
+    ]
+    return table(rows)
 
 
 def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
@@ -276,13 +233,10 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     changes, left = settings(specs)
     assert {change.constant for change in changes} | set(left) == set(MEANS)
     assert "net" in left
-    assert {change.setting for change in changes if change.constant == "reserve"} == {"x 0.5", "x 2"}
-    assert {change.setting for change in changes if change.constant == "passes"} == {"x 0.5", "x 1.5"}
-    assert [change.setting for change in changes if change.constant == "decode_fill"] == [
-        "x 0.875",
-        "x 1.125",
-        "x 1.25",
-    ]
+    tried = {name: [change.setting for change in changes if change.constant == name] for name in MEANS}
+    assert set(tried["reserve"]) == {"x 0.5", "x 2"}
+    assert set(tried["passes"]) == {"x 0.5", "x 1.5"}
+    assert tried["decode_fill"] == ["x 0.875", "x 1.125", "x 1.25"]
     assert "beside others" in settings([replace(spec, sharing="turns") for spec in specs])[1]["passes"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("dedicated")])[1]["reserve"]
     for constant in constants(specs):

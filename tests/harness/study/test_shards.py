@@ -14,9 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.app import main
 from harness.loop.interrupted import Terminated, terminable
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
@@ -26,6 +24,7 @@ from harness.run.shard import Shard
 from harness.run.spec import Spec
 from harness.study import load, shards, tune
 from harness.study.measure import measure
+from tests.bench import bench, ok
 from tests.cases import cases
 
 PAPERS = {"side.json", "receipt.json", "figures.json", record.COMMAND}  # files that hold times, or who made them
@@ -36,26 +35,12 @@ slo = "P95"
 sample = { rule = "bisect", points = 3 }
 quick = { seeds = 2, window_s = 20.0, budget = 2000 }
 spec = { trace = "hyperbolic-like+span_s=60", models = "llama-3.2-1b*3", gpus = 1, slo_scale = 5.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 4.0]
-
-[[condition]]
-name = "scales"
-along = "slo_scale"
-at = [2.0, 5.0]
-spec = { rate_scale = "held" }
-
-[[condition]]
-name = "other lengths"
-at = [1.0, 4.0]
-spec = { trace = "hyperbolic-like+span_s=61" }
-
-[[condition]]
-name = "other again"
-at = [1.0, 4.0]
-spec = { trace = "hyperbolic-like+span_s=62" }
+condition = [
+  { name = "rates", at = [1.0, 4.0] },
+  { name = "scales", along = "slo_scale", at = [2.0, 5.0], spec = { rate_scale = "held" } },
+  { name = "other lengths", at = [1.0, 4.0], spec = { trace = "hyperbolic-like+span_s=61" } },
+  { name = "other again", at = [1.0, 4.0], spec = { trace = "hyperbolic-like+span_s=62" } },
+]
 """
 
 FIXED = """
@@ -64,10 +49,7 @@ slo = "P95"
 sample = { rule = "fixed" }
 quick = { seeds = 2, window_s = 20.0 }
 spec = { trace = "hyperbolic-like+span_s=60", models = "llama-3.2-1b*3", gpus = 1, slo_scale = 5.0 }
-
-[[condition]]
-name = "rates"
-at = [1.0, 2.0, 4.0]
+condition = [{ name = "rates", at = [1.0, 2.0, 4.0] }]
 """
 
 
@@ -130,50 +112,34 @@ def test_what_is_no_shard_is_one_line(text: str) -> None:
     assert shard.read("3/16") == Shard(3, 16)
 
 
-def bench(*words: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    return done.exit_code, done.stdout, done.stderr
-
-
 @pytest.mark.slow
 def test_collect_and_status_say_what_is_missing(tmp_path: Path) -> None:
     path, out = stored(tmp_path, SEARCHED), tmp_path / "out"
-    code, _, err = bench("study", path, "--collect", "-o", out)
-    assert code == 75
-    assert "0 of 3 searches are done, 0 runs are stored" in err
-    assert f"what makes them: bench study {path} -o {out}" in err
+    empty = bench("study", path, "--collect", "-o", out)
+    assert empty.exit_code == 75
+    assert "0 of 3 searches are done, 0 runs are stored" in empty.stderr
+    assert f"what makes them: bench study {path} -o {out}" in empty.stderr
     assert not out.exists()
-    code, told, _ = bench("study", path, "--shard", "1/3", "--workers", "1", "-o", out)
-    assert code == 0
-    assert "shard 1/3: 1 of 3 searches" in told
-    code, told, _ = bench("study", path, "--status", out)
-    assert code == 0
+    assert "shard 1/3: 1 of 3 searches" in ok("study", path, "--shard", "1/3", "--workers", "1", "-o", out)
+    told = ok("study", path, "--status", out)
     assert told.startswith("1 of 3 searches are done")
     assert len(re.findall(r" done$", told, re.MULTILINE)) == 1
     for k in (2, 3):
-        assert bench("study", path, f"--shard={k}/3", "--workers", "1", "-o", out)[0] == 0
+        ok("study", path, f"--shard={k}/3", "--workers", "1", "-o", out)
     before = files(out)
-    code, told, _ = bench("study", path, "--collect", "--no-plot", "-o", out)
-    assert code == 0
-    assert "static:equal" in told
+    assert "static:equal" in ok("study", path, "--collect", "--no-plot", "-o", out)
     assert before.items() <= files(out).items()
 
 
 @pytest.mark.slow
 def test_a_comparison_is_collected_too(tmp_path: Path) -> None:
-    words = tuple(
-        (
-            "compare --systems static:equal,elastic --trace sample --models llama-3.2-1b*3 --rate-scale 1,2 "
-            "--seeds 1 --workers 1 --no-plot"
-        ).split()
-    )
-    usual = bench(*words, "-o", tmp_path / "whole")
-    assert bench(*words, "-o", tmp_path / "parts", "--collect")[0] == 75
+    asked = "compare --systems static:equal,elastic --trace sample --models llama-3.2-1b*3 --rate-scale 1,2 --seeds 1"
+    words = (*asked.split(), "--workers", "1", "--no-plot", "-o")
+    usual = ok(*words, tmp_path / "whole")
+    assert bench(*words, tmp_path / "parts", "--collect").exit_code == 75
     for k in (1, 2):
-        assert bench(*words, "-o", tmp_path / "parts", "--shard", f"{k}/2")[0] == 0
-    code, told, _ = bench(*words, "-o", tmp_path / "parts", "--collect")
-    assert code == usual[0] == 0
-    assert told.replace("parts", "whole") == usual[1]
+        ok(*words, tmp_path / "parts", "--shard", f"{k}/2")
+    assert ok(*words, tmp_path / "parts", "--collect").replace("parts", "whole") == usual
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
@@ -218,18 +184,9 @@ def test_a_second_sigterm_disturbs_no_closing() -> None:
 @cases("workers", [1, 2])
 def test_sigterm_in_a_shard_leaves_no_part(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        *"-m harness study".split(),
-        str(stored(tmp_path, LONG)),
-        *"--shard 1/2 --workers".split(),
-        str(workers),
-        "-o",
-        str(out),
-    ]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    words = f"-m harness study {stored(tmp_path, LONG)} --shard 1/2 --workers {workers} -o {out}"
+    command, pipe = [sys.executable, *words.split()], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         until(lambda: len(list(out.glob("*/" + record.ROWS))) > 12)
         os.killpg(process.pid, signal.SIGTERM)  # as Slurm does: to all processes of the job
         _, err = process.communicate(timeout=60)
@@ -266,22 +223,13 @@ def test_the_files_of_batch_systems_make_the_study(tmp_path: Path) -> None:
     assert job is not None
     assert matrix is not None
     for k in (1, 2):
-        sh(
-            (cluster / "slurm.sh").read_text(),
-            STUDY=str(path),
-            OUT="slurm",
-            SLURM_ARRAY_TASK_ID=str(k),
-            SLURM_ARRAY_TASK_COUNT="2",
-        )
+        task = {"SLURM_ARRAY_TASK_ID": str(k), "SLURM_ARRAY_TASK_COUNT": "2"}
+        sh((cluster / "slurm.sh").read_text(), STUDY=str(path), OUT="slurm", **task)
     for k in range(16):
         sh(job[1].replace("fig7 ", f"{path} ").replace("/results/fig7", "job"), JOB_COMPLETION_INDEX=str(k))
     for k in range(1, 9):
-        command = (
-            matrix[1]
-            .replace("${{ matrix.shard }}", str(k))
-            .replace(".venv/bin/bench study fig7", f"bench study {path}")
-        )
-        sh(command)
+        command = matrix[1].replace("${{ matrix.shard }}", str(k))
+        sh(command.replace(".venv/bin/bench study fig7", f"bench study {path}"))
     for folder in ("slurm", "job", "runs"):
         with sweep.stored_only():
             assert measure(load.study(str(path)), tmp_path / folder, workers=1).table == whole.table

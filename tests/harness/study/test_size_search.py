@@ -6,7 +6,8 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,12 @@ from workloads.models import as_asked, model_set
 USD = {"h100": Price(3.0, "2026-01-01", "a list"), "l40s": Price(1.0, "2026-01-01", "a list")}
 
 
+SETTING = {"trace": "sample", "models": "llama-3.2-1b*8"}
+USUAL = Question(SETTING, ("h100",), 1, 64, (), "absolute:ttft=1,tpot=1", "both", target=0.99, prices=USD, windows=1)
+
+
 def question(systems: Sequence[str] = ("prism", "static"), **more: Any) -> Question:
-    setting = {"trace": "sample", "models": "llama-3.2-1b*8"}
-    fields: dict[str, Any] = {
-        "setting": setting,
-        "kinds": ("h100",),
-        "least": 1,
-        "most": 64,
-        "systems": tuple(systems),
-        "rule": "absolute:ttft=1,tpot=1",
-        "definition": "both",
-        "target": 0.99,
-        "prices": USD,
-        "windows": 1,
-    }
-    return Question(**fields | more)
+    return replace(USUAL, systems=tuple(systems), **more)
 
 
 def verdict(gpus: int, pooled: float, worst: float, unfit: str = "") -> Outcome:
@@ -115,9 +107,8 @@ def test_what_is_rented_is_the_answer_with_spares_in_whole_nodes() -> None:
 
 
 def test_a_kind_that_cannot_hold_a_model_is_a_row_and_the_others_are_answered(tmp_path: Path) -> None:
-    asked = question(
-        ["prism"], kinds=("l40s", "h200"), growth=(), setting={"trace": "sample", "models": "qwen-3-235b-a22b*1"}
-    )
+    setting = SETTING | {"models": "qwen-3-235b-a22b*1"}
+    asked = question(["prism"], kinds=("l40s", "h200"), growth=(), setting=setting)
     work = Faked(asked, {("h200", "prism"): (8, 8), ("l40s", "prism"): (8, 8)}, tmp_path)
     curves = work.answered()
     assert curves["h200", "prism"].fewest(0.99, "each") == 8
@@ -321,10 +312,8 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
     assert shared.together(shares) == {("b", "c"): ["1"]}
     lines = [line for line in printed(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))]
     assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
-    assert lines[1:3] == [
-        "GPU 0: a at home 90 %, 1 other with less than 1 %",
-        "GPU 1: b at home 100 %, c at home 100 %, a 10 %",
-    ]
+    assert lines[1] == "GPU 0: a at home 90 %, 1 other with less than 1 %"
+    assert lines[2] == "GPU 1: b at home 100 %, c at home 100 %, a 10 %"
 
 
 def test_money_is_of_what_is_held() -> None:
@@ -374,12 +363,11 @@ def test_a_long_log_is_replayed_whole_and_in_its_busiest_hour(tmp_path: Path) ->
     assert of_table(schema.read(path), "x").span_s == 14_400.0
 
 
-Asking = Callable[..., Any]
+ASK = "size --trace sample --models llama-3.2-1b*8 --slo absolute:ttft=1,tpot=1 --gpus 1-4 --windows 1".split()
 
 
 def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> None:
-    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
-           "--gpus", "1-4", "--systems", "prism,static", "--windows", "1", "--grow", "2", "-o", tmp_path)  # fmt: skip
+    ask = (*ASK, "--systems", "prism,static", "--grow", "2", "-o", tmp_path)
     answer = json.loads(bench(*ask, "--json", "--no-plot").stdout)
     assert answer["best"]["gpu"] == "h100"
     assert 1 <= answer["best"]["gpus"] <= 4
@@ -394,9 +382,7 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
 
 
 def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> None:
-    ask = ("size", "--trace", "sample", "--models", "llama-3.2-1b*8", "--slo", "absolute:ttft=1,tpot=1",
-           "--gpus", "1-4", "--systems", "static,prism,swap", "--windows", "1", "--grow", "8",
-           "--no-plot", "-o")  # fmt: skip
+    ask = (*ASK, "--systems", "static,prism,swap", "--grow", "8", "--no-plot", "-o")
     parts, once = tmp_path / "parts", tmp_path / "once"
     empty = bench(*ask, parts, "--collect")
     assert (empty.exit_code, empty.stdout) == (75, "")
@@ -438,12 +424,6 @@ def test_a_wrong_question_is_one_line(tmp_path: Path, option: str, value: str, w
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------- from Python
-
-
-# ---------------------------------------------------------------- files to begin with
-
-
 @cases(
     ("models", "gpu", "tp", "shape"),
     [
@@ -463,9 +443,6 @@ def test_a_model_too_large_for_a_gpu_gets_a_degree_and_keeps_its_formats(
 
 
 def test_models_are_stated_as_a_set_has_them() -> None:
-    assert as_asked("llama-3.1-8b:tp=2*2,gemma-3-27b:dtype=fp8") == (
-        "llama-3.1-8b",
-        "llama-3.1-8b",
-        "gemma-3-27b:dtype=fp8",
-    )
+    two = ("llama-3.1-8b", "llama-3.1-8b")
+    assert as_asked("llama-3.1-8b:tp=2*2,gemma-3-27b:dtype=fp8") == (*two, "gemma-3-27b:dtype=fp8")
     assert as_asked("heavy8") == tuple(member.shape.name for member in model_set("heavy8").members)

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from harness.answers import size as words
-from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.study import size_why
 from harness.study.binds import Hour
@@ -18,6 +16,7 @@ from harness.study.size import SizeSearch
 from harness.study.size_kept import Kept, Words
 from harness.study.size_why import Change, Why, scaled
 from harness.study.sized import Best, Outcome, Tried
+from tests.bench import bench, ok
 from tests.cases import cases
 from tests.harness.study.test_size_search import question, verdict
 
@@ -126,17 +125,14 @@ def test_an_answer_is_explained_by_runs(tmp_path: Path) -> None:
     asked = "size --trace sample --models llama-3.1-8b*8 --systems prism --gpus 1-2 --windows 1 --no-plot --grow 1 -q"
     asked += " --set chunk_tokens=2048 --set batch_cap=256"
     slo = "absolute:ttft=1,tpot=0.05"
-    ended = CliRunner().invoke(main, [*asked.split(), "--slo", slo, "-o", str(tmp_path)])
-    assert ended.exit_code == 0, ended.output
+    answer = ok(*asked.split(), "--slo", slo, "-o", tmp_path)
     folder = next(tmp_path.glob("*/size.parquet")).parent
-    assert f"next: bench explain {folder}" in ended.output
-    ended = CliRunner().invoke(main, ["explain", str(folder)])
-    assert ended.exit_code == 0, ended.output
-    lines = ended.output.splitlines()
+    assert f"next: bench explain {folder}" in answer
+    lines = ok("explain", folder).splitlines()
     assert lines[0].startswith("prism on 1 h100 fails: llama-3.1-8b/")
     assert "130.2 GiB of weights and processes on" in lines[0]
     assert sum(int(word) for word in lines[-2].split()[:1]) <= size_why.MOST
     assert lines[-1] == f"next: bench report {folder}"
-    refused = CliRunner().invoke(main, ["explain", str(folder), "--request", "3"])
+    refused = bench("explain", folder, "--request", "3")
     assert refused.exit_code == 2
     assert "--system alone" in refused.output

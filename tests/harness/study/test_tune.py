@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cli import tune as command
-from harness.cli.app import main
 from harness.loop import system
 from harness.policy.fields import choice, domains, number
 from harness.policy.types import UserError
@@ -23,6 +21,7 @@ from harness.run.spec import Spec
 from harness.study import tune
 from harness.study.bases import TUNING_SEEDS
 from harness.study.study import AA_SEED
+from tests.bench import ok
 from tests.cases import cases
 
 RECORD = tomllib.loads(command.TUNED.read_text("utf-8"))
@@ -48,6 +47,15 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "find", lambda _: Mine)
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune in one world, at one rate, with two seeds."""
+    monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
+    monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
+    monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
+    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
+
+
 @given(draws=st.integers(2, 40))
 def test_draws_are_stratified_and_the_first_is_the_defaults(draws: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -71,11 +79,8 @@ def test_two_systems_do_not_share_their_draws(mine: None) -> None:
     assert tune.drawn("mine", 12) != tune.drawn("yours", 12)
 
 
-def test_a_system_that_fits_with_no_draw_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "SEEDS", (1000,))
-    monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
-    monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
-    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
+@pytest.mark.usefixtures("small")
+def test_a_system_that_fits_with_no_draw_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"weaver fits with no draw on 1 GPU\(s\): --gpus N gives it more"):
         tune.tune(["weaver"], tmp_path, draws=2, workers=1)
     (kept,) = tune.tune(["weaver"], tmp_path, draws=2, gpus=2, workers=1)
@@ -125,30 +130,19 @@ def test_what_no_draw_holds_is_not_called_tuned() -> None:
         assert entry["tuned"] == any(draw["held"] > 0 for draw in entry["draw"])
 
 
-def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
-    monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
-    monkeypatch.setattr(tune, "WORLDS", (("sample", "shuffled"),))
-    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*2", gpus=1))
-    args = [
-        *"tune --systems static,elastic --draws 3 -o".split(),
-        str(tmp_path / "runs"),
-        "--to",
-        str(tmp_path / "tuned.toml"),
-        "--workers",
-        "1",
-    ]
-    result = CliRunner().invoke(main, args, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/requests.parquet")}
+@pytest.mark.usefixtures("small")
+def test_tuning_is_resumed_and_recorded(tmp_path: Path) -> None:
+    runs, kept_in = tmp_path / "runs", tmp_path / "tuned.toml"
+    args = (*"tune --systems static,elastic --draws 3 --workers 1 -o".split(), runs, "--to", kept_in)
+    told = ok(*args)
+    stamps = {path: path.stat().st_mtime_ns for path in runs.glob("*/requests.parquet")}
     assert {path.parent.name.rpartition("-")[0] for path in stamps} == {"dedicated", "static", "elastic"}
-    again = CliRunner().invoke(main, args, catch_exceptions=False)
-    assert again.stdout == result.stdout
+    assert ok(*args) == told
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    kept = tomllib.loads((tmp_path / "tuned.toml").read_text("utf-8"))
+    kept = tomllib.loads(kept_in.read_text("utf-8"))
     assert kept["command"] == "bench tune --systems static,elastic --draws 3"
     assert kept["worlds"] == ["sample shuffled"]
-    assert result.stdout.count("regret of the defaults") == 2
+    assert told.count("regret of the defaults") == 2
     for name in ("static", "elastic"):
         assert [draw["fields"] for draw in kept[name]["draw"]] == tune.drawn(name, 3)
         assert all(0 <= draw[key] <= 1 for draw in kept[name]["draw"] for key in ("held", "score"))
