@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -228,14 +229,6 @@ def seen(panels: Sequence[Panel]) -> Iterator[str]:
 
 # ------------------------------------------------------------------ what a paper states
 
-PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {
-    "marker": "x",
-    "markersize": 3.8,
-    "markeredgewidth": 0.9,
-    "linestyle": "none",
-    "color": PAPER,
-}
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 
 
@@ -252,6 +245,25 @@ def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
     ]
 
 
-def parts_of(e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, by the suffixes of their columns' names."""
-    return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}
+def floats(e: Estimate) -> dict[str, float]:
+    """Return the mean and the interval of an estimate; NaN where there is no end."""
+    ends = {"mean": e.mean, "low": e.low, "high": e.high}
+    return {end: math.nan if x is None else x for end, x in ends.items()}
+
+
+def ends_of(name: str, e: Estimate) -> dict[str, Any]:
+    """Return the mean and the interval of an estimate as cells of a table, in columns of this name."""
+    return {name: e.mean, f"{name}_low": e.low, f"{name}_high": e.high}
+
+
+def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
+    """Return an estimate as cells of a table, with its sign."""
+    return {} if e is None else ends_of(name, e) | {f"{name}_is": e.sign}
+
+
+def differences(name: str, standing: Standing) -> dict[str, Any]:
+    """Return differences of attainment at three rates as cells of a table, in points."""
+    cells = dict[str, Any]()
+    for k, (x, gap) in enumerate(standing.differences, 1):
+        cells |= {f"at_{k}": x} | ends_of(f"{name}_{k}", gap.times(100))
+    return cells

@@ -75,8 +75,7 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
             attained = crossings.attained(rows, "rate_scale", str(label), definition)
             for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
                 if (e := attained.get(float(x))) is not None:
-                    ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
-                    frame.loc[i, ["mean", "low", "high"]] = list(ends)
+                    frame.loc[i, ["mean", "low", "high"]] = list(caption.floats(e).values())
     return frame
 
 
@@ -136,7 +135,7 @@ def draw(
             _percent(axis, pd.concat(shown), level)
         else:
             _latency(axis, pd.concat(shown)["mean"].to_numpy(np.float64) * unit)
-    page.below(lines[-1], f"requests per second (rate scale 1 = {per:.3g})")
+    page.shared(lines[-1], f"requests per second (rate scale 1 = {per:.3g})")
     return figure
 
 

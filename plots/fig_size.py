@@ -37,7 +37,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     xs = {"gpus": "GPUs", "usd_day": "US dollars a day"} if priced and by_kind else {"gpus": "GPUs"}
     handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
     handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
-    handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", ("#606060", "o"), hollow=True)]
+    handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", (page.GREY, "o"), hollow=True)]
     figure, (axes,) = page.panels(
         [(len(xs), 1.5)],
         left_in=0.45,

@@ -84,7 +84,7 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
         )
     page.rows(axis, names)
     page.ruler(axis.xaxis, 0, float((bottom + shown["hidden"]).max()))
-    page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
+    page.shared([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
     return figure
 
 

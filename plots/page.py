@@ -33,7 +33,7 @@ NO_MISS = 5e-5  # the share missed that stands for none, among some 10,000 reque
 STEPS = 20  # points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits labelled on a logarithmic axis: the first set that has room is used
-BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # look of a legend's entry that is for all systems
+GREY = "#606060"  # of a legend's entry that is for all systems
 
 # ------------------------------------------------------------------ a page
 
@@ -127,19 +127,14 @@ def named(axis: Axes, heading: str, x: str, y: str) -> None:
     axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
 
 
-def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
-    """Write the x label that a line of panels shares below its middle, smaller if it is longer than the line."""
+def shared(axes: Sequence[Axes], text: str, points: float = 6.5, *, above: bool = False) -> None:
+    """Write the x label or the title of a line of panels below or above its middle, smaller if it is longer."""
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
-    figure.text(
-        (first.x0 + last.x1) / 2,
-        first.y0 - 0.23 / height,
-        text,
-        ha="center",
-        va="center",
-        fontsize=fitting(text, (last.x1 - first.x0) * width, points),
-    )
+    y, va = (first.y1 + 0.15 / height, "baseline") if above else (first.y0 - 0.23 / height, "center")
+    size = fitting(text, (last.x1 - first.x0) * width, points)
+    figure.text((first.x0 + last.x1) / 2, y, text, ha="center", va=va, fontsize=size)
 
 
 def fitting(text: str, inches: float, points: float) -> float:
@@ -317,32 +312,40 @@ def alike_key(band: float) -> list[Handle]:
     ]
 
 
-def scatter(
-    axis: Axes, x: ArrayLike, y: ArrayLike, look: tuple[str, str], *, hollow: bool = False, **more: Any
-) -> None:
+Sign = tuple[str, str | int]  # a colour and a marker
+
+
+def _signed(look: Sign, hollow: bool, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords that draw points, hollow where they were left out of a fit; `more` replace them."""
+    color, marker = look
+    face = "white" if hollow else color
+    return {"linestyle": "", "marker": marker, "color": color, "markerfacecolor": face, **more}
+
+
+def scatter(axis: Axes, x: ArrayLike, y: ArrayLike, look: Sign, *, hollow: bool = False, **more: Any) -> None:
     """Draw points of a colour and a marker, hollow where they were left out of a fit."""
-    color, marker = look
-    marks: dict[str, Any] = {"markersize": 2.8, "markeredgewidth": 0.5}
-    axis.plot(
-        x, y, linestyle="", marker=marker, color=color, markerfacecolor="white" if hollow else color, **marks | more
-    )
+    axis.plot(x, y, **_signed(look, hollow, {"markersize": 2.8, "markeredgewidth": 0.5} | more))
 
 
-def mark(label: str, look: tuple[str, str] = (BOTH["color"], "o"), *, hollow: bool = False) -> Line2D:
-    """Return the entry of a legend for `scatter`."""
-    color, marker = look
-    return Line2D(
-        [],
-        [],
-        linestyle="",
-        marker=marker,
-        markersize=3.5,
-        color=color,
-        label=label,
-        markerfacecolor="white" if hollow else color,
-    )
+def mark(label: str, look: Sign = (GREY, "o"), *, hollow: bool = False, **more: Any) -> Line2D:
+    """Return the entry of a legend for `scatter`, or with `more` for a line with marks."""
+    return Line2D([], [], label=label, **_signed(look, hollow, {"markersize": 3.5} | more))
 
 
-def dashed(label: str, color: str = "#606060") -> Line2D:
+PAPER: Sign = ("#202020", "x")
+PAPER_MARK: Mapping[str, Any] = {"markersize": 3.8, "markeredgewidth": 0.9}
+
+
+def stated(axis: Axes, x: ArrayLike, y: ArrayLike) -> None:
+    """Mark the numbers that a paper states."""
+    scatter(axis, x, y, PAPER, zorder=3.5, **PAPER_MARK)
+
+
+def stated_key() -> Line2D:
+    """Return the entry of a legend for `stated`."""
+    return mark("where the paper's number puts it", PAPER, **PAPER_MARK)
+
+
+def dashed(label: str, color: str = GREY) -> Line2D:
     """Return the entry of a legend for a level."""
     return Line2D([], [], color=color, linewidth=0.7, linestyle=LEVEL, label=label)

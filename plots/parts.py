@@ -101,7 +101,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         page.ruler(axis.xaxis, np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0))
         _panel(axis, bars.set_index("part").reindex(parts))
         axis.set_title(heads[k], fontsize=page.fitting(heads[k], page.length_in(axis.xaxis) + 0.08, 6))
-    page.below(lines[-1], lost)
+    page.shared(lines[-1], lost)
     return figure
 
 

@@ -153,7 +153,7 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
 
     `frame` is `cells` of `harness.validate.ranks`; call within `style.theme()`.
     """
-    over = page.mark("servers over repeats (±1 s.d.)", (page.BOTH["color"], "_"))
+    over = page.mark("servers over repeats (±1 s.d.)", (page.GREY, "_"))
     figure, (share, *others) = _panels(3, QUANTILES, 1.1, note, over, columns=6)
     rows = frame[frame["measure"] == attainment]
     share.plot([0, 100], [0, 100], color="#000000", linewidth=0.6)
