@@ -138,11 +138,8 @@ def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
     if not count:
         return ""
     total = sum(sum(about["counts"].values()) for about in abouts)
-    more = (
-        f"; and {len(reasons) - REASONS} reason{'s' * (len(reasons) > REASONS + 1)} more"
-        if len(reasons) > REASONS
-        else ""
-    )
+    left = len(reasons) - REASONS
+    more = f"; and {left} reason{'s' * (left > 1)} more" * (left > 0)
     why = "; ".join(f"{n:,} {reason}" for reason, n in reasons.most_common(REASONS))
     return f"{count:,} of {total:,} requests failed{f': {why}{more}' if why else ''}"
 
@@ -150,9 +147,9 @@ def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
 def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
     if math.isnan(value_s):
         return f"{name}: never"
-    met = "met" if done and value_s <= limit_s else "missed"
-    limit = "no SLO" if math.isinf(limit_s) else f"SLO {limit_s:.4g} s"
-    return f"{met} {name}: {value_s:.4g} s, {limit}" if limit != "no SLO" else f"{name}: {value_s:.4g} s, no SLO"
+    if math.isinf(limit_s):
+        return f"{name}: {value_s:.4g} s, no SLO"
+    return f"{'met' if done and value_s <= limit_s else 'missed'} {name}: {value_s:.4g} s, SLO {limit_s:.4g} s"
 
 
 def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str, again: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ with every other system that was run there, in the claim or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ from harness.rows.ranking import NO_ROOM, Standing, verdict_text
 from harness.rows.statistics import Crossing
 from harness.study.study import systems_of
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WINS = {"yes": "won", "no": "did not", "open": "open"}  # word in an idea's row, and word in the answer's counts
 
 
@@ -101,7 +101,7 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row per idea, and each world with its cause; with `every` all verdicts too."""
-    named = list(zip(LETTERS, ideas(table, about), strict=False))
+    named = list(zip(ascii_lowercase, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
     results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)
     yield f"of {len(named)} {about.headline or 'ideas'}, each in its own world, {results}"

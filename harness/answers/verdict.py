@@ -49,12 +49,8 @@ def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
         clauses = [_by_halves(ours, others, shown.level)]
     else:
         clauses = list(_along_rates(table, shown, ours, others, definition))
-    gone = [system for system in shown.systems if system.label == shown.subject and not system.judged]
-    lacks = [
-        f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
-        for system in gone
-        if not system.control
-    ]
+    gone = [x for x in shown.systems if x.label == shown.subject and not (x.judged or x.control)]
+    lacks = [f"{x.label} {'does not fit' if x.infeasible else 'has invalid runs'}" for x in gone]
     return "; ".join((*lacks, *clauses))
 
 
@@ -191,12 +187,10 @@ def _at_one_rate(
     at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
     text = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
     best = max(others, key=lambda system: system.mean(definition), default=None)
-    pair = (
-        None
-        if best is None
-        else difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
-    )
-    if best is None or pair is None:
+    if best is None:
+        return text
+    pair = difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
+    if pair is None:
         return text
     if not pair.mean:
         return f"{text}, as {_named(best)} does"
