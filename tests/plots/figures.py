@@ -34,7 +34,7 @@ from tests.plots import test_fig_study as studies
 from tests.plots import test_overview as overviews
 from tests.plots import test_plots as compared
 
-ONE = compared.sweep({"values": compared.values(0.9)})
+SINGLE = compared.sweep({"values": compared.values(0.9)})
 LONG = "A note that no line of a caption holds, since it goes on for many words after it has said what it had to say."
 
 
@@ -100,7 +100,7 @@ def _tornado() -> Figure:
         low=0.01, high=0.09, n=3, note=""
     )
     facts = {"rates": [1.0], "first": "prism", "second": "static"}
-    return fig_tornado.draw(leads, facts, ONE.to_pandas(), LONG)
+    return fig_tornado.draw(leads, facts, SINGLE.to_pandas(), LONG)
 
 
 def _causes() -> Figure:
@@ -110,7 +110,7 @@ def _causes() -> Figure:
         for k, cause in enumerate(fig_causes.LOOKS)
     ]
     points = pd.DataFrame(rows).assign(rate_scale=1.0, offered_rps=6.0, runs=3, offered=900, missed=90)
-    return fig_causes.draw(points, ONE, "both")
+    return fig_causes.draw(points, SINGLE, "both")
 
 
 SPEC = {

@@ -29,7 +29,7 @@ from tests.bench import bench, ok
 from tests.cases import cases
 from tests.harness.study.study_table import counted
 
-PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+PLAIN = record.plain(tidy.TABLE_SCHEMA)
 
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
