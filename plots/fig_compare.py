@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -279,7 +279,7 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
 
 def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     """Scale attainment, mark the level, and name the series that lie below the axis."""
-    axis.axhline(100 * level, color="#606060", linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
+    axis.axhline(100 * level, color=page.GREY, linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
     floor = _floor(rows, PERCENT)
     page.ruler(axis.yaxis, floor, PERCENT, share=0.05)
     axis.set_ylim(bottom=floor)
@@ -287,17 +287,9 @@ def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     if low := [style.called(str(series)) for series in best.index[best < floor / PERCENT]]:
         text = page.wrapped(f"below {floor:g} %: {', '.join(low)}", 0.9 * page.length_in(axis.xaxis), 5.5)
         text = f"{len(low)} below {floor:g} %" if text.count("\n") > 2 else text
-        axis.text(
-            0.015,
-            0.03,
-            text,
-            transform=axis.transAxes,
-            fontsize=5.5,
-            color="#404040",
-            style="italic",
-            zorder=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
+        words: dict[str, Any] = {"fontsize": 5.5, "color": "#404040", "style": "italic", "zorder": 9}
+        under = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axis.text(0.015, 0.03, text, transform=axis.transAxes, bbox=under, **words)
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:

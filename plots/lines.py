@@ -390,18 +390,9 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
     axis.set_xlim(low, max(beyond.values()) + (end - low) / 12)
     ticks = {x: f"{x:g}" for x in axis.get_xticks()} | {place: f"{x:g}" for x, place in beyond.items()}
     axis.set_xticks(list(ticks), list(ticks.values()))
-    axis.text(
-        (end + min(beyond.values())) / 2,
-        0,
-        "//",
-        transform=axis.get_xaxis_transform(),
-        ha="center",
-        va="center",
-        fontsize=5,
-        backgroundcolor="white",
-        bbox={"color": "white", "pad": 0.2},
-        zorder=4,
-    )
+    at, below = (end + min(beyond.values())) / 2, axis.get_xaxis_transform()
+    white: dict[str, Any] = {"backgroundcolor": "white", "bbox": {"color": "white", "pad": 0.2}}
+    axis.text(at, 0, "//", transform=below, ha="center", va="center", fontsize=5, zorder=4, **white)
 
 
 # ------------------------------------------------------------------ the caption

@@ -107,16 +107,12 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     rows = [textwrap.fill(f"+ {name}" if steps and k else name, NAMED) for k, name in enumerate(names)]
     firsts = {style.called(facts.texts.get(ours, ours).partition("+")[0]) for (ours, _), _ in columns}
     first = firsts.pop() if len(firsts) == 1 else "the first"
+    drawn = {each.standing.says for cases in cells.values() for each in cases}
+    labels = {says: CASES if says == ranking.CASE else style.signed(says, first) for says in drawn}
     handles = [
-        Patch(
-            facecolor=fill.color,
-            hatch=fill.hatch,
-            edgecolor="#909090",
-            linewidth=0.4,
-            label=CASES if says == ranking.CASE else style.signed(says, first),
-        )
+        Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4, label=labels[says])
         for says, fill in style.FILLS.items()
-        if says in {each.standing.says for cases in cells.values() for each in cases}
+        if says in drawn
     ]
     high = 0.08 + HEAD_IN * (1 + max(head.count("\n") for head in heads))
     figure, ((axis,),) = page.panels(

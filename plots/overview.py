@@ -38,6 +38,8 @@ UNITS = {
     "gpus": "fewest GPUs",
     "models": "models",
 }
+VERDICT_POINTS = 5.2  # type beside a row
+GONE: Mapping[str, Any] = {"fontsize": 5.2, "color": page.GREY, "style": "italic"}  # words in place of marks
 LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
@@ -238,7 +240,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
         for line in lines
     ]
     judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
-    room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
+    room = [page.words_in(style.verdict(standing), VERDICT_POINTS) for standing in judged]
     verdict_in = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
@@ -265,16 +267,7 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Ab
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
     page.title(axis, name, more_in=beside_in - 0.1, pad=10)
     if _judged(cell):
-        axis.annotate(
-            f"{first} / row",
-            (1.0, 1.0),
-            xycoords="axes fraction",
-            xytext=(6, 2),
-            va="bottom",
-            textcoords="offset points",
-            fontsize=5.5,
-            color="#404040",
-        )
+        page.beside(axis, f"{first} / row", (1, 1), (6, 2), xycoords="axes fraction", va="bottom", color="#404040")
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
     met = f"{100 * facts.level:g} % {definition(cell.definition)}"
     axis.set_xlabel(f"{UNITS[panel['axis']]} at {met} ({better} is better)", fontsize=6, labelpad=1)
@@ -312,18 +305,11 @@ def _panel(
         if row.at is not None:
             _mark(axis, k, row.at.at, look, (low, high))
         if row.gone:
-            axis.text(
-                0.02,
-                k,
-                row.gone,
-                transform=axis.get_yaxis_transform(),
-                fontsize=5.2,
-                color=page.GREY,
-                va="center",
-                style="italic",
-            )
+            axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), va="center", **GONE)
         if row.standing is not None:
-            style.annotate_verdict(axis, k, row.standing)
+            under = {"facecolor": style.FILLS[row.standing.says].color, "edgecolor": "none", "pad": 0.9}
+            words, aside = style.verdict(row.standing), axis.get_yaxis_transform()
+            page.beside(axis, words, (1, k), (6, 0), VERDICT_POINTS, xycoords=aside, bbox=under)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:

@@ -275,10 +275,17 @@ def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float)
     """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
-        axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)
+        beside(axis, text, (max(value, beyond), y))
     free = [max(0.2, 1 - (0.1 + words_in(text, 5.5)) / length_in(axis.xaxis)) for _, _, text, _ in rows]
     ruler(axis.xaxis, 0, max(most, *(max(row[0], row[3]) / share for row, share in zip(rows, free, strict=True))))
     axis.set_xticks([x for x in axis.get_xticks() if x <= most])
+
+
+def beside(
+    axis: Axes, text: str, at: tuple[float, float], by: tuple[float, float] = (3, 0), points: float = 5.5, **more: Any
+) -> None:
+    """Write words beside a place, moved by an offset in points."""
+    axis.annotate(text, at, by, textcoords="offset points", fontsize=points, **{"va": "center"} | more)
 
 
 def names_in(names: Sequence[str], points: float = 6) -> float:

@@ -157,15 +157,9 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
     figure, (share, *others) = _panels(3, QUANTILES, 1.1, note, over, columns=6)
     rows = frame[frame["measure"] == attainment]
     share.plot([0, 100], [0, 100], color="#000000", linewidth=0.6)
-    share.errorbar(
-        100 * rows["servers"],
-        100 * rows["simulator"],
-        xerr=100 * rows["spread"].fillna(0),
-        fmt="o",
-        markersize=3,
-        linewidth=0.8,
-        color=style.GREEN,
-    )
+    small: dict[str, Any] = {"markersize": 3, "linewidth": 0.8}
+    x, y, spread = 100 * rows["servers"], 100 * rows["simulator"], 100 * rows["spread"].fillna(0)
+    share.errorbar(x, y, xerr=spread, fmt="o", color=style.GREEN, **small)
     for axis in (share.xaxis, share.yaxis):
         page.ruler(axis, 0, 100)
     page.named(share, "Attainment", "servers (%)", "simulator (%)")
@@ -177,6 +171,6 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
             color, marker = QUANTILES[name]
             x, y = 1e3 * mine["servers"], 1e3 * mine["simulator"]
             spread = x * np.minimum(mine["spread"].fillna(0), 0.95)  # a bar to 0 has no end on this axis
-            axes.errorbar(x, y, xerr=spread, fmt=marker, markersize=3, linewidth=0.8, color=color)
+            axes.errorbar(x, y, xerr=spread, fmt=marker, color=color, **small)
         page.named(axes, title, "servers (ms)", "simulator (ms)")
     return figure

@@ -31,7 +31,6 @@ from plots import form, hover
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -253,24 +252,6 @@ FILLS: Mapping[str, Fill] = {
     "one case": Fill("#ffffff", ""),
     "no room": Fill("#e3e3e3", ""),
 }
-
-
-BESIDE_POINTS = 5.2
-
-
-def annotate_verdict(axis: Axes, y: float, standing: Standing) -> None:
-    """Write at the right of an axis who is ahead and by how much, on the colour of that verdict."""
-    under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
-    axis.annotate(
-        verdict(standing),
-        (1.0, y),
-        xycoords=axis.get_yaxis_transform(),
-        xytext=(6, 0),
-        va="center",
-        textcoords="offset points",
-        fontsize=BESIDE_POINTS,
-        bbox=under,
-    )
 
 
 def verdict(standing: Standing) -> str:
