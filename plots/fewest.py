@@ -64,14 +64,10 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         axis.set_xlabel("GPUs (lower is better)", fontsize=6, labelpad=1)
         ends = list[float]()
         for (y, name), (j, rule) in product(enumerate(names), enumerate(rules)):
-            if rule in by_load[k]:
-                ends += _answered(
-                    axis,
-                    y + 0.6 * ((j + 0.5) / len(rules) - 0.5),
-                    looks[name]._replace(marker=MARKS[j]),
-                    answers.get((by_load[k][rule]["condition"], name)),
-                    _papers_of(name, by_load[k][rule], answers, facts),
-                )
+            if (panel := by_load[k].get(rule)) is not None:
+                at, papers = answers.get((panel["condition"], name)), _papers_of(name, panel, answers, facts)
+                look, up = looks[name]._replace(marker=MARKS[j]), 0.6 * ((j + 0.5) / len(rules) - 0.5)
+                ends += _answered(axis, y + up, look, at, papers)
         page.ruler(axis.xaxis, min(ends), max(ends), log=True, whole=True, share=0.06)
         for y, words in enumerate(counts[k]):
             axis.text(1.05, y, words, transform=axis.get_yaxis_transform(), fontsize=COUNT_POINTS, va="center")

@@ -104,12 +104,12 @@ def draw(
         raise UserError(
             "nothing to draw: every run of this sweep was skipped or does not fit (why: bench list systems --all)"
         )
-    looks = style.looks(frame["label"])
-    of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
-    order = sorted(of, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
+    looks, labels = style.looks(frame["label"]), dict(zip(frame["series"], frame["label"], strict=True))
+    order = sorted(labels, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
+    of = {series: looks[labels[series]] for series in order}
     text, wanted = _caption(table, frame, unfit, note, len(halves)), _panels()
     if frame["rate_scale"].nunique() <= 1:
-        return _bars(frames, of, order, text, wanted)
+        return _bars(frames, of, text, wanted)
     several, per = len(wanted) > 1, _per(frame)
     figure, lines = page.panels(
         [(1, 1.3), (2, 0.95), (2, 0.95)] if several else [(1, 1.3)],
@@ -122,13 +122,13 @@ def draw(
         foot_in=0.14,
         stretch=True,
         text=text,
-        handles=_handles(frame, of, order, level=level, thin=len(frames) > 1),
+        handles=_handles(frame, of, level=level, thin=len(frames) > 1),
     )
     for axis, (letter, (name, title, unit)) in zip((axis for line in lines for axis in line), wanted, strict=True):
         shown = [part[part["definition"] == name] for part in frames]
         page.title(axis, f"({letter}) {title}" if several else title, 7, pad=4.5)  # clear of the triangles
         for part in shown:
-            _curves(axis, part, of, order, unit, per, thin=len(frames) > 1)
+            _curves(axis, part, of, unit, per, thin=len(frames) > 1)
         rates = np.array([x for part in shown for x in _drawn(part, unit)]) * per
         page.ruler(axis.xaxis, rates.min(), rates.max(), log=rates.max() >= 8 * rates.min())
         if name in ATTAINMENT:
@@ -157,7 +157,10 @@ def _floor(rows: pd.DataFrame, unit: float) -> float:
     return FLOOR if (rows["mean"] * unit >= FLOOR).any() else 0.0
 
 
-def _panels() -> list[tuple[str, tuple[str, str, float]]]:
+Wanted = tuple[str, tuple[str, str, float]]  # a panel with its letter
+
+
+def _panels() -> list[Wanted]:
     """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
     every = list(zip(LETTERS, PANELS, strict=True))
     letter = form.ASKED.get().panel
@@ -166,19 +169,13 @@ def _panels() -> list[tuple[str, tuple[str, str, float]]]:
     return [panel for panel in every if letter in {"", panel[0]}]
 
 
-def _bars(
-    frames: Sequence[pd.DataFrame],
-    of: Mapping[str, style.Look],
-    order: Sequence[str],
-    text: str,
-    wanted: Sequence[tuple[str, tuple[str, str, float]]],
-) -> Figure:
+def _bars(frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], text: str, wanted: Sequence[Wanted]) -> Figure:
     """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
 
     Halves of a real trace have a bar each.
     """
     halves = [f", {half} half" for half in HALVES] if len(frames) > 1 else [""]
-    bars = [(series, half) for series in order for half in halves]
+    bars = [(series, half) for series in of for half in halves]
     names = [style.called(series) + half for series, half in bars]
     frame = pd.concat([part.assign(bar=part["series"] + half) for half, part in zip(halves, frames, strict=True)])
     at = f"At {_per(frame) * frame['rate_scale'].iloc[0]:.3g} requests per second."
@@ -215,14 +212,7 @@ def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name
 
 
 def _curves(
-    axis: Axes,
-    frame: pd.DataFrame,
-    of: Mapping[str, style.Look],
-    order: Sequence[str],
-    unit: float,
-    per: float,
-    *,
-    thin: bool,
+    axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], unit: float, per: float, *, thin: bool
 ) -> None:
     """Draw a line with its band per series. What lies below an axis of attainment is cut.
 
@@ -230,29 +220,17 @@ def _curves(
     it is a bound there and not a spread, and for latencies of fewer than `FEWEST` seeds.
     """
     share = unit == PERCENT
-    under = _under(frame, order, share=share)
-    for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
-        rows = frame[frame["series"] == series].sort_values("rate_scale")
+    under, least = _under(frame, list(of), share=share), _floor(frame, unit)
+    for depth, (series, look) in enumerate(reversed([*of.items()])):  # the first of the legend lies on top
+        rows, z = frame[frame["series"] == series].sort_values("rate_scale"), 3 + 0.1 * depth
         wider = 0.0 if thin else EDGE * min(WIDEST, under[series])
-        look, z = of[series], 3 + 0.1 * depth
+        width, size = (THIN, 2.0) if thin else (1.1 + wider, 4.0 + wider)
         look = look._replace(line="-") if wider else look
         x = rows["rate_scale"].to_numpy(np.float64) * per
         y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         bound = y >= PERCENT if share else rows["n"].to_numpy() < FEWEST
         low = np.where(thin | bound, np.nan, low)
-        page.curve(
-            axis,
-            x,
-            y,
-            look,
-            low,
-            high,
-            shares=share,
-            width=THIN if thin else 1.1 + wider,
-            size=2.0 if thin else 4.0 + wider,
-            least=_floor(frame, unit),
-            z=z,
-        )
+        page.curve(axis, x, y, look, low, high, shares=share, width=width, size=size, least=least, z=z)
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
@@ -306,11 +284,9 @@ def _per(frame: pd.DataFrame) -> float:
     return float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else 1.0
 
 
-def _handles(
-    frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], *, level: float, thin: bool
-) -> list[Line2D | Patch]:
+def _handles(frame: pd.DataFrame, of: Mapping[str, style.Look], *, level: float, thin: bool) -> list[Line2D | Patch]:
     """Return the legend of what is drawn."""
-    handles: list[Line2D | Patch] = [style.handle(series, of[series]) for series in order]
+    handles: list[Line2D | Patch] = [style.handle(series, look) for series, look in of.items()]
     handles.append(page.dashed(f"{100 * level:g} %"))
     if frame["low"].notna().any() and not thin:
         handles.append(Patch(facecolor="#404040", alpha=0.2, linewidth=0, label="95 % interval"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -55,7 +55,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             y = 100 * ordered["worst"]
             page.curve(axis, ordered[x], y, look, line=False, size=4)
             dash = dashes[str(kind)] if by_kind else look.line
-            faint = {"linewidth": 0.6, "alpha": 0.5}  # between counts nothing was run
+            faint: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}  # between counts nothing was run
             axis.plot(ordered[x], y, color=look.color, linestyle=dash, **faint)
             answer = ordered["answer"]
             page.scatter(axis, ordered[x][answer], y[answer], (look.color, "o"), markersize=8, fillstyle="none")

@@ -332,27 +332,17 @@ def _curves(
 ) -> None:
     """Draw a line for each system with its interval and its crossing; thin for one half of a real trace."""
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
-    rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
+    rows, shares = crossings.of_panel(drawn.table, panel), panel["axis"] in {"rate_scale", "rate_rps"}
+    wide, size = (0.5, 0.6 * MARKER) if thin else (0.9, MARKER)
+    usual: dict[str, Any] = {"shares": shares, "width": wide, "size": size, "least": _floor(facts)}
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
         curve, z = frame[(frame["label"] == label) & ~frame["infeasible"]].sort_values("x"), 3 + 0.1 * depth
         x = [places[at] for at in curve["shown_x"]]
         y, low, high = (100 * curve[f"{definition}_{part}"] for part in ("mean", "low", "high"))
         control = label in facts.controls
-        size = MARKER * (0.6 if thin else 1.0)
-        page.curve(
-            axis,
-            x,
-            y,
-            look,
-            *(None, None) if control else (low, high),
-            line=not control,
-            shares=panel["axis"] in {"rate_scale", "rate_rps"},
-            width=wide,
-            z=z,
-            size=size,
-            least=_floor(facts),
-            transform=_aside(axis, label, facts.controls, frame),
-        )
+        band = (None, None) if control else (low, high)
+        aside = _aside(axis, label, facts.controls, frame)
+        page.curve(axis, x, y, look, *band, line=not control, z=z, transform=aside, **usual)
         c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
         if c is not None and c.at.sign == "=":  # not beyond the axis
             at = c.at.mean

@@ -201,14 +201,9 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row for each (condition, system): crossings, ratios and differences in points."""
     shown = chosen(table, facts)
-    return pd.DataFrame(
-        [
-            line
-            for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
-            for row in cell_rows
-            for line in _lines(cell, row, facts.systems[0])
-        ]
-    )
+    by_cell = zip(shown, rows(table, facts, shown), strict=True)
+    pairs = [(cell, row) for cell, cell_rows in by_cell for row in cell_rows]
+    return pd.DataFrame([line for cell, row in pairs for line in _lines(cell, row, facts.systems[0])])
 
 
 def _lines(cell: Cell, row: Marks, first: str) -> Iterator[dict[str, Any]]:

@@ -76,12 +76,9 @@ def panels(
     made: list[list[Axes]] = []
     for (count, _), cell, high in zip(lines, cells, heights, strict=True):
         at -= above_in + high
-        made.append(
-            [
-                figure.add_axes(((left_in + k * cell) / width, at / height, (cell - beside_in) / width, high / height))
-                for k in range(count)
-            ]
-        )
+        places = [(left_in + k * cell) / width for k in range(count)]
+        size = (cell - beside_in) / width, high / height
+        made.append([figure.add_axes((x, at / height, *size)) for x in places])
         at -= below_in
     for axis in (axis for line in made for axis in line):
         axis.spines[["top", "right"]].set_visible(False)

@@ -36,23 +36,10 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
             panel, lost = loss.panel, loss.pooled.times(100.0)
             here = crossings.of_panel(table, panel)
             whole = crossings.by_model(here, claim["system"], definition)[loss.x][""].values()
-            rows.append(
-                {
-                    "part": part,
-                    "without": claim["over"],
-                    "condition": panel["condition"],
-                    "trace": panel["trace"],
-                    "x": loss.x,
-                    "offered_rps": _offered_rps(here, loss.x),
-                    "whole": 100 * sum(whole) / len(whole),
-                    "lost": lost.mean,
-                    "low": _end(lost.low),
-                    "high": _end(lost.high),
-                    "n": lost.n,
-                    "model": loss.model,
-                    "most": 100 * loss.most.mean,
-                }
-            )
+            row = {"part": part, "without": claim["over"], "condition": panel["condition"], "trace": panel["trace"]}
+            row |= {"x": loss.x, "offered_rps": _offered_rps(here, loss.x), "whole": 100 * sum(whole) / len(whole)}
+            row |= {"lost": lost.mean, "low": _end(lost.low), "high": _end(lost.high), "n": lost.n}
+            rows.append(row | {"model": loss.model, "most": 100 * loss.most.mean})
     return pd.DataFrame(rows)
 
 

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 ACROSS = 3  # panels in a line
 PALETTE = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY, style.GREY)
 Looks = Mapping[str, tuple[str, str]]  # colour and marker
-GPUS: Looks = dict(
-    zip(
-        ("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000"),
-        zip(PALETTE, "osD^vPX<", strict=True),
-        strict=True,
-    )
-)
+NAMES = ("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000")
+GPUS: Looks = dict(zip(NAMES, zip(PALETTE, "osD^vPX<", strict=True), strict=True))
 KERNELS = {"kernels": "Kernels of a layer (GEMM, attention)", "steps": "Whole steps, eager vLLM"}
 MOST = 250  # most points drawn of one GPU, op and side of the fit; errors count all
 STEPS: Looks = {"first token of a prompt": (style.BLUE, "o"), "step of a batch": (style.ORANGE, "s")}

@@ -201,9 +201,8 @@ def made_of(ns: Mapping[str, int]) -> str:
     """Render causes with seconds and shares, the longest first, without those of up to 1/10,000 of the time."""
     total = sum(ns.values())
     longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
-    return ", ".join(
-        f"{CAUSES[cause].phrase} {value / 1e9:.4g} s ({100 * value / total:.0f} %)" for value, cause in longest
-    )
+    shown = (f"{CAUSES[cause].phrase} {ns / 1e9:.4g} s ({100 * ns / total:.0f} %)" for ns, cause in longest)
+    return ", ".join(shown)
 
 
 def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
@@ -227,11 +226,8 @@ def _details(part: Part) -> Iterator[str]:
     ns, facts = part.ns, part.facts
     place = "" if part.inst is None else f" {_place(part.inst)}"
     if part.doing in COUNTED:
-        yield ", ".join(
-            f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s"
-            for cause in ("compute", "time_slice", "contention")
-            if cause == "compute" or ns.get(cause)
-        )
+        ran = ("compute", *(cause for cause in ("time_slice", "contention") if ns.get(cause)))
+        yield ", ".join(f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s" for cause in ran)
     if part.doing in {*COUNTED, "queue"}:
         waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["queue"].phrase: ns.get("queue", 0)}
         waits["its lane closed"] = ns.get("closed", 0)
@@ -245,9 +241,8 @@ def _details(part: Part) -> Iterator[str]:
     if "need_bytes" in facts:
         free = f"{facts['free_bytes'] / GIB:.3g} GiB free on{place}"
         if "limit_bytes" in facts:
-            free = (
-                f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
-            )
+            limit = f"its limit of {facts['limit_bytes'] / GIB:.3g} GiB"
+            free = f"{facts['used_bytes'] / GIB:.3g} of {limit} in use, {free}"
         yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
     if part.doing in {"load", "transfer"}:
         if facts.get("size_bytes"):

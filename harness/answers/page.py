@@ -106,7 +106,7 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
     """
     kind = question(folder)
     command = folder / record.COMMAND
-    words = command.readescape("utf-8", errors="replace").strip() if command.is_file() else ""
+    words = command.read_text("utf-8", errors="replace").strip() if command.is_file() else ""
     source = f"{folder.name} · bench {version}"
     make = {"size": _sized, "comparison": _compared, "study": _studied}[kind]
     return make(folder, pictures, words, source)
@@ -162,11 +162,8 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield a table of attainment with a row per rate, if several rates ran."""
     frame = summaries.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
-    by = {
-        system.label: crossings.attained(table, "rate_scale", system.label, rule)
-        for system in shown.systems
-        if not system.infeasible
-    }
+    labels = [system.label for system in shown.systems if not system.infeasible]
+    by = {label: crossings.attained(table, "rate_scale", label, rule) for label in labels}
     if len(offered) > 1 and by:
         rows = []
         for x, rps in offered.items():
@@ -299,19 +296,12 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     trace = Path(str(asked.setting["trace"])).name
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
     head, *rows = stored.words.cells
-    tried = [
-        [
-            row.gpu,
-            row.label,
-            str(row.gpus),
-            *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
-            row.worst_model or NONE,
-            NONE if row.usd_day is None else f"{row.usd_day:,.0f}",
-            row.unfit or NONE,
-        ]
-        for row in stored.tried
-    ]
     heads = ["GPU", "system", "GPUs", "met %", "worst model %", "worst model", "$/day", "no room"]
+    tried = list[list[str]]()
+    for row in stored.tried:
+        shares = (NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst))
+        usd = NONE if row.usd_day is None else f"{row.usd_day:,.0f}"
+        tried.append([row.gpu, row.label, str(row.gpus), *shares, row.worst_model or NONE, usd, row.unfit or NONE])
     host = str(asked.setting.get("host") or "vllm-0.15")
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(

@@ -154,7 +154,7 @@ def _html(cell: str, at: int) -> str:
 
 
 def _latex(text: str) -> str:
-    return text.translate(str.maketrans(LATEX))
+    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def _plain(value: Any) -> Any:

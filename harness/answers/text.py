@@ -206,14 +206,8 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
-    return [
-        at(first, spread=True),
-        *slope,
-        at(first, "mean"),
-        at(first, "worst"),
-        *rest,
-        NONE if standing is None else verdict_text(standing),
-    ]
+    over = NONE if standing is None else verdict_text(standing)
+    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest, over]
 
 
 def _standings(shown: Shown) -> Standings:
@@ -224,10 +218,7 @@ def _standings(shown: Shown) -> Standings:
     about = shown.about
     if about.layout in {"steps", "matrix"}:
         every = ranking.claimed(shown.table, about)
-        return {
-            (claimed.panel["condition"], claimed.claim["system"], claimed.claim["over"]): claimed.standing
-            for claimed in every
-        }
+        return {(panel["condition"], claim["system"], claim["over"]): judged for claim, panel, judged in every}
     first, *others = about.systems
     pairs = [(first, name) for name in others]
     keys, standings = [], []
@@ -296,9 +287,8 @@ def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     free, late = summaries.own_gpus(took, panel["gpus"]), marks(rows)
     shown = {name: summaries.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
     gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
-    return {
-        name: label + f" ({late.get(name)})" * (name in late) + MARK * (name in gone) for name, label in shown.items()
-    }
+    marked = {name: f" ({mark})" for name, mark in late.items()}
+    return {name: label + marked.get(name, "") + MARK * (name in gone) for name, label in shown.items()}
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:

@@ -7,7 +7,7 @@ together ("pooled"), beside the rate up to which each model by itself holds the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -56,6 +56,8 @@ def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
 
 # ------------------------------------------------------------------ along rates
 
+Beside = tuple[SystemSummary, Standing]  # a system, and the subject's standing beside it
+
 
 def _along_rates(
     table: pa.Table, shown: Summary, ours: SystemSummary, others: Sequence[SystemSummary], definition: str
@@ -73,7 +75,8 @@ def _along_rates(
     for system in (*less, *more):
         is_ = "that is " * (system in less and standings[system.label].decisive is not None)
         yield f"{is_}{_compared(ours, system, standings[system.label], key, shown.level)}"
-    yield from _turns(table, panel, shown, ours, others, definition, standings)
+    sided = [(x, standings[x.label]) for x in others if standings[x.label].says in {"ahead", "behind"}]
+    yield from _turns(table, panel, shown, ours, sided, definition)
 
 
 def _standings(
@@ -88,9 +91,8 @@ def _up_to(e: Estimate | None) -> str:
     """Say up to which rate a system holds: "up to 8.94 req/s"."""
     assert e is not None
     rate = f"{estimate.number(e.mean)} req/s"
-    return {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}.get(
-        e.sign, f"up to {rate}"
-    )
+    bounds = {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}
+    return bounds.get(e.sign, f"up to {rate}")
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
@@ -137,24 +139,17 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 
 
 def _turns(
-    table: pa.Table,
-    panel: Panel,
-    shown: Summary,
-    ours: SystemSummary,
-    others: Sequence[SystemSummary],
-    definition: str,
-    standings: Mapping[str, Standing],
+    table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
     """Yield a clause on the usual level at which a lead at this level, of either side, shrinks most or turns.
 
     Yield nothing if all leads stay above the factor pooled.NEAR at all levels.
     """
-    sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
-        there = _standings(broad(table), panel, ours, sided, definition, level)
-        for system in sided:
-            here, ratio = standings[system.label].decisive, there[system.label].ratio
+        there = _standings(broad(table), panel, ours, [system for system, _ in sided], definition, level)
+        for system, beside in sided:
+            here, ratio = beside.decisive, there[system.label].ratio
             if here is not None and ratio is not None and ratio.sign == "=":
                 lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
                 if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
