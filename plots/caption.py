@@ -106,7 +106,7 @@ def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     counts = mine.groupby(["condition", "label"], observed=True)["seed"].nunique()
     lengths = sorted({panel["window_s"] for panel in whole if panel.get("window_s")})
     of = f" of {lengths[0]:,.0f}{f' to {lengths[-1]:,.0f}' * (len(lengths) > 1)} s" if lengths else ""
-    return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
+    return f"{style.span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
 def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
@@ -147,12 +147,6 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(str(x) for x in dict.fromkeys(values))
 
 
-def span(values: Iterable[float]) -> str:
-    """Format the least and the most of the values."""
-    every = sorted(values)
-    return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
-
-
 def definition(name: str) -> str:
     """Return the latencies that a definition of attainment limits: "both" is "TTFT and TPOT"."""
     return "TTFT and TPOT" if name == "both" else name.upper()
@@ -167,7 +161,7 @@ def slos(rules: Iterable[str]) -> str:
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
     return _listed(
-        f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
+        f"{style.span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
         for base, scales in of.items()
     )
 

@@ -85,20 +85,14 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     return list(split) or [table]
 
 
-def draw(
-    table: pa.Table,
-    note: str = "",
-    halves: Sequence[Collection[int]] = (),
-    every: Sequence[pd.DataFrame] = (),
-    level: float = LEVEL,
-) -> Figure:
+def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn; the caption says so. `halves` are the seeds that replay each
-    half of a real trace, which has a thin line. `every` are the `points` of the table's parts, if they are known.
+    A system that did not fit in some run is not drawn; the caption says so. `every` are the `points` of both halves of
+    a real trace, which have thin lines, or those of the table.
     """
-    frames, unfit = every or [points(part) for part in parts(table, halves)], summaries.infeasible(table)
-    frames = [part[~part["label"].isin(unfit)] for part in frames]
+    unfit = summaries.infeasible(table)
+    frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError(
@@ -107,7 +101,8 @@ def draw(
     looks, labels = style.looks(frame["label"]), dict(zip(frame["series"], frame["label"], strict=True))
     order = sorted(labels, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
     of = {series: looks[labels[series]] for series in order}
-    text, wanted = _caption(table, frame, unfit, note, len(halves)), _panels()
+    thin, wanted = len(frames) > 1, _panels()
+    text = _caption(table, frame, unfit, note, halves=thin)
     if frame["rate_scale"].nunique() <= 1:
         return _bars(frames, of, text, wanted)
     several, per = len(wanted) > 1, _per(frame)
@@ -122,13 +117,13 @@ def draw(
         foot_in=0.14,
         stretch=True,
         text=text,
-        handles=_handles(frame, of, level=level, thin=len(frames) > 1),
+        handles=_handles(frame, of, level=level, thin=thin),
     )
     for axis, (letter, (name, title, unit)) in zip((axis for line in lines for axis in line), wanted, strict=True):
         shown = [part[part["definition"] == name] for part in frames]
         page.title(axis, f"({letter}) {title}" if several else title, 7, pad=4.5)  # clear of the triangles
         for part in shown:
-            _curves(axis, part, of, unit, per, thin=len(frames) > 1)
+            _curves(axis, part, of, unit, per, thin=thin)
         rates = np.array([x for part in shown for x in _drawn(part, unit)]) * per
         page.ruler(axis.xaxis, rates.min(), rates.max(), log=rates.max() >= 8 * rates.min())
         if name in ATTAINMENT:
@@ -302,13 +297,13 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     yield f"Rates are scaled by {_listed(frame['scaling'])}." * bool(frame["scaling"].notna().any())
 
 
-def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
+def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, *, halves: bool) -> str:
     """Write the short caption below the figure."""
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     most = int(frame["n"].max())
     spread = "two thin lines: halves, case studies" if halves else "one run, no interval"
     if most > 1 and not halves:
-        spread = f"{style.counted(frame['n'])} seeds, 95 % intervals"
+        spread = f"{style.span(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
     trace = f"{_listed(about['trace'])} ({_listed(about['tier'])})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
@@ -359,6 +354,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
     with style.theme(), form.marking(gone):
-        figure = draw(table, note, halves, every, level)
+        figure = draw(table, note, every, level)
         caption = full_caption(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

@@ -34,16 +34,10 @@ def points(table: pa.Table, about: About) -> pd.DataFrame:
             curves = by_window.curves(drawn, name, MEASURE, "x").values()
             above = np.array([next(iter(curve.values())) for curve in curves], np.float64)
             at = crossings.crossing(drawn, panel, name, about.definitions[0], about.level)
-            rows.append(
-                {
-                    "condition": panel["name"],
-                    "start": name,
-                    "kvpr_above": float(above.mean()) if len(above) else np.nan,
-                    "kvpr_most": float(above.max()) if len(above) else np.nan,
-                    "rps": np.nan if at is None else at.at.mean,
-                    "rps_told": "" if at is None else at.at.text(),
-                }
-            )
+            mean, most = (float(above.mean()), float(above.max())) if len(above) else (np.nan, np.nan)
+            rps, words = (np.nan, "") if at is None else (at.at.mean, at.at.text())
+            row = {"condition": panel["name"], "start": name, "kvpr_above": mean, "kvpr_most": most}
+            rows.append(row | {"rps": rps, "rps_told": words})
     return pd.DataFrame(rows)
 
 

@@ -27,12 +27,7 @@ class Cause(NamedTuple):
 
     phrase: str
     what: str
-    excess: str = ""  # the same for the time of a miss that it explains, if different
-
-    @property
-    def missed(self) -> str:
-        """Words for the part of a miss that the cause explains: the time beyond what the request takes alone."""
-        return self.excess or self.what
+    excess: str = ""  # the same for the time of a miss that it explains (beyond the request alone), if different
 
 
 CAUSES: Mapping[str, Cause] = {
@@ -183,9 +178,9 @@ def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str,
         shares = [f"{100 * why[wait]:.0f} %" if why and why[wait] else "-" for wait in shown]
         cells.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
     yield from aligned(cells)
-    yield f"share of misses by cause ({MISSED[DEFINITIONS[definition].part]}, beyond what a request takes alone): " + (
-        "; ".join(f"{wait}: {CAUSES[wait].missed}" for wait in shown)
-    )
+    meant = "; ".join(f"{wait}: {CAUSES[wait].excess or CAUSES[wait].what}" for wait in shown)
+    time = f"{MISSED[DEFINITIONS[definition].part]}, beyond what a request takes alone"
+    yield f"share of misses by cause ({time}): {meant}"
     spent = dict(zip(WAITS, rows.waits_s[score < 1].sum(axis=0).tolist(), strict=True))
     ns = {wait: round(1e9 * seconds) for wait, seconds in spent.items()}
     yield f"all misses together took {sum(spent.values()):.1f} s from arrival to end: {made_of(ns)}"

@@ -24,7 +24,7 @@ from tests.plots.test_plots import GRID, PLAIN, rows, xs
 from tests.plots.test_style import lightness
 
 
-def measured(*runs: dict[str, Any], offered: float | None = None) -> pa.Table:
+def measured(*runs: dict[str, Any], offered: float = 0.0) -> pa.Table:
     """Return made-up rows of a study, as `table.table_of` makes them; `offered` are requests of each window."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
@@ -55,7 +55,7 @@ def about(layout: str, *panels: dict[str, Any], **facts: Any) -> About:
 
 
 def claim(what: str, system: str, over: str, **more: Any) -> dict[str, Any]:
-    usual = {"definition": "", "on": {}, "paper": None, "subject": ""}
+    usual: dict[str, Any] = {"definition": "", "on": {}, "paper": None, "subject": ""}
     return {"what": what, "system": system, "over": over} | usual | more
 
 

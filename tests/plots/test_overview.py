@@ -243,8 +243,9 @@ def test_a_comparison_pools_its_windows_and_draws_halves_as_thin_lines() -> None
     at = points[(points["label"] == "prism") & (points["rate_scale"] == 4) & (points["definition"] == "both")].iloc[0]
     assert at["mean"] == pytest.approx((steep(4, 4) + steep(4, 8)) / 2)
     assert at["low"] < at["mean"] < at["high"]
+    halves = [fig_compare.points(half) for half in fig_compare.parts(table, [[0, 2], [1, 3]])]
     with style.theme():
-        whole, apart = fig_compare.draw(table), fig_compare.draw(table, halves=[[0, 2], [1, 3]])
+        whole, apart = fig_compare.draw(table), fig_compare.draw(table, every=halves)
     assert [len(widths(figure.axes[0])) for figure in (whole, apart)] == [2, 4]
     assert not any(band.get_paths() for band in apart.axes[0].collections)  # no intervals of a case
     assert whole.axes[0].get_ylim()[0] == 90.0

@@ -24,11 +24,11 @@ from tests.harness.study.study_table import cells as scores
 
 TABLE = table(list(scores()))
 COUNTS = panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo="5xP95", slo_scale=None)
-NO_SPACE = {"infeasible": "no room", "ttft": 0.0}
+NO_SPACE: dict[str, Any] = {"infeasible": "no room", "ttft": 0.0}
 XS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
-def altered(changes: Mapping[tuple[str, str, float, int], Mapping[str, Any]]) -> pa.Table:
+def altered(changes: Mapping[tuple[str, str, float, int], dict[str, Any]]) -> pa.Table:
     """Return the table with other cells in some rows, which are named by condition, system, x and seed."""
     places = ((row, (row["condition"], row["label"], row["x"], row["seed"])) for row in scores())
     return table([row | changes.get(at, {}) for row, at in places])
@@ -215,7 +215,7 @@ def walk(kind: str, name: str, row: int) -> dict[str, Any]:
     return panel(f"{name} ({kind})", row, "rate_rps", name=name, kind=kind, xs=(1.0, 16.0), unit_rps=1.0, **sources)
 
 
-def rates(panels: Sequence[dict[str, Any]], held: dict[str, float]) -> pa.Table:
+def rates(panels: Sequence[Mapping[str, Any]], held: dict[str, float]) -> pa.Table:
     """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel or for its condition.
 
     A half of a real trace has one window.
