@@ -33,7 +33,7 @@ NO_MISS = 5e-5  # the share missed that stands for none, among some 10,000 reque
 STEPS = 20  # points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits labelled on a logarithmic axis: the first set that has room is used
-GREY = "#606060"  # of a legend's entry that is for all systems
+GREY = "#606060"  # stands for all systems in a legend
 
 # ------------------------------------------------------------------ a page
 
