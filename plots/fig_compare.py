@@ -332,8 +332,7 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     unfit = summaries.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     sentences = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
-    notes = " ".join(part for part in sentences if part)
-    return style.caption(about, frame["n"], notes)
+    return style.caption(about, frame["n"], " ".join(filter(None, sentences)))
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:

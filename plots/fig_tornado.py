@@ -107,9 +107,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
     """Draw a bar from the base to a lead, with its interval; see `_notes`."""
-    turned = (base - even) * (row.mean - even) < 0 and (
-        (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
-    )
+    turned = (base - even) * (row.mean - even) < 0 and (row.high < even if row.mean < even else row.low > even)
     color = _color(row.setting)
     face, edge = "white" if row.note else color, "black" if turned else color
     axis.barh(y, row.mean - base, THICK, left=base, color=face, linewidth=0.8, edgecolor=edge)

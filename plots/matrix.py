@@ -180,9 +180,8 @@ def _cell(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: fl
 def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in: float) -> None:
     """Fill a cell by its verdict, and write its words, with no hatch behind them."""
     fill = style.FILLS[says]
-    axis.add_patch(
-        Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5)
-    )
+    look: dict[str, Any] = {"facecolor": fill.color, "hatch": fill.hatch, "edgecolor": "#c4c4c4", "linewidth": 0.5}
+    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
     box = {"facecolor": fill.color, "edgecolor": "none", "pad": 0.8}
     for words, at, most in ((text, -0.16 if under else 0.0, 7), (under, 0.24, 5.2)):
         points = page.fitting(words, wide_in, most)
