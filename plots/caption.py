@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
     counts = mine.groupby(["condition", "label"], observed=True)["seed"].nunique()
     lengths = sorted({panel["window_s"] for panel in whole if panel.get("window_s")})
     of = f" of {lengths[0]:,.0f}{f' to {lengths[-1]:,.0f}' * (len(lengths) > 1)} s" if lengths else ""
-    return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
+    return f"{style.span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
 def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
@@ -146,12 +147,6 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(str(x) for x in dict.fromkeys(values))
 
 
-def span(values: Iterable[float]) -> str:
-    """Format the least and the most of the values."""
-    every = sorted(values)
-    return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
-
-
 def definition(name: str) -> str:
     """Return the latencies that a definition of attainment limits: "both" is "TTFT and TPOT"."""
     return "TTFT and TPOT" if name == "both" else name.upper()
@@ -166,7 +161,7 @@ def slos(rules: Iterable[str]) -> str:
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
     return _listed(
-        f"{span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
+        f"{style.span(x or 1.0 for x in scales)} x {_base(base)}" if any(scales) else _base(base)
         for base, scales in of.items()
     )
 
@@ -228,14 +223,6 @@ def seen(panels: Sequence[Panel]) -> Iterator[str]:
 
 # ------------------------------------------------------------------ what a paper states
 
-PAPER = "#202020"
-PAPER_MARK: Mapping[str, Any] = {
-    "marker": "x",
-    "markersize": 3.8,
-    "markeredgewidth": 0.9,
-    "linestyle": "none",
-    "color": PAPER,
-}
 AND_OR = re.compile(" and | or ")  # between the systems of a claim
 
 
@@ -252,6 +239,25 @@ def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
     ]
 
 
-def parts_of(e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, by the suffixes of their columns' names."""
-    return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}
+def floats(e: Estimate) -> dict[str, float]:
+    """Return the mean and the interval of an estimate; NaN where there is no end."""
+    ends = {"mean": e.mean, "low": e.low, "high": e.high}
+    return {end: math.nan if x is None else x for end, x in ends.items()}
+
+
+def ends_of(name: str, e: Estimate) -> dict[str, Any]:
+    """Return the mean and the interval of an estimate as cells of a table, in columns of this name."""
+    return {name: e.mean, f"{name}_low": e.low, f"{name}_high": e.high}
+
+
+def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
+    """Return an estimate as cells of a table, with its sign."""
+    return {} if e is None else ends_of(name, e) | {f"{name}_is": e.sign}
+
+
+def differences(name: str, standing: Standing) -> dict[str, Any]:
+    """Return differences of attainment at three rates as cells of a table, in points."""
+    cells = dict[str, Any]()
+    for k, (x, gap) in enumerate(standing.differences, 1):
+        cells |= {f"at_{k}": x} | ends_of(f"{name}_{k}", gap.times(100))
+    return cells

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from matplotlib.lines import Line2D
 
 from harness.rows import crossings
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import page, style
-from plots.caption import AND_OR, PAPER_MARK, brief, claims_of, definition, parts_of, slos
+from plots.caption import AND_OR, brief, claims_of, definition, parts_of, slos
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,13 +35,11 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     names = [label for label in facts.systems if label in present]
     called = [style.called(name) for name in names]
     answers = _answers(table, facts)
-    handles = [
-        page.mark(f"SLO {slos([rule])}", (page.BOTH["color"], sign)) for rule, sign in zip(rules, MARKS, strict=False)
-    ]
+    handles = [page.mark(f"SLO {slos([rule])}", (page.GREY, sign)) for rule, sign in zip(rules, MARKS, strict=False)]
     if any(at.sign != "=" for at in answers.values()):
         handles.append(page.mark("a bound: beyond what was run", hollow=True))
     if any(_papers_of(label, panel, answers, facts) for panel in facts.panels for label in names):
-        handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
+        handles.append(page.stated_key())
     counts = [
         [
             _count([answers.get((panels[rule]["condition"], name)) if rule in panels else None for rule in rules])
@@ -67,15 +64,10 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         axis.set_xlabel("GPUs (lower is better)", fontsize=6, labelpad=1)
         ends = list[float]()
         for (y, name), (j, rule) in product(enumerate(names), enumerate(rules)):
-            if rule in by_load[k]:
-                ends += _answered(
-                    axis,
-                    y + 0.6 * ((j + 0.5) / len(rules) - 0.5),
-                    MARKS[j],
-                    looks[name],
-                    answers.get((by_load[k][rule]["condition"], name)),
-                    _papers_of(name, by_load[k][rule], answers, facts),
-                )
+            if (panel := by_load[k].get(rule)) is not None:
+                at, papers = answers.get((panel["condition"], name)), _papers_of(name, panel, answers, facts)
+                look, up = looks[name]._replace(marker=MARKS[j]), 0.6 * ((j + 0.5) / len(rules) - 0.5)
+                ends += _answered(axis, y + up, look, at, papers)
         page.ruler(axis.xaxis, min(ends), max(ends), log=True, whole=True, share=0.06)
         for y, words in enumerate(counts[k]):
             axis.text(1.05, y, words, transform=axis.get_yaxis_transform(), fontsize=COUNT_POINTS, va="center")
@@ -88,21 +80,13 @@ def _count(answers: Sequence[Estimate | None]) -> str:
     return " / ".join("-" if at is None else f"{signs[at.sign]}{at.mean:g}" for at in answers)
 
 
-def _answered(
-    axis: Axes, y: float, marker: str, look: style.Look, at: Estimate | None, papers: list[float]
-) -> list[float]:
+def _answered(axis: Axes, y: float, look: style.Look, at: Estimate | None, papers: list[float]) -> list[float]:
     """Mark a system's answer (hollow if it is a bound) and the paper's numbers for it; return the x of all marks."""
     if at is not None:
-        axis.plot(
-            [at.mean],
-            [y],
-            linestyle="none",
-            clip_on=False,
-            zorder=3,
-            **look.marks(hollow=at.sign != "=") | {"marker": marker, "markersize": 3.4},
-        )
+        marks = look.marks(hollow=at.sign != "=", size=3.4)
+        axis.plot([at.mean], [y], linestyle="none", clip_on=False, zorder=3, **marks)
     for x in papers:
-        axis.plot([x], [y], zorder=3.5, **PAPER_MARK)
+        page.stated(axis, [x], [y])
     return [*papers, *([at.mean] if at else [])]
 
 
@@ -139,11 +123,8 @@ def _by_load(facts: About) -> dict[tuple[Any, ...], dict[str, Panel]]:
 
 def answers(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return the fewest GPUs as a frame with a row for each (condition, system) that was run."""
-    every = [
-        {"condition": condition, "label": label} | {f"crossing{name}": value for name, value in parts_of(at).items()}
-        for (condition, label), at in _answers(table, facts).items()
-    ]
-    return pd.DataFrame(every)
+    every = _answers(table, facts).items()
+    return pd.DataFrame([{"condition": key, "label": label} | parts_of("crossing", at) for (key, label), at in every])
 
 
 def by_slo(facts: About) -> About:

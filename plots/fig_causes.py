@@ -81,7 +81,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     about = about[about["skipped"].isna()]
     missed = dict(zip(bars[key], 100 * lost, strict=True))
     names = [f"{f'x {x:g}' if by_rate else style.called(str(x))}\n{missed[x]:.3g} % missed" for x in order]
-    shown = [cause for cause in LOOKS if points[points["cause"] == cause]["share"].max() > 0.0005]
+    shown = [look for cause, look in LOOKS.items() if points[points["cause"] == cause]["share"].max() > 0.0005]
     figure, ((seconds, share),) = page.panels(
         [(2, BAR_IN * len(order))],
         wide_in=style.COLUMN_IN,
@@ -89,14 +89,8 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
         beside_in=0.18,
         below_in=0.2,
         handles=[
-            Patch(
-                facecolor=(look := LOOKS[cause]).color,
-                hatch=look.hatch,
-                edgecolor="white",
-                linewidth=0.3,
-                label=look.name,
-            )
-            for cause in shown
+            Patch(facecolor=look.color, hatch=look.hatch, edgecolor="white", linewidth=0.3, label=look.name)
+            for look in shown
         ],
         text=style.caption(about, bars["runs"], _note(points, definition, by_rate), pooled=True),
     )

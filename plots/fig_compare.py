@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +75,7 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
             attained = crossings.attained(rows, "rate_scale", str(label), definition)
             for i, x in group.loc[group["definition"] == definition, "rate_scale"].items():
                 if (e := attained.get(float(x))) is not None:
-                    ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
-                    frame.loc[i, ["mean", "low", "high"]] = list(ends)
+                    frame.loc[i, ["mean", "low", "high"]] = list(caption.floats(e).values())
     return frame
 
 
@@ -86,31 +85,26 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
     return list(split) or [table]
 
 
-def draw(
-    table: pa.Table,
-    note: str = "",
-    halves: Sequence[Collection[int]] = (),
-    every: Sequence[pd.DataFrame] = (),
-    level: float = LEVEL,
-) -> Figure:
+def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn; the caption says so. `halves` are the seeds that replay each
-    half of a real trace, which has a thin line. `every` are the `points` of the table's parts, if they are known.
+    A system that did not fit in some run is not drawn; the caption says so. `every` are the `points` of both halves of
+    a real trace, which have thin lines, or those of the table.
     """
-    frames, unfit = every or [points(part) for part in parts(table, halves)], summaries.infeasible(table)
-    frames = [part[~part["label"].isin(unfit)] for part in frames]
+    unfit = summaries.infeasible(table)
+    frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError(
             "nothing to draw: every run of this sweep was skipped or does not fit (why: bench list systems --all)"
         )
-    looks = style.looks(frame["label"])
-    of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
-    order = sorted(of, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
-    text, wanted = _caption(table, frame, unfit, note, len(halves)), _panels()
+    looks, labels = style.looks(frame["label"]), dict(zip(frame["series"], frame["label"], strict=True))
+    order = sorted(labels, key=lambda series: (series.startswith(("unshared", "dedicated")), series))
+    of = {series: looks[labels[series]] for series in order}
+    thin, wanted = len(frames) > 1, _panels()
+    text = _caption(table, frame, unfit, note, halves=thin)
     if frame["rate_scale"].nunique() <= 1:
-        return _bars(frames, of, order, text, wanted)
+        return _bars(frames, of, text, wanted)
     several, per = len(wanted) > 1, _per(frame)
     figure, lines = page.panels(
         [(1, 1.3), (2, 0.95), (2, 0.95)] if several else [(1, 1.3)],
@@ -123,20 +117,20 @@ def draw(
         foot_in=0.14,
         stretch=True,
         text=text,
-        handles=_handles(frame, of, order, level=level, thin=len(frames) > 1),
+        handles=_handles(frame, of, level=level, thin=thin),
     )
     for axis, (letter, (name, title, unit)) in zip((axis for line in lines for axis in line), wanted, strict=True):
         shown = [part[part["definition"] == name] for part in frames]
         page.title(axis, f"({letter}) {title}" if several else title, 7, pad=4.5)  # clear of the triangles
         for part in shown:
-            _curves(axis, part, of, order, unit, per, thin=len(frames) > 1)
+            _curves(axis, part, of, unit, per, thin=thin)
         rates = np.array([x for part in shown for x in _drawn(part, unit)]) * per
         page.ruler(axis.xaxis, rates.min(), rates.max(), log=rates.max() >= 8 * rates.min())
         if name in ATTAINMENT:
             _percent(axis, pd.concat(shown), level)
         else:
             _latency(axis, pd.concat(shown)["mean"].to_numpy(np.float64) * unit)
-    page.below(lines[-1], f"requests per second (rate scale 1 = {per:.3g})")
+    page.shared(lines[-1], f"requests per second (rate scale 1 = {per:.3g})")
     return figure
 
 
@@ -158,7 +152,10 @@ def _floor(rows: pd.DataFrame, unit: float) -> float:
     return FLOOR if (rows["mean"] * unit >= FLOOR).any() else 0.0
 
 
-def _panels() -> list[tuple[str, tuple[str, str, float]]]:
+Wanted = tuple[str, tuple[str, str, float]]  # a panel with its letter
+
+
+def _panels() -> list[Wanted]:
     """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
     every = list(zip(LETTERS, PANELS, strict=True))
     letter = form.ASKED.get().panel
@@ -167,19 +164,13 @@ def _panels() -> list[tuple[str, tuple[str, str, float]]]:
     return [panel for panel in every if letter in {"", panel[0]}]
 
 
-def _bars(
-    frames: Sequence[pd.DataFrame],
-    of: Mapping[str, style.Look],
-    order: Sequence[str],
-    text: str,
-    wanted: Sequence[tuple[str, tuple[str, str, float]]],
-) -> Figure:
+def _bars(frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], text: str, wanted: Sequence[Wanted]) -> Figure:
     """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
 
     Halves of a real trace have a bar each.
     """
     halves = [f", {half} half" for half in HALVES] if len(frames) > 1 else [""]
-    bars = [(series, half) for series in order for half in halves]
+    bars = [(series, half) for series in of for half in halves]
     names = [style.called(series) + half for series, half in bars]
     frame = pd.concat([part.assign(bar=part["series"] + half) for half, part in zip(halves, frames, strict=True)])
     at = f"At {_per(frame) * frame['rate_scale'].iloc[0]:.3g} requests per second."
@@ -216,14 +207,7 @@ def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name
 
 
 def _curves(
-    axis: Axes,
-    frame: pd.DataFrame,
-    of: Mapping[str, style.Look],
-    order: Sequence[str],
-    unit: float,
-    per: float,
-    *,
-    thin: bool,
+    axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], unit: float, per: float, *, thin: bool
 ) -> None:
     """Draw a line with its band per series. What lies below an axis of attainment is cut.
 
@@ -231,29 +215,17 @@ def _curves(
     it is a bound there and not a spread, and for latencies of fewer than `FEWEST` seeds.
     """
     share = unit == PERCENT
-    under = _under(frame, order, share=share)
-    for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
-        rows = frame[frame["series"] == series].sort_values("rate_scale")
+    under, least = _under(frame, list(of), share=share), _floor(frame, unit)
+    for depth, (series, look) in enumerate(reversed([*of.items()])):  # the first of the legend lies on top
+        rows, z = frame[frame["series"] == series].sort_values("rate_scale"), 3 + 0.1 * depth
         wider = 0.0 if thin else EDGE * min(WIDEST, under[series])
-        look, z = of[series], 3 + 0.1 * depth
+        width, size = (THIN, 2.0) if thin else (1.1 + wider, 4.0 + wider)
         look = look._replace(line="-") if wider else look
         x = rows["rate_scale"].to_numpy(np.float64) * per
         y, low, high = (rows[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         bound = y >= PERCENT if share else rows["n"].to_numpy() < FEWEST
         low = np.where(thin | bound, np.nan, low)
-        page.curve(
-            axis,
-            x,
-            y,
-            look,
-            low,
-            high,
-            shares=share,
-            width=THIN if thin else 1.1 + wider,
-            size=2.0 if thin else 4.0 + wider,
-            least=_floor(frame, unit),
-            z=z,
-        )
+        page.curve(axis, x, y, look, low, high, shares=share, width=width, size=size, least=least, z=z)
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
@@ -280,7 +252,7 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
 
 def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     """Scale attainment, mark the level, and name the series that lie below the axis."""
-    axis.axhline(100 * level, color="#606060", linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
+    axis.axhline(100 * level, color=page.GREY, linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
     floor = _floor(rows, PERCENT)
     page.ruler(axis.yaxis, floor, PERCENT, share=0.05)
     axis.set_ylim(bottom=floor)
@@ -288,17 +260,9 @@ def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
     if low := [style.called(str(series)) for series in best.index[best < floor / PERCENT]]:
         text = page.wrapped(f"below {floor:g} %: {', '.join(low)}", 0.9 * page.length_in(axis.xaxis), 5.5)
         text = f"{len(low)} below {floor:g} %" if text.count("\n") > 2 else text
-        axis.text(
-            0.015,
-            0.03,
-            text,
-            transform=axis.transAxes,
-            fontsize=5.5,
-            color="#404040",
-            style="italic",
-            zorder=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
+        words: dict[str, Any] = {"fontsize": 5.5, "color": "#404040", "style": "italic", "zorder": 9}
+        under = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axis.text(0.015, 0.03, text, transform=axis.transAxes, bbox=under, **words)
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
@@ -315,11 +279,9 @@ def _per(frame: pd.DataFrame) -> float:
     return float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else 1.0
 
 
-def _handles(
-    frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], *, level: float, thin: bool
-) -> list[Line2D | Patch]:
+def _handles(frame: pd.DataFrame, of: Mapping[str, style.Look], *, level: float, thin: bool) -> list[Line2D | Patch]:
     """Return the legend of what is drawn."""
-    handles: list[Line2D | Patch] = [style.handle(series, of[series]) for series in order]
+    handles: list[Line2D | Patch] = [style.handle(series, look) for series, look in of.items()]
     handles.append(page.dashed(f"{100 * level:g} %"))
     if frame["low"].notna().any() and not thin:
         handles.append(Patch(facecolor="#404040", alpha=0.2, linewidth=0, label="95 % interval"))
@@ -335,13 +297,13 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     yield f"Rates are scaled by {_listed(frame['scaling'])}." * bool(frame["scaling"].notna().any())
 
 
-def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
+def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, *, halves: bool) -> str:
     """Write the short caption below the figure."""
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     most = int(frame["n"].max())
     spread = "two thin lines: halves, case studies" if halves else "one run, no interval"
     if most > 1 and not halves:
-        spread = f"{style.counted(frame['n'])} seeds, 95 % intervals"
+        spread = f"{style.span(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
     trace = f"{_listed(about['trace'])} ({_listed(about['tier'])})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
@@ -370,8 +332,7 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     unfit = summaries.infeasible(table)
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     sentences = (*_notes(frame, unfit), style.caps(table), style.departs(about), style.degrees(about), note)
-    notes = " ".join(part for part in sentences if part)
-    return style.caption(about, frame["n"], notes)
+    return style.caption(about, frame["n"], " ".join(filter(None, sentences)))
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
@@ -392,6 +353,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
     with style.theme(), form.marking(gone):
-        figure = draw(table, note, halves, every, level)
+        figure = draw(table, note, every, level)
         caption = full_caption(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

@@ -34,23 +34,20 @@ def points(table: pa.Table, about: About) -> pd.DataFrame:
             curves = by_window.curves(drawn, name, MEASURE, "x").values()
             above = np.array([next(iter(curve.values())) for curve in curves], np.float64)
             at = crossings.crossing(drawn, panel, name, about.definitions[0], about.level)
-            rows.append(
-                {
-                    "condition": panel["name"],
-                    "start": name,
-                    "kvpr_above": float(above.mean()) if len(above) else np.nan,
-                    "kvpr_most": float(above.max()) if len(above) else np.nan,
-                    "rps": np.nan if at is None else at.at.mean,
-                    "rps_told": "" if at is None else at.at.text(),
-                }
-            )
+            mean, most = (float(above.mean()), float(above.max())) if len(above) else (np.nan, np.nan)
+            rps, words = (np.nan, "") if at is None else (at.at.mean, at.at.text())
+            row = {"condition": panel["name"], "start": name, "kvpr_above": mean, "kvpr_most": most}
+            rows.append(row | {"rps": rps, "rps_told": words})
     return pd.DataFrame(rows)
 
 
 def draw(frame: pd.DataFrame, seeds: int) -> Figure:
     """Draw KVPR and the rate, a bar for each condition and start; call within `style.theme()`."""
     starts = list(dict.fromkeys(frame["start"]))
-    color = dict(zip(starts, COLORS, strict=False))
+    colors = [COLORS[starts.index(start)] for start in frame["start"]]
+    pairs = zip(frame["kvpr_above"], frame["kvpr_most"], strict=True)
+    above = ["" if np.isnan(mean) else f"{mean:.2f}, at most {most:.2f}" for mean, most in pairs]
+    words = {"kvpr_above": above, "rps": list(frame["rps_told"])}
     names = [f"{row.condition}\n{row.start}" for row in frame.itertuples()]
     figure, ((pressure, rate),) = page.panels(
         [(2, 0.3 * len(frame))],
@@ -65,17 +62,8 @@ def draw(frame: pd.DataFrame, seeds: int) -> Figure:
     ):
         page.rows(axis, names, labelled=axis is pressure, points=5.5)
         values = frame[column].fillna(0.0)
-        told = (
-            frame["rps_told"]
-            if column == "rps"
-            else [
-                "" if np.isnan(mean) else f"{mean:.2f}, at most {most:.2f}"
-                for mean, most in zip(frame["kvpr_above"], frame["kvpr_most"], strict=True)
-            ]
-        )
-        page.bars(
-            axis, [(x, color[s], t, -1.0) for x, s, t in zip(values, frame["start"], told, strict=True)], max(values)
-        )
+        bars = zip(values, colors, words[column], strict=True)
+        page.bars(axis, [(value, color, text, -1.0) for value, color, text in bars], max(values))
         page.named(axis, heading, unit, "")
     return figure
 

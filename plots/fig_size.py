@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -36,8 +36,8 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
     by_kind = len(kinds) > 1  # with one kind, the price only scales the number of GPUs
     xs = {"gpus": "GPUs", "usd_day": "US dollars a day"} if priced and by_kind else {"gpus": "GPUs"}
     handles = [style.handle(label, looks[label], line=not by_kind) for label in labels]
-    handles += [Line2D([], [], color="#606060", linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
-    handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", ("#606060", "o"), hollow=True)]
+    handles += [Line2D([], [], color=page.GREY, linestyle=line, label=kind) for kind, line in dashes.items() if by_kind]
+    handles += [page.dashed(f"target, {100 * target:g} %"), page.mark("the answer", (page.GREY, "o"), hollow=True)]
     figure, (axes,) = page.panels(
         [(len(xs), 1.5)],
         left_in=0.45,
@@ -54,23 +54,12 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
             look, ordered = looks[str(label)], rows.sort_values(x)
             y = 100 * ordered["worst"]
             page.curve(axis, ordered[x], y, look, line=False, size=4)
-            axis.plot(
-                ordered[x],
-                y,
-                color=look.color,
-                linewidth=0.6,
-                alpha=0.5,  # between counts nothing was run
-                linestyle=dashes[str(kind)] if by_kind else look.line,
-            )
-            page.scatter(
-                axis,
-                ordered[x][ordered["answer"]],
-                y[ordered["answer"]],
-                (look.color, "o"),
-                markersize=8,
-                fillstyle="none",
-            )
-        axis.axhline(100 * target, color="#606060", linewidth=0.7, linestyle=page.LEVEL)
+            dash = dashes[str(kind)] if by_kind else look.line
+            faint: dict[str, Any] = {"linewidth": 0.6, "alpha": 0.5}  # between counts nothing was run
+            axis.plot(ordered[x], y, color=look.color, linestyle=dash, **faint)
+            answer = ordered["answer"]
+            page.scatter(axis, ordered[x][answer], y[answer], (look.color, "o"), markersize=8, fillstyle="none")
+        axis.axhline(100 * target, color=page.GREY, linewidth=0.7, linestyle=page.LEVEL)
         axis.set_xlabel(name)
         page.ruler(axis.xaxis, shown[x].min(), shown[x].max(), whole=x == "gpus", share=0.05)
         page.ruler(axis.yaxis, min(80.0, 100 * float(frame["worst"].min())), 100, share=0.06)

@@ -65,7 +65,7 @@ def draw(frame: pd.DataFrame, load: str) -> Figure:
         title = f"Median TTFT by model, {name}, {shown} req/s"
         page.named(axes, title, "model, in the order of their ramps", "TTFT (s)")
         page.ruler(axes.xaxis, mine["instance"].min(), mine["instance"].max(), whole=True)
-    for axes in (axes for axes in (*above, *below[: len(names)])):
+    for axes in (*above, *below[: len(names)]):
         values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.lines])
         positive = values[np.isfinite(values) & (values > 0)]
         page.ruler(axes.yaxis, *(positive.min(initial=np.inf), positive.max()) if positive.size else (0.1, 1), log=True)

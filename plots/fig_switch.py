@@ -79,12 +79,10 @@ def draw(shown: pd.DataFrame, note: str = "") -> Figure:
     hidden = [0.0 if x < 1e-6 else 0.5 for x in shown["hidden"]]
     axis.barh(at, shown["hidden"], 0.62, bottom, color="white", edgecolor="#808080", linewidth=hidden)
     for i, (total, beyond) in enumerate(zip(bottom, shown["hidden"], strict=True)):
-        axis.annotate(
-            f"{total:.2g} s", (total + beyond, i), (2, 0), textcoords="offset points", va="center", fontsize=5.5
-        )
+        page.beside(axis, f"{total:.2g} s", (total + beyond, i), (2, 0))
     page.rows(axis, names)
     page.ruler(axis.xaxis, 0, float((bottom + shown["hidden"]).max()))
-    page.below([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
+    page.shared([axis], "seconds of a switch, mean of the middle half (simulated)", 6)
     return figure
 
 

@@ -87,12 +87,8 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
         ],
     )
     even = 1.0 if many else 0.0
-    axis.axvspan(
-        *(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])),
-        color="#000000",
-        alpha=0.08,
-        linewidth=0,
-    )
+    low, high = (x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"]))
+    axis.axvspan(low, high, color="#000000", alpha=0.08, linewidth=0)
     axis.axvline(even, color="#202020", linewidth=0.8, linestyle=page.LEVEL)
     axis.axvline(base["mean"], color="#202020", linewidth=0.8)
     for k, name in enumerate(names):
@@ -111,19 +107,10 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
     """Draw a bar from the base to a lead, with its interval; see `_notes`."""
-    turned = (base - even) * (row.mean - even) < 0 and (
-        (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
-    )
+    turned = (base - even) * (row.mean - even) < 0 and (row.high < even if row.mean < even else row.low > even)
     color = _color(row.setting)
-    axis.barh(
-        y,
-        row.mean - base,
-        THICK,
-        left=base,
-        color="white" if row.note else color,
-        linewidth=0.8,
-        edgecolor="black" if turned else color,
-    )
+    face, edge = "white" if row.note else color, "black" if turned else color
+    axis.barh(y, row.mean - base, THICK, left=base, color=face, linewidth=0.8, edgecolor=edge)
     low, high = (x if np.isfinite(x) else row.mean for x in (row.low, row.high))
     page.interval(axis, y, (low, high), "#404040", 0.6)
 

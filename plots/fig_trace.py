@@ -60,13 +60,8 @@ def draw(counted: pd.DataFrame, trace: Mapping[str, Any], caption: str) -> Figur
 
     top = counts[:MOST_MODELS]
     shown = np.log10(np.maximum(top / width_s, np.nan_to_num(0.1 / width_s)))
-    used.imshow(
-        np.where(top > 0, shown, np.nan),
-        aspect="auto",
-        cmap="Blues",
-        extent=(0, span, len(top) + 0.5, 0.5),
-        interpolation="nearest",
-    )
+    cells, extent = np.where(top > 0, shown, np.nan), (0, span, len(top) + 0.5, 0.5)
+    used.imshow(cells, aspect="auto", cmap="Blues", extent=extent, interpolation="nearest")
     used.set_yticks(sorted({1, (1 + len(top)) // 2, len(top)}))
     used.grid(visible=False)
     page.named(used, "use of models (white: no request)", name, "rank of model")

@@ -5,7 +5,6 @@ A study's first page is what it found (overview.py); these curves are the pages 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,7 +22,7 @@ from harness.rows import crossings, setting, summaries, tidy
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import fewest, overview, page, style
-from plots.caption import CORRECTED, caption, sampling, seen
+from plots.caption import CORRECTED, caption, floats, sampling, seen
 from plots.caption import definition as met
 
 if TYPE_CHECKING:
@@ -98,19 +97,15 @@ def curves(table: pa.Table, facts: About) -> pd.DataFrame:
         panel, first = panels[str(key)], group.iloc[0]
         values = group.set_index("definition").reindex([*names, *tidy.WEIGHTS])
         row: dict[str, Any] = {name: panel[name] for name in ("condition", "axis", "trace", "tier", "models")}
-        row |= {"label": str(label), "x": x, "shown_x": first["x"] * _unit(panel)}
+        unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
+        row |= {"label": str(label), "x": x, "shown_x": first["x"] * unit}
         row |= {name: first[name] for name in ("gpus", "rate_scale", "slo", "fidelity", "n", "infeasible")}
         row |= {f"{name}_{part}": values.loc[name, part] for name in names for part in ("mean", "low", "high")}
         for name in names:
-            e = of(str(key), str(label), name).get(float(first["x"]))
-            ends = {} if e is None else {"mean": e.mean, "low": e.low, "high": e.high}
-            row |= {f"{name}_{part}": math.nan if end is None else end for part, end in ends.items()}
+            if (e := of(str(key), str(label), name).get(float(first["x"]))) is not None:
+                row |= {f"{name}_{part}": end for part, end in floats(e).items()}
         rows.append(row | {name: values.loc[name, "mean"] for name in tidy.WEIGHTS})
     return pd.DataFrame(rows)
-
-
-def _unit(panel: Panel) -> float:
-    return float(panel["unit_rps"]) if panel["axis"] == "rate_scale" else 1.0
 
 
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
@@ -226,7 +221,7 @@ def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> F
                 axes[i][j].set_title(met(definition), pad=3, fontsize=6)
         _label(axes[i], line, page.LETTERS[i % len(page.LETTERS)], facts.panels[0])
     for k, title in enumerate(titles):
-        _write_title(figure, title, axes[0][k * len(definitions) : (k + 1) * len(definitions)])
+        page.shared(axes[0][k * len(definitions) : (k + 1) * len(definitions)], title, 6, above=True)
     return figure
 
 
@@ -255,25 +250,13 @@ def _title(column: int, lines: Sequence[Line]) -> str:
     return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
 
-def _write_title(figure: Figure, title: str, axes: Sequence[Axes]) -> None:
-    """Write the title of a trace above its columns, smaller where it is long."""
-    (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
-    figure.text(
-        (first.x0 + last.x1) / 2,
-        first.y1 + 0.15 / height,
-        title,
-        ha="center",
-        fontsize=page.fitting(title, (last.x1 - first.x0) * width, 6),
-    )
-
-
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
     """Give a line of panels its letter and models at the left, and its axis' words below."""
     panel, drawn = next(iter(line.values())), [axis for axis in axes if axis.axison]
     for axis in drawn[1:]:
         axis.tick_params(labelleft=False)
     drawn[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5)
-    page.below(drawn, _xlabel(panel, usual), 6)
+    page.shared(drawn, _xlabel(panel, usual), 6)
 
 
 def _called(models: str) -> str:
@@ -349,27 +332,17 @@ def _curves(
 ) -> None:
     """Draw a line for each system with its interval and its crossing; thin for one half of a real trace."""
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
-    rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
+    rows, shares = crossings.of_panel(drawn.table, panel), panel["axis"] in {"rate_scale", "rate_rps"}
+    wide, size = (0.5, 0.6 * MARKER) if thin else (0.9, MARKER)
+    usual: dict[str, Any] = {"shares": shares, "width": wide, "size": size, "least": _floor(facts)}
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
         curve, z = frame[(frame["label"] == label) & ~frame["infeasible"]].sort_values("x"), 3 + 0.1 * depth
         x = [places[at] for at in curve["shown_x"]]
         y, low, high = (100 * curve[f"{definition}_{part}"] for part in ("mean", "low", "high"))
         control = label in facts.controls
-        size = MARKER * (0.6 if thin else 1.0)
-        page.curve(
-            axis,
-            x,
-            y,
-            look,
-            *(None, None) if control else (low, high),
-            line=not control,
-            shares=panel["axis"] in {"rate_scale", "rate_rps"},
-            width=wide,
-            z=z,
-            size=size,
-            least=_floor(facts),
-            transform=_aside(axis, label, facts.controls, frame),
-        )
+        band = (None, None) if control else (low, high)
+        aside = _aside(axis, label, facts.controls, frame)
+        page.curve(axis, x, y, look, *band, line=not control, z=z, transform=aside, **usual)
         c = crossings.crossing(rows, panel, label, definition, facts.level) if len(curve) and not control else None
         if c is not None and c.at.sign == "=":  # not beyond the axis
             at = c.at.mean
@@ -407,18 +380,9 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
     axis.set_xlim(low, max(beyond.values()) + (end - low) / 12)
     ticks = {x: f"{x:g}" for x in axis.get_xticks()} | {place: f"{x:g}" for x, place in beyond.items()}
     axis.set_xticks(list(ticks), list(ticks.values()))
-    axis.text(
-        (end + min(beyond.values())) / 2,
-        0,
-        "//",
-        transform=axis.get_xaxis_transform(),
-        ha="center",
-        va="center",
-        fontsize=5,
-        backgroundcolor="white",
-        bbox={"color": "white", "pad": 0.2},
-        zorder=4,
-    )
+    at, below = (end + min(beyond.values())) / 2, axis.get_xaxis_transform()
+    white: dict[str, Any] = {"backgroundcolor": "white", "bbox": {"color": "white", "pad": 0.2}}
+    axis.text(at, 0, "//", transform=below, ha="center", va="center", fontsize=5, zorder=4, **white)
 
 
 # ------------------------------------------------------------------ the caption

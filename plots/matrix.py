@@ -7,7 +7,8 @@ ratio after each assumption alone.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -16,17 +17,19 @@ from matplotlib.patches import Patch, Rectangle
 from harness.policy.types import UserError
 from harness.rows import estimate, ranking
 from harness.rows.about import About
-from harness.rows.estimate import NONE, RATIO, Estimate
-from harness.rows.ranking import NO_ROOM, Standing
+from harness.rows.estimate import NONE, RATIO
+from harness.rows.ranking import NO_ROOM, Claimed, Standing
 from plots import page, style
-from plots.caption import CORRECTED, brief, caption, definition, flat, sampling
+from plots.caption import CORRECTED, brief, caption, definition, differences, flat, sampling
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]  # a row of `ratios`
+Pair = tuple[str, str]  # the systems of a ratio
+Column = tuple[Pair, bool]  # a ratio, with all steps so far (False) or with each alone
+Cells = dict[tuple[Column, str], list[Claimed]]  # keyed by column and a condition's name
 ROW_IN, HEAD_IN = 0.3, 0.11  # heights of a row, and of a line of the pairs' names
 NAMED = 28  # letters of a line of a row's name
 CASES = "single windows: least to most, no interval"
@@ -38,59 +41,50 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row for each (ratio, panel), with the position of its step (0: the start)."""
-    rows = [
-        {**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
-        for row in ratios(table, facts)
-    ]
-    return pd.DataFrame(rows)
+    steps = _steps(facts)
+    return pd.DataFrame([_row(claimed, steps, facts.seeds) for claimed in ranking.claimed(table, facts)])
 
 
-def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
-    """Return differences of attainment at three rates, in points, as columns."""
-    columns: dict[str, float | None] = {}
-    for k, (x, gap) in enumerate(gaps, 1):
-        columns |= {f"at_{k}": x, f"gap_{k}": 100 * gap.mean}
-        ends = {"low": gap.low, "high": gap.high}
-        columns |= {f"gap_{k}_{end}": None if bound is None else 100 * bound for end, bound in ends.items()}
-    return columns
+def _steps(facts: About) -> list[str]:
+    """List the conditions' names, in the order of the study."""
+    return list(dict.fromkeys(panel["name"] for panel in facts.panels))
 
 
-def ratios(table: pa.Table, facts: About) -> list[dict[str, Any]]:
-    """Return every ratio that the study claims, on each of its panels; if `mean` is None, `note` says why."""
-    names = list(dict.fromkeys(panel["name"] for panel in facts.panels))
-    rows = []
-    for claim, panel, standing in ranking.claimed(table, facts):
-        e = standing.ratio
-        rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
-                     "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
-                     "paper": claim["paper"], "other_end": panel.get("other_end", False),  # absent from older facts
-                     "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts.seeds,
-                     "sign": e.sign if e else "=", "standing": standing.says, "p": standing.p, "flat": standing.flat,
-                     "gaps": standing.differences, "note": standing.note})  # fmt: skip
-    return rows
+def _row(claimed: Claimed, steps: Sequence[str], seeds: int) -> dict[str, Any]:
+    """Return a ratio on a panel as cells of a table; if `mean` is None, `note` says why."""
+    claim, panel, standing = claimed
+    e = standing.ratio
+    row = {key: panel[key] for key in ("condition", "name", "kind", "origin")}
+    row |= {"step": steps.index(panel["name"]), "ratio": " / ".join(_pair(claimed)), "paper": claim["paper"]}
+    row |= {"other_end": panel.get("other_end", False)}  # is absent from older facts
+    row |= {"mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": seeds, "sign": e.sign if e else "="}
+    row |= {"standing": standing.says, "p": standing.p, "flat": standing.flat, "note": standing.note}
+    return row | differences("gap", standing)
 
 
-Cells = dict[tuple[tuple[str, bool], str], list[Row]]  # keyed by column (a ratio, alone or not) and a condition's name
+def _pair(claimed: Claimed) -> Pair:
+    return claimed.claim["system"], claimed.claim["over"]
 
 
-def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
-    """Group the rows by cell, which has several if a condition has several cases; return too what is left out.
+def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
+    """Group ratios by cell, which has several if a condition has several cases; return too what is left out.
 
     Left out are rows and columns of the figure in which nothing fits. The other end of a step has no cell.
     """
-    names = {row["name"] for row in rows}
+    names, steps = {each.panel["name"] for each in shown}, _steps(facts)
     cells: Cells = {}
-    for row in sorted(rows, key=lambda row: row["step"]):
-        base, end, _ = row["name"].partition("; ")
-        if not (row["other_end"] and end and base in names):
-            cells.setdefault(((row["ratio"], row["kind"] == "alone"), row["name"]), []).append(row)
-    some = {key for key, cases in cells.items() if any(row["standing"] != NO_ROOM for row in cases)} or cells.keys()
+    for each in sorted(shown, key=lambda each: steps.index(each.panel["name"])):
+        name = each.panel["name"]
+        base, end, _ = name.partition("; ")
+        if not (each.panel.get("other_end") and end and base in names):
+            cells.setdefault(((_pair(each), each.panel["kind"] == "alone"), name), []).append(each)
+    some = {key for key, cases in cells.items() if any(c.standing.says != NO_ROOM for c in cases)} or cells.keys()
     columns, named = {column for column, _ in some}, {name for _, name in some}
-    gone = [name for _, name in cells if name not in named] + [
-        ratio for (ratio, _), _ in cells if ratio not in {ratio for ratio, _ in columns}
-    ]
-    shown = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in named}
-    return shown, list(dict.fromkeys(gone))
+    pairs = {pair for pair, _ in columns}
+    gone = [name for _, name in cells if name not in named]
+    gone += [" / ".join(pair) for (pair, _), _ in cells if pair not in pairs]
+    kept = {key: cases for key, cases in cells.items() if key[0] in columns and key[1] in named}
+    return kept, list(dict.fromkeys(gone))
 
 
 # ------------------------------------------------------------------ the figure
@@ -98,31 +92,27 @@ def _cells(rows: Sequence[Row]) -> tuple[Cells, list[str]]:
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
-    shown = ratios(table, facts)
+    shown = ranking.claimed(table, facts)
     if not shown:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
-    cells, gone = _cells(shown)
+    cells, gone = _cells(shown, facts)
     columns, names = list(dict.fromkeys(key[0] for key in cells)), list(dict.fromkeys(key[1] for key in cells))
-    columns.sort(key=lambda column: [row["ratio"] for row in shown].index(column[0]))
-    steps = {ratio for ratio, alone in columns if alone}
+    columns.sort(key=lambda column: [_pair(each) for each in shown].index(column[0]))
+    steps = {pair for pair, alone in columns if alone}
     after = {False: [SO_FAR], True: [ALONE]}
     heads = [
-        "\n".join([*_pair(ratio, facts), *(after[alone] if ratio in steps else ()), *_paper(shown, ratio)])
-        for ratio, alone in columns
+        "\n".join([*_names(pair, facts), *(after[alone] if pair in steps else ()), *_paper(shown, pair)])
+        for pair, alone in columns
     ]
     rows = [textwrap.fill(f"+ {name}" if steps and k else name, NAMED) for k, name in enumerate(names)]
-    firsts = {style.called(systems(ratio, facts)[0].partition("+")[0]) for ratio, _ in columns}
+    firsts = {style.called(facts.texts.get(ours, ours).partition("+")[0]) for (ours, _), _ in columns}
     first = firsts.pop() if len(firsts) == 1 else "the first"
+    drawn = {each.standing.says for cases in cells.values() for each in cases}
+    labels = {says: CASES if says == ranking.CASE else style.signed(says, first) for says in drawn}
     handles = [
-        Patch(
-            facecolor=fill.color,
-            hatch=fill.hatch,
-            edgecolor="#909090",
-            linewidth=0.4,
-            label=CASES if says == ranking.CASE else style.signed(says, first),
-        )
+        Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4, label=labels[says])
         for says, fill in style.FILLS.items()
-        if says in {row["standing"] for cases in cells.values() for row in cases}
+        if says in drawn
     ]
     high = 0.08 + HEAD_IN * (1 + max(head.count("\n") for head in heads))
     figure, ((axis,),) = page.panels(
@@ -138,7 +128,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     wide = page.length_in(axis.xaxis) / len(columns) - 0.08
     for (column, name), cases in cells.items():
         cell = _cell if len(cases) == 1 else _range
-        cell(axis, columns.index(column), names.index(name), cases, wide)
+        cell(axis, columns.index(column), names.index(name), [each.standing for each in cases], wide)
     axis.set_xlim(-0.5, len(columns) - 0.5)
     axis.set_xticks(range(len(columns)), heads, fontsize=page.fitting("\n".join(heads), wide, 6.5))
     axis.xaxis.tick_top()
@@ -148,57 +138,50 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     return figure
 
 
-def systems(ratio: str, facts: About) -> tuple[str, str]:
-    """Return the two systems of a ratio as they are at the start, with presets and fields."""
-    first, _, over = ratio.partition(" / ")
-    return facts.texts.get(first, first), facts.texts.get(over, over)
+def _names(pair: Pair, facts: About) -> list[str]:
+    """Return the lines of a column's head: the two systems as they are at the start, without fields that steps change.
 
-
-def _pair(ratio: str, facts: About) -> list[str]:
-    """Return the lines of a column's head: the two systems, without fields that steps change."""
-    first, over = (name.partition("+")[0] if facts.layout == "steps" else name for name in systems(ratio, facts))
+    A matrix has no steps and shows all fields.
+    """
+    texts = (facts.texts.get(name, name) for name in pair)
+    first, over = (text.partition("+")[0] if facts.layout == "steps" else text for text in texts)
     return [f"{style.called(first)} /", style.called(over)]
 
 
-def _paper(rows: Sequence[Row], ratio: str) -> list[str]:
+def _paper(shown: Sequence[Claimed], pair: Pair) -> list[str]:
     """Say which ratio the paper has, where that is one number for all of a column."""
-    stated = {x for row in rows if row["ratio"] == ratio and isinstance(x := row["paper"], int | float)}
+    papers = (each.claim["paper"] for each in shown if _pair(each) == pair)
+    stated = {x for x in papers if isinstance(x, int | float)}
     return [f"(paper: {stated.pop():g}x)"] if len(stated) == 1 else []
 
 
-def _range(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:
+def _range(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
     """Draw the range of several cases over how many of them are above 1."""
-    alike = {row["standing"] for row in rows} == {NO_ROOM}
-    c = ranking.cases(
-        [
-            Standing(Estimate(row["mean"], None, None, 1, row["sign"]), row["standing"], "")
-            for row in rows
-            if row["mean"] is not None
-        ]
-    )
-    noted = {row["note"] for row in rows}
+    alike = {standing.says for standing in standings} == {NO_ROOM}
+    c, noted = ranking.cases(standings), {standing.note for standing in standings}
     text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
     under = f"{c.above} of {c.of} above 1" if c else ""
     _fill(axis, x, y, NO_ROOM if alike else ranking.CASE, text or NONE, under, wide_in)
 
 
-def _cell(axis: Axes, x: int, y: int, rows: Sequence[Row], wide_in: float) -> None:
+def _cell(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
     """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
-    (row,) = rows
-    text, under = style.verdict(_standing(row)).removesuffix(" points)"), ""
-    if row["flat"] and row["gaps"]:  # a ratio says nothing
-        text, under = f"{text})", f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])} req/s"
-    elif row["mean"] is not None and (row["low"], row["high"]) != (None, None):
-        under = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"]).ends(RATIO)
-    _fill(axis, x, y, row["standing"], text, under, wide_in)
+    (standing,) = standings
+    e = standing.ratio
+    bare = standing._replace(ratio=e and replace(e, low=None, high=None))
+    text, under = style.verdict(bare).removesuffix(" points)"), ""
+    if standing.flat and standing.differences:  # a ratio says nothing
+        text, under = f"{text})", f"points at {', '.join(f'{x:.3g}' for x, _ in standing.differences)} req/s"
+    elif e is not None and (e.low, e.high) != (None, None):
+        under = e.ends(RATIO)
+    _fill(axis, x, y, standing.says, text, under, wide_in)
 
 
 def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in: float) -> None:
     """Fill a cell by its verdict, and write its words, with no hatch behind them."""
     fill = style.FILLS[says]
-    axis.add_patch(
-        Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5)
-    )
+    look: dict[str, Any] = {"facecolor": fill.color, "hatch": fill.hatch, "edgecolor": "#c4c4c4", "linewidth": 0.5}
+    axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
     box = {"facecolor": fill.color, "edgecolor": "none", "pad": 0.8}
     for words, at, most in ((text, -0.16 if under else 0.0, 7), (under, 0.24, 5.2)):
         points = page.fitting(words, wide_in, most)
@@ -208,18 +191,12 @@ def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in:
 # ------------------------------------------------------------------ the caption
 
 
-def _standing(row: Row) -> Standing:
-    """Return the standing of a row with its mean alone, as the interval is told below it."""
-    e = None if row["mean"] is None else Estimate(row["mean"], None, None, row["n"], row["sign"])
-    return Standing(e, row["standing"], row["note"], flat=row["flat"], differences=row["gaps"])
-
-
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
     """Write the full caption, with the choice of rates, which the CSV holds."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), *sampling(table, facts), CORRECTED, note=note)
 
 
-def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gone: Sequence[str]) -> str:
+def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Claimed], gone: Sequence[str]) -> str:
     """Write the short caption below the figure."""
     varied = [style.called(text) for text in facts.texts.values() if "+" in text]
     return brief(
@@ -229,7 +206,7 @@ def _caption(table: pa.Table, facts: About, note: str, shown: Sequence[Row], gon
         CORRECTED,
         note,
         f"Left out, as one of the two never fits: {', '.join(gone)}." * bool(gone),
-        flat(_standing(row) for row in shown),
+        flat(each.standing for each in shown),
         f"At the start: {', '.join(varied)}." * bool(varied and facts.layout == "steps"),
         *facts.notes,
         *sampling(table, facts),

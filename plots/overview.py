@@ -18,7 +18,7 @@ from harness.rows.estimate import Estimate
 from harness.rows.ranking import Standing
 from harness.rows.statistics import Crossing
 from plots import page, style
-from plots.caption import AND_OR, CORRECTED, PAPER, PAPER_MARK, brief, claims_of, definition, flat, parts_of
+from plots.caption import AND_OR, CORRECTED, brief, claims_of, definition, differences, flat, parts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,7 @@ ACROSS = 2  # panels in a line
 WHOLE = 0.9995  # attainment that prints as 100.0 %
 ROW_IN = 0.135  # height of a system's row
 HALVES = {"first": 0.26, "second": -0.26}  # share of a row above its middle
+CARETS: Mapping[str, str | int] = {"<": 4, ">": 5}  # point to where a bound may go
 UNITS = {
     "rate_scale": "requests per second",
     "rate_rps": "requests per second",
@@ -37,6 +38,8 @@ UNITS = {
     "gpus": "fewest GPUs",
     "models": "models",
 }
+VERDICT_POINTS = 5.2  # type beside a row
+GONE: Mapping[str, Any] = {"fontsize": 5.2, "color": page.GREY, "style": "italic"}  # words in place of marks
 LEAST = 2.0  # factor that an axis spans
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
@@ -50,9 +53,14 @@ class Cell:
     definition: str
 
     @property
+    def every(self) -> tuple[Panel, ...]:
+        """The panels of the cell, first the one whose facts stand for it."""
+        return (*self.panels, *self.halves.values())
+
+    @property
     def any(self) -> Panel:
         """The panel whose facts stand for the cell."""
-        return next(iter((*self.panels, *self.halves.values())))
+        return self.every[0]
 
 
 @dataclass
@@ -119,9 +127,7 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
     telling = [
         cell
         for cell in cells(facts)
-        if not all(
-            alike(table, panel, cell.definition, facts.systems) for panel in (*cell.panels, *cell.halves.values())
-        )
+        if not all(alike(table, panel, cell.definition, facts.systems) for panel in cell.every)
     ]
     kin: dict[tuple[str, str], int] = {}
     ranks = list[tuple[bool, bool, int, int]]()
@@ -129,7 +135,7 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
         key = (cell.any["name"], cell.any["trace"].partition("+")[0])
         kin[key] = kin.get(key, -1) + 1
         ranks.append((not cell.panels, not claims_of(cell.any, facts), kin[key], len(ranks)))
-    return [telling[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
+    return [telling[k] for k in sorted(k for *_, k in sorted(ranks)[:MOST])]
 
 
 def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Marks]]:
@@ -144,23 +150,20 @@ def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Mark
 
 def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
     level, first = facts.level, facts.systems[0]
-    parts = [crossings.of_panel(table, panel) for panel in cell.panels]
-    sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
+    every = [(crossings.of_panel(table, panel), panel) for panel in cell.every]
     at, made = dict[str, Crossing](), list[Marks]()
     for label in facts.systems:
-        every = [*parts, *(part for part, _ in sides.values())]
-        if not any(label in part["label"].unique().to_pylist() for part in every):
+        if not any(label in part["label"].unique().to_pylist() for part, _ in every):
             continue
-        gone = all((lost := by_window.unfit(part, label)) is not None and lost.every for part in every)
-        crossing = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
-        halves = {
-            half: c
-            for half, (part, panel) in sides.items()
-            if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None
-        }
-        row = Marks(label, None if gone else crossing, {} if gone else halves, "does not fit" if gone else "")
-        if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
-            row.standing = ranking.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
+        gone = all((lost := by_window.unfit(part, label)) is not None and lost.every for part, _ in every)
+        held = [
+            None if gone else crossings.crossing(part, panel, label, cell.definition, level) for part, panel in every
+        ]
+        fitted = held.pop(0) if cell.panels else None
+        halves = {half: c for half, c in zip(cell.halves, held, strict=True) if c is not None}
+        row = Marks(label, fitted, halves, "does not fit" * gone)
+        if _judged(cell) and label != first and not gone and first in at:
+            row.standing = ranking.side_by_side(*every[0], (first, label), cell.definition, level)
         if row.at is not None:
             at[label] = row.at
         made.append(row)
@@ -198,36 +201,21 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return what is drawn: one row for each (condition, system): crossings, ratios and differences in points."""
     shown = chosen(table, facts)
-    return pd.DataFrame(
-        [
-            line
-            for cell, cell_rows in zip(shown, rows(table, facts, shown), strict=True)
-            for row in cell_rows
-            for line in _lines(cell, row, facts.systems[0])
-        ]
-    )
+    by_cell = zip(shown, rows(table, facts, shown), strict=True)
+    pairs = [(cell, row) for cell, cell_rows in by_cell for row in cell_rows]
+    return pd.DataFrame([line for cell, row in pairs for line in _lines(cell, row, facts.systems[0])])
 
 
 def _lines(cell: Cell, row: Marks, first: str) -> Iterator[dict[str, Any]]:
     sides = {cell.panels[0]["condition"]: row.at} if cell.panels else {}
     sides |= {panel["condition"]: row.halves.get(half) for half, panel in cell.halves.items()}
     for condition, c in sides.items():
-        line: dict[str, Any] = {
-            "condition": condition,
-            "label": row.label,
-            "crossing_of": cell.definition,
-            "note": row.gone,
-        }
-        line |= {f"crossing{name}": value for name, value in parts_of(c.at if c else None).items()}
+        line = {"condition": condition, "label": row.label, "crossing_of": cell.definition, "note": row.gone}
+        line |= parts_of("crossing", c.at if c else None)
         standing = row.standing if cell.panels and condition == cell.panels[0]["condition"] else None
         if standing is not None:
             line |= {"over_it": first, "standing": standing.says, "p": standing.p, "flat": standing.flat}
-            line |= {f"ratio{name}": value for name, value in parts_of(standing.ratio).items()}
-            for k, (x, gap) in enumerate(standing.differences, 1):
-                line |= {f"at_{k}": x}
-                line |= {
-                    f"points_{k}{name}": value for name, value in parts_of(gap.times(100)).items() if name != "_is"
-                }
+            line |= parts_of("ratio", standing.ratio) | differences("points", standing)
         yield line
 
 
@@ -247,7 +235,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
         for line in lines
     ]
     judged = [row.standing for rows in by_cell for row in rows if row.standing is not None]
-    room = [page.words_in(style.verdict(standing), style.BESIDE_POINTS) for standing in judged]
+    room = [page.words_in(style.verdict(standing), VERDICT_POINTS) for standing in judged]
     verdict_in = 0.15 + (0.15 + max(room) if room else 0.0)
     called = [style.called(name) for line in names for name in line]
     figure, axes = page.panels(
@@ -257,7 +245,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure | None:
         above_in=0.34,
         below_in=0.32,
         handles=_handles(by_cell, facts.systems[0]),
-        text=_caption(table, facts, by_cell, note),
+        text=_caption(table, facts, judged, note),
     )
     for line, of, panels in zip(lines, names, axes, strict=True):
         for k, axis in zip(line, panels, strict=True):
@@ -274,16 +262,7 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Ab
         name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
     page.title(axis, name, more_in=beside_in - 0.1, pad=10)
     if _judged(cell):
-        axis.annotate(
-            f"{first} / row",
-            (1.0, 1.0),
-            xycoords="axes fraction",
-            xytext=(6, 2),
-            va="bottom",
-            textcoords="offset points",
-            fontsize=5.5,
-            color="#404040",
-        )
+        page.beside(axis, f"{first} / row", (1, 1), (6, 2), xycoords="axes fraction", va="bottom", color="#404040")
     better = "lower" if panel["axis"] in {"slo_scale", "gpus"} else "higher"
     met = f"{100 * facts.level:g} % {definition(cell.definition)}"
     axis.set_xlabel(f"{UNITS[panel['axis']]} at {met} ({better} is better)", fontsize=6, labelpad=1)
@@ -313,35 +292,19 @@ def _panel(
         look = looks[row.label]
         for start, end in row.paper:
             ends = [x for x in (start, end) if low <= x <= high]
-            axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
-            axis.plot(ends, [k] * len(ends), zorder=3.5, **PAPER_MARK)
+            axis.plot(np.clip([start, end], low, high), [k, k], color=page.PAPER[0], linewidth=0.6, zorder=1.4)
+            page.stated(axis, ends, [k] * len(ends))
         for half, c in row.halves.items():
-            mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
-            axis.plot(
-                [c.at.mean],
-                [k - HALVES[half]],
-                marker=mark,
-                color=look.color,
-                markersize=3.6,
-                markeredgewidth=0.9,
-                linestyle="none",
-                zorder=2,
-            )
+            sign = (look.color, CARETS.get(c.at.sign, "|"))
+            page.scatter(axis, [c.at.mean], [k - HALVES[half]], sign, zorder=2, markersize=3.6, markeredgewidth=0.9)
         if row.at is not None:
             _mark(axis, k, row.at.at, look, (low, high))
         if row.gone:
-            axis.text(
-                0.02,
-                k,
-                row.gone,
-                transform=axis.get_yaxis_transform(),
-                fontsize=5.2,
-                color="#606060",
-                va="center",
-                style="italic",
-            )
+            axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), va="center", **GONE)
         if row.standing is not None:
-            style.annotate_verdict(axis, k, row.standing)
+            under = {"facecolor": style.FILLS[row.standing.says].color, "edgecolor": "none", "pad": 0.9}
+            words, aside = style.verdict(row.standing), axis.get_yaxis_transform()
+            page.beside(axis, words, (1, k), (6, 0), VERDICT_POINTS, xycoords=aside, bbox=under)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
@@ -372,40 +335,26 @@ def _ends(shown: Iterable[Marks]) -> tuple[float, float]:
 def _handles(by_cell: Sequence[Sequence[Marks]], first: str) -> list[Line2D | Patch]:
     """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for cell_rows in by_cell for row in cell_rows]
-    grey = page.BOTH
+    at = [row.at.at for row in every if row.at is not None]
+    line: dict[str, Any] = {"linestyle": "-", "linewidth": 1.0}
     handles: list[Line2D | Patch] = []
-    if any(row.at for row in every):
-        sure = any(row.at.at.low is not None or row.at.at.high is not None for row in every if row.at is not None)
-        handles.append(Line2D([], [], marker="o", linewidth=1.0, label="crossing" + ", 95 % interval" * sure, **grey))
-    bounds = [row.at.at.sign for row in every if row.at is not None]
-    if any(sign != "=" for sign in bounds):
-        handles.append(
-            Line2D(
-                [], [], marker="o", markerfacecolor="white", linewidth=1.0, label="a bound: beyond what was run", **grey
-            )
-        )
+    if at:
+        sure = any(e.low is not None or e.high is not None for e in at)
+        handles.append(page.mark("crossing" + ", 95 % interval" * sure, **line))
+    if any(e.sign != "=" for e in at):
+        handles.append(page.mark("a bound: beyond what was run", hollow=True, **line))
     if any(row.halves for row in every):
-        handles.append(
-            Line2D(
-                [],
-                [],
-                marker="|",
-                linestyle="none",
-                markeredgewidth=0.9,
-                label="real trace: first half above, second below",
-                **grey,
-            )
-        )
+        words = "real trace: first half above, second below"
+        handles.append(page.mark(words, (page.GREY, "|"), markeredgewidth=0.9))
     if any(c.at.sign != "=" for row in every for c in row.halves.values()):
-        handles.append(Line2D([], [], marker=5, linestyle="none", label="a half, beyond what was run", **grey))
+        handles.append(page.mark("a half, beyond what was run", (page.GREY, 5)))
     if any(row.paper for row in every):
-        handles.append(Line2D([], [], **PAPER_MARK, label="where the paper's number puts it"))
+        handles.append(page.stated_key())
     handles += style.fills({row.standing.says for row in every if row.standing is not None}, style.called(first))
     return handles
 
 
-def _caption(table: pa.Table, facts: About, by_cell: Sequence[Sequence[Marks]], note: str) -> str:
-    every = [row.standing for cell_rows in by_cell for row in cell_rows if row.standing is not None]
+def _caption(table: pa.Table, facts: About, judged: Sequence[Standing], note: str) -> str:
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts.panels)
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat(every), *facts.notes)
+    return brief(table, facts, CORRECTED * bool(judged), note, cases * halves, flat(judged), *facts.notes)

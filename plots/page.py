@@ -33,7 +33,7 @@ NO_MISS = 5e-5  # the share missed that stands for none, among some 10,000 reque
 STEPS = 20  # points of a line between two rates
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DIGITS = ((1, 2, 5), (1, 3), (1,))  # digits labelled on a logarithmic axis: the first set that has room is used
-BOTH: Mapping[str, Any] = {"color": "#606060", "markersize": 3.5}  # look of a legend's entry that is for all systems
+GREY = "#606060"  # stands for all systems in a legend
 
 # ------------------------------------------------------------------ a page
 
@@ -76,12 +76,9 @@ def panels(
     made: list[list[Axes]] = []
     for (count, _), cell, high in zip(lines, cells, heights, strict=True):
         at -= above_in + high
-        made.append(
-            [
-                figure.add_axes(((left_in + k * cell) / width, at / height, (cell - beside_in) / width, high / height))
-                for k in range(count)
-            ]
-        )
+        places = [(left_in + k * cell) / width for k in range(count)]
+        size = (cell - beside_in) / width, high / height
+        made.append([figure.add_axes((x, at / height, *size)) for x in places])
         at -= below_in
     for axis in (axis for line in made for axis in line):
         axis.spines[["top", "right"]].set_visible(False)
@@ -127,19 +124,14 @@ def named(axis: Axes, heading: str, x: str, y: str) -> None:
     axis.set_ylabel(y, fontsize=fitting(y, length_in(axis.yaxis), 6.5), labelpad=1)
 
 
-def below(axes: Sequence[Axes], text: str, points: float = 6.5) -> None:
-    """Write the x label that a line of panels shares below its middle, smaller if it is longer than the line."""
+def shared(axes: Sequence[Axes], text: str, points: float = 6.5, *, above: bool = False) -> None:
+    """Write the x label or the title of a line of panels below or above its middle, smaller if it is longer."""
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
-    figure.text(
-        (first.x0 + last.x1) / 2,
-        first.y0 - 0.23 / height,
-        text,
-        ha="center",
-        va="center",
-        fontsize=fitting(text, (last.x1 - first.x0) * width, points),
-    )
+    y, va = (first.y1 + 0.15 / height, "baseline") if above else (first.y0 - 0.23 / height, "center")
+    size = fitting(text, (last.x1 - first.x0) * width, points)
+    figure.text((first.x0 + last.x1) / 2, y, text, ha="center", va=va, fontsize=size)
 
 
 def fitting(text: str, inches: float, points: float) -> float:
@@ -280,10 +272,17 @@ def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float)
     """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
-        axis.annotate(text, (max(value, beyond), y), (3, 0), textcoords="offset points", va="center", fontsize=5.5)
+        beside(axis, text, (max(value, beyond), y))
     free = [max(0.2, 1 - (0.1 + words_in(text, 5.5)) / length_in(axis.xaxis)) for _, _, text, _ in rows]
     ruler(axis.xaxis, 0, max(most, *(max(row[0], row[3]) / share for row, share in zip(rows, free, strict=True))))
     axis.set_xticks([x for x in axis.get_xticks() if x <= most])
+
+
+def beside(
+    axis: Axes, text: str, at: tuple[float, float], by: tuple[float, float] = (3, 0), points: float = 5.5, **more: Any
+) -> None:
+    """Write words beside a place, moved by an offset in points."""
+    axis.annotate(text, at, by, textcoords="offset points", fontsize=points, **{"va": "center"} | more)
 
 
 def names_in(names: Sequence[str], points: float = 6) -> float:
@@ -317,32 +316,40 @@ def alike_key(band: float) -> list[Handle]:
     ]
 
 
-def scatter(
-    axis: Axes, x: ArrayLike, y: ArrayLike, look: tuple[str, str], *, hollow: bool = False, **more: Any
-) -> None:
+Sign = tuple[str, str | int]  # a colour and a marker
+
+
+def _signed(look: Sign, hollow: bool, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords that draw points, hollow where they were left out of a fit; `more` replace them."""
+    color, marker = look
+    face = "white" if hollow else color
+    return {"linestyle": "", "marker": marker, "color": color, "markerfacecolor": face, **more}
+
+
+def scatter(axis: Axes, x: ArrayLike, y: ArrayLike, look: Sign, *, hollow: bool = False, **more: Any) -> None:
     """Draw points of a colour and a marker, hollow where they were left out of a fit."""
-    color, marker = look
-    marks: dict[str, Any] = {"markersize": 2.8, "markeredgewidth": 0.5}
-    axis.plot(
-        x, y, linestyle="", marker=marker, color=color, markerfacecolor="white" if hollow else color, **marks | more
-    )
+    axis.plot(x, y, **_signed(look, hollow, {"markersize": 2.8, "markeredgewidth": 0.5} | more))
 
 
-def mark(label: str, look: tuple[str, str] = (BOTH["color"], "o"), *, hollow: bool = False) -> Line2D:
-    """Return the entry of a legend for `scatter`."""
-    color, marker = look
-    return Line2D(
-        [],
-        [],
-        linestyle="",
-        marker=marker,
-        markersize=3.5,
-        color=color,
-        label=label,
-        markerfacecolor="white" if hollow else color,
-    )
+def mark(label: str, look: Sign = (GREY, "o"), *, hollow: bool = False, **more: Any) -> Line2D:
+    """Return the entry of a legend for `scatter`, or with `more` for a line with marks."""
+    return Line2D([], [], label=label, **_signed(look, hollow, {"markersize": 3.5} | more))
 
 
-def dashed(label: str, color: str = "#606060") -> Line2D:
+PAPER: Sign = ("#202020", "x")
+PAPER_MARK: Mapping[str, Any] = {"markersize": 3.8, "markeredgewidth": 0.9}
+
+
+def stated(axis: Axes, x: ArrayLike, y: ArrayLike) -> None:
+    """Mark the numbers that a paper states."""
+    scatter(axis, x, y, PAPER, zorder=3.5, **PAPER_MARK)
+
+
+def stated_key() -> Line2D:
+    """Return the entry of a legend for `stated`."""
+    return mark("where the paper's number puts it", PAPER, **PAPER_MARK)
+
+
+def dashed(label: str, color: str = GREY) -> Line2D:
     """Return the entry of a legend for a level."""
     return Line2D([], [], color=color, linewidth=0.7, linestyle=LEVEL, label=label)

@@ -36,23 +36,10 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
             panel, lost = loss.panel, loss.pooled.times(100.0)
             here = crossings.of_panel(table, panel)
             whole = crossings.by_model(here, claim["system"], definition)[loss.x][""].values()
-            rows.append(
-                {
-                    "part": part,
-                    "without": claim["over"],
-                    "condition": panel["condition"],
-                    "trace": panel["trace"],
-                    "x": loss.x,
-                    "offered_rps": _offered_rps(here, loss.x),
-                    "whole": 100 * sum(whole) / len(whole),
-                    "lost": lost.mean,
-                    "low": _end(lost.low),
-                    "high": _end(lost.high),
-                    "n": lost.n,
-                    "model": loss.model,
-                    "most": 100 * loss.most.mean,
-                }
-            )
+            row = {"part": part, "without": claim["over"], "condition": panel["condition"], "trace": panel["trace"]}
+            row |= {"x": loss.x, "offered_rps": _offered_rps(here, loss.x), "whole": 100 * sum(whole) / len(whole)}
+            row |= {"lost": lost.mean, "low": _end(lost.low), "high": _end(lost.high), "n": lost.n}
+            rows.append(row | {"model": loss.model, "most": 100 * loss.most.mean})
     return pd.DataFrame(rows)
 
 
@@ -101,7 +88,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         page.ruler(axis.xaxis, np.nanmin(ends, initial=0.0), np.nanmax(ends, initial=1.0))
         _panel(axis, bars.set_index("part").reindex(parts))
         axis.set_title(heads[k], fontsize=page.fitting(heads[k], page.length_in(axis.xaxis) + 0.08, 6))
-    page.below(lines[-1], lost)
+    page.shared(lines[-1], lost)
     return figure
 
 

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 ACROSS = 3  # panels in a line
 PALETTE = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY, style.GREY)
 Looks = Mapping[str, tuple[str, str]]  # colour and marker
-GPUS: Looks = dict(
-    zip(
-        ("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000"),
-        zip(PALETTE, "osD^vPX<", strict=True),
-        strict=True,
-    )
-)
+NAMES = ("a100-80g", "h100", "h200", "l40s", "h800", "h20", "b200", "rtx-pro-6000")
+GPUS: Looks = dict(zip(NAMES, zip(PALETTE, "osD^vPX<", strict=True), strict=True))
 KERNELS = {"kernels": "Kernels of a layer (GEMM, attention)", "steps": "Whole steps, eager vLLM"}
 MOST = 250  # most points drawn of one GPU, op and side of the fit; errors count all
 STEPS: Looks = {"first token of a prompt": (style.BLUE, "o"), "step of a batch": (style.ORANGE, "s")}
@@ -153,19 +148,13 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
 
     `frame` is `cells` of `harness.validate.ranks`; call within `style.theme()`.
     """
-    over = page.mark("servers over repeats (±1 s.d.)", (page.BOTH["color"], "_"))
+    over = page.mark("servers over repeats (±1 s.d.)", (page.GREY, "_"))
     figure, (share, *others) = _panels(3, QUANTILES, 1.1, note, over, columns=6)
     rows = frame[frame["measure"] == attainment]
     share.plot([0, 100], [0, 100], color="#000000", linewidth=0.6)
-    share.errorbar(
-        100 * rows["servers"],
-        100 * rows["simulator"],
-        xerr=100 * rows["spread"].fillna(0),
-        fmt="o",
-        markersize=3,
-        linewidth=0.8,
-        color=style.GREEN,
-    )
+    small: dict[str, Any] = {"markersize": 3, "linewidth": 0.8}
+    x, y, spread = 100 * rows["servers"], 100 * rows["simulator"], 100 * rows["spread"].fillna(0)
+    share.errorbar(x, y, xerr=spread, fmt="o", color=style.GREEN, **small)
     for axis in (share.xaxis, share.yaxis):
         page.ruler(axis, 0, 100)
     page.named(share, "Attainment", "servers (%)", "simulator (%)")
@@ -177,6 +166,6 @@ def servers(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
             color, marker = QUANTILES[name]
             x, y = 1e3 * mine["servers"], 1e3 * mine["simulator"]
             spread = x * np.minimum(mine["spread"].fillna(0), 0.95)  # a bar to 0 has no end on this axis
-            axes.errorbar(x, y, xerr=spread, fmt=marker, markersize=3, linewidth=0.8, color=color)
+            axes.errorbar(x, y, xerr=spread, fmt=marker, color=color, **small)
         page.named(axes, title, "servers (ms)", "simulator (ms)")
     return figure

@@ -31,7 +31,6 @@ from plots import form, hover
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -255,24 +254,6 @@ FILLS: Mapping[str, Fill] = {
 }
 
 
-BESIDE_POINTS = 5.2
-
-
-def annotate_verdict(axis: Axes, y: float, standing: Standing) -> None:
-    """Write at the right of an axis who is ahead and by how much, on the colour of that verdict."""
-    under = {"facecolor": FILLS[standing.says].color, "edgecolor": "none", "pad": 0.9}
-    axis.annotate(
-        verdict(standing),
-        (1.0, y),
-        xycoords=axis.get_yaxis_transform(),
-        xytext=(6, 0),
-        va="center",
-        textcoords="offset points",
-        fontsize=BESIDE_POINTS,
-        bbox=under,
-    )
-
-
 def verdict(standing: Standing) -> str:
     """Return the words of a verdict; differences have signs too, so brackets keep these apart from the verdict's."""
     sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
@@ -334,10 +315,10 @@ def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     return " · ".join(filter(None, (facts | others).values())) + "."
 
 
-def counted(seeds: Iterable[int]) -> str:
-    """Say how many seeds points have: the least and the most."""
-    fewest, most = min(seeds := list(seeds)), max(seeds)
-    return f"{most}" if fewest == most else f"{fewest} to {most}"
+def span(values: Iterable[float]) -> str:
+    """Format the least and the most of the values."""
+    every = sorted(values)
+    return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
 
 
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
@@ -346,7 +327,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
     `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
     means and intervals are shown unless they are pooled.
     """
-    count = counted(seeds := list(seeds))
+    count = span(seeds := list(seeds))
     spread = f"mean and 95 % interval of {count} seeds" if max(seeds) > 1 else "one run, no interval"
     if pooled:
         spread = f"{count} seeds together" if max(seeds) > 1 else "one run"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from harness.rows import held
 from harness.rows.about import About
 from harness.rows.estimate import Estimate
 from plots import page, style
-from plots.caption import brief, caption, definition
+from plots.caption import brief, caption, definition, floats
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +39,7 @@ def points(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def _ends(name: str, e: Estimate) -> dict[str, float]:
-    return {f"{name}_{end}": math.nan if (x := getattr(e, end)) is None else x for end in ENDS}
+    return {f"{name}_{end}": x for end, x in floats(e).items()}
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
@@ -77,7 +76,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
         axis.set_xticks(range(len(names)), names, rotation=90 * turned, fontsize=6)
         axis.set_xlabel(next(iter(facts.titles), "setting"), fontsize=6.5, labelpad=1)
         axis.set_ylabel(label, fontsize=6.5)
-    page.below([both], "GPU-hours a day (fewer is better)")
+    page.shared([both], "GPU-hours a day (fewer is better)")
     both.set_ylabel(share, fontsize=6.5)
     page.ruler(both.xaxis, 0.0, frame["gpu_h_mean"].max())
     page.ruler(spent.yaxis, 0.0, np.nanmax(frame[["gpu_h_mean", "gpu_h_high"]].to_numpy(np.float64)))

@@ -191,9 +191,6 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
     return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(measured.xs) / 2:g}', *options)}"
 
 
-# ------------------------------------------------------------------ findings
-
-
 # ------------------------------------------------------------------ tables
 
 

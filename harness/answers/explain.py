@@ -27,12 +27,7 @@ class Cause(NamedTuple):
 
     phrase: str
     what: str
-    excess: str = ""  # the same for the time of a miss that it explains, if different
-
-    @property
-    def missed(self) -> str:
-        """Words for the part of a miss that the cause explains: the time beyond what the request takes alone."""
-        return self.excess or self.what
+    excess: str = ""  # the same for the time of a miss that it explains (beyond the request alone), if different
 
 
 CAUSES: Mapping[str, Cause] = {
@@ -138,11 +133,8 @@ def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
     if not count:
         return ""
     total = sum(sum(about["counts"].values()) for about in abouts)
-    more = (
-        f"; and {len(reasons) - REASONS} reason{'s' * (len(reasons) > REASONS + 1)} more"
-        if len(reasons) > REASONS
-        else ""
-    )
+    left = len(reasons) - REASONS
+    more = f"; and {left} reason{'s' * (left > 1)} more" * (left > 0)
     why = "; ".join(f"{n:,} {reason}" for reason, n in reasons.most_common(REASONS))
     return f"{count:,} of {total:,} requests failed{f': {why}{more}' if why else ''}"
 
@@ -150,9 +142,9 @@ def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
 def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
     if math.isnan(value_s):
         return f"{name}: never"
-    met = "met" if done and value_s <= limit_s else "missed"
-    limit = "no SLO" if math.isinf(limit_s) else f"SLO {limit_s:.4g} s"
-    return f"{met} {name}: {value_s:.4g} s, {limit}" if limit != "no SLO" else f"{name}: {value_s:.4g} s, no SLO"
+    if math.isinf(limit_s):
+        return f"{name}: {value_s:.4g} s, no SLO"
+    return f"{'met' if done and value_s <= limit_s else 'missed'} {name}: {value_s:.4g} s, SLO {limit_s:.4g} s"
 
 
 def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str, again: str) -> Iterator[str]:
@@ -186,9 +178,9 @@ def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str,
         shares = [f"{100 * why[wait]:.0f} %" if why and why[wait] else "-" for wait in shown]
         cells.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
     yield from aligned(cells)
-    yield f"share of misses by cause ({MISSED[DEFINITIONS[definition].part]}, beyond what a request takes alone): " + (
-        "; ".join(f"{wait}: {CAUSES[wait].missed}" for wait in shown)
-    )
+    meant = "; ".join(f"{wait}: {CAUSES[wait].excess or CAUSES[wait].what}" for wait in shown)
+    time = f"{MISSED[DEFINITIONS[definition].part]}, beyond what a request takes alone"
+    yield f"share of misses by cause ({time}): {meant}"
     spent = dict(zip(WAITS, rows.waits_s[score < 1].sum(axis=0).tolist(), strict=True))
     ns = {wait: round(1e9 * seconds) for wait, seconds in spent.items()}
     yield f"all misses together took {sum(spent.values()):.1f} s from arrival to end: {made_of(ns)}"
@@ -204,9 +196,8 @@ def made_of(ns: Mapping[str, int]) -> str:
     """Render causes with seconds and shares, the longest first, without those of up to 1/10,000 of the time."""
     total = sum(ns.values())
     longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
-    return ", ".join(
-        f"{CAUSES[cause].phrase} {value / 1e9:.4g} s ({100 * value / total:.0f} %)" for value, cause in longest
-    )
+    shown = (f"{CAUSES[cause].phrase} {ns / 1e9:.4g} s ({100 * ns / total:.0f} %)" for ns, cause in longest)
+    return ", ".join(shown)
 
 
 def timeline(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
@@ -230,11 +221,8 @@ def _details(part: Part) -> Iterator[str]:
     ns, facts = part.ns, part.facts
     place = "" if part.inst is None else f" {_place(part.inst)}"
     if part.doing in COUNTED:
-        yield ", ".join(
-            f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s"
-            for cause in ("compute", "time_slice", "contention")
-            if cause == "compute" or ns.get(cause)
-        )
+        ran = ("compute", *(cause for cause in ("time_slice", "contention") if ns.get(cause)))
+        yield ", ".join(f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s" for cause in ran)
     if part.doing in {*COUNTED, "queue"}:
         waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["queue"].phrase: ns.get("queue", 0)}
         waits["its lane closed"] = ns.get("closed", 0)
@@ -248,9 +236,8 @@ def _details(part: Part) -> Iterator[str]:
     if "need_bytes" in facts:
         free = f"{facts['free_bytes'] / GIB:.3g} GiB free on{place}"
         if "limit_bytes" in facts:
-            free = (
-                f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
-            )
+            limit = f"its limit of {facts['limit_bytes'] / GIB:.3g} GiB"
+            free = f"{facts['used_bytes'] / GIB:.3g} of {limit} in use, {free}"
         yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
     if part.doing in {"load", "transfer"}:
         if facts.get("size_bytes"):

@@ -8,6 +8,7 @@ with every other system that was run there, in the claim or not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ from harness.rows.ranking import NO_ROOM, Standing, verdict_text
 from harness.rows.statistics import Crossing
 from harness.study.study import systems_of
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WINS = {"yes": "won", "no": "did not", "open": "open"}  # word in an idea's row, and word in the answer's counts
 
 
@@ -78,13 +78,11 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
         for panel in crossings.concerned(about.panels, claim["on"]) if claim["what"] == "ratio" else ():
             rows = crossings.of_panel(table, panel)
             ran = set(memo.column(rows, "label"))
-            rates: dict[str, Crossing | None] = {
-                name: None
-                if (gone := by_window.unfit(rows, name)) and gone.every
-                else crossings.crossing(rows, panel, name, definition, about.level)
-                for name in about.systems
-                if name in ran
-            }
+            rates = dict[str, Crossing | None]()
+            for name in (name for name in about.systems if name in ran):
+                gone = by_window.unfit(rows, name)
+                none = gone is not None and gone.every
+                rates[name] = None if none else crossings.crossing(rows, panel, name, definition, about.level)
             readings = [name for part in systems_of(claim["system"]) for name in part if name in rates]
             if not readings:
                 continue
@@ -101,15 +99,14 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row per idea, and each world with its cause; with `every` all verdicts too."""
-    named = list(zip(LETTERS, ideas(table, about), strict=False))
+    named = list(zip(ascii_lowercase, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
     results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)
     yield f"of {len(named)} {about.headline or 'ideas'}, each in its own world, {results}"
     met = f"{100 * about.level:g} % of SLOs met ({about.definitions[0]})"
     yield f"req/s with {met}, pooled over models; {about.seeds} seeds"
-    yield Table(
-        ["", "wins", "req/s", "in its place", "req/s", "ahead of"], [_row(letter, idea) for letter, idea in named]
-    )
+    head = ["", "wins", "req/s", "in its place", "req/s", "ahead of"]
+    yield Table(head, [_row(letter, idea) for letter, idea in named])
     yield from (f"{letter}  {_world(idea, every=every)}" for letter, idea in named)
     for letter, idea in named if every else ():
         rows = [[name, idea.shown(name), verdict_text(s)] for name, s in idea.others.items()]
@@ -118,15 +115,9 @@ def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table
 
 
 def _row(letter: str, idea: Idea) -> Sequence[str]:
-    instead = idea.instead
-    return [
-        f"{letter}  {idea.system}",
-        idea.wins,
-        idea.shown(idea.system),
-        instead or NONE,
-        idea.shown(instead) if instead else NONE,
-        ", ".join(idea.over()) or NONE,
-    ]
+    instead = [idea.instead, idea.shown(idea.instead)] if idea.instead else [NONE, NONE]
+    ahead_of = ", ".join(idea.over()) or NONE
+    return [f"{letter}  {idea.system}", idea.wins, idea.shown(idea.system), *instead, ahead_of]
 
 
 def _world(idea: Idea, *, every: bool) -> str:

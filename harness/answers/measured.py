@@ -20,12 +20,8 @@ def lines(table: pa.Table, about: About) -> Iterator[str]:
     yield answer(about, every)
     yield f"simulated, {about.setting}; {about.seeds} seed{'s' * (about.seeds > 1)}"
     for name in about.shown:
-        is_rate = name == measured.HELD_RPS
-        yield (
-            f"{name}, the rate up to which {100 * about.level:g} % are within"
-            if is_rate
-            else f"{name} at the highest rate"
-        )
+        rate = f", the rate up to which {100 * about.level:g} % are within"
+        yield name + (rate if name == measured.HELD_RPS else " at the highest rate")
         yield from printed([list(_table(table, about, name))])
     yield from claimed(every)
 

@@ -59,12 +59,8 @@ def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False)
     yield from caps([b for b in summaries.bound(measured.table) if b.label not in quiet], as_dict(measured.reference))
     yield from roofline(measured.reference)
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
-    for line in (
-        why(measured.table, shown, rule),
-        copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
-    ):
-        if line:
-            yield line
+    alike = copy and same(measured.table, copy.removesuffix(AA), copy, shown.rate_scale, rule)
+    yield from filter(None, (why(measured.table, shown, rule), alike))
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
@@ -75,8 +71,7 @@ def failures(failed: Mapping[str, str]) -> list[str]:
 def failed(measured: Measured, shown: Summary) -> Iterator[str]:
     """Yield a line for each system of which requests failed at the rate shown: their number and the reasons."""
     for label in (row.label for row in shown.systems if not row.infeasible):
-        runs = [record.meta(measured.folder.parent / run) for run in _runs(measured, label, shown.rate_scale)]
-        if failures := explain.failed(runs):
+        if failures := explain.failed([*map(record.meta, _runs(measured, label, shown.rate_scale))]):
             yield f"{label}: {failures}"
 
 
@@ -129,21 +124,21 @@ def idle(measured: Measured, shown: Summary) -> list[str]:
         if row.infeasible:
             continue
         runs = _runs(measured, row.label, shown.rate_scale)
-        none = [sorted(set(range(row.gpus)) - _used(measured.folder.parent / run)) for run in runs]
+        none = [sorted(set(range(row.gpus)) - _used(run)) for run in runs]
         if none and (least := min(none, key=len)):
             every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
             which = f" ({_spans(least)})" if every != " or more" else ""
-            moved = any(record.meta(measured.folder.parent / run)["stats"].get("moves") for run in runs)
+            moved = any(record.meta(run)["stats"].get("moves") for run in runs)
             did = "prefilled" if moved else "served"
             lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs {did} no request{every}{which}")
     return lines
 
 
-def _runs(measured: Measured, label: str, rate: float) -> list[str]:
+def _runs(measured: Measured, label: str, rate: float) -> list[Path]:
     """List the runs of a label at a rate."""
     here = (pc.field("label") == label) & (pc.field("rate_scale") == rate)
-    runs: list[str] = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
-    return runs
+    runs = measured.table.select(["run", "label", "rate_scale"]).filter(here)["run"].unique().to_pylist()
+    return [measured.folder.parent / run for run in runs]
 
 
 def _used(run: Path) -> set[int]:
@@ -170,7 +165,7 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
     """List the labels whose actions the engine refused at the rate shown, a line each: their number, and the first."""
     lines = []
     for label in (row.label for row in shown.systems):  # a skipped one is not shown
-        every = [record.meta(measured.folder.parent / name) for name in _runs(measured, label, shown.rate_scale)]
+        every = [*map(record.meta, _runs(measured, label, shown.rate_scale))]
         if hit := [about for about in every if about["refused"]]:
             count = sum(about["refused"] for about in hit)
             of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
@@ -186,12 +181,12 @@ def roofline(spec: Spec) -> Iterator[str]:
         yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(shares)}"
 
 
-def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
-    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0."""
+def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str:
+    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0 (empty: none ran)."""
     ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
     n = min(len(ours), len(theirs))
     if not n:
-        return None
+        return ""
     gap = statistics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
     text = f"A/A: {label} against its copy on other seeds {gap.times(100).text(FINE)} points"
     if gap.low is None or gap.high is None:
@@ -200,8 +195,8 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
     return f"{text}: " + ("covers 0, as it should" if covers else "does not cover 0: differences so small mean nothing")
 
 
-def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
-    """Name the most frequent cause of misses of each contestant that is below the level (rows/causes.py)."""
+def why(table: pa.Table, shown: Summary, definition: str) -> str:
+    """Name the most frequent cause of misses of each contestant that is below the level (rows/causes.py), if any is."""
     reasons = []
     for system in shown.systems:
         if not system.judged or system.mean(definition) >= 100 * shown.level:
@@ -214,7 +209,7 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str | None:
         if shares:
             cause = max(shares, key=lambda x: shares[x])
             reasons.append(f"{system.label} {100 * shares[cause]:.0f} % {CAUSES[cause].phrase}")
-    return "Why requests miss: " + ", ".join(reasons) if reasons else None
+    return "Why requests miss: " + ", ".join(reasons) if reasons else ""
 
 
 def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,11 @@ without a network, from a mail or a disk.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from html import escape
 from itertools import chain
 from math import isnan
 from pathlib import Path
@@ -126,16 +126,11 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         raise Damaged(f"{folder / record.SWEEP}: no row is of a system; {WAY_OUT}")
     where = mix.told(panel["gpu"], shown.gpus) if shown.gpus else panel["gpu"]
     sentence = verdict(table, shown, rule)
-    notes = [
-        *shown.marked,
-        *about.notes,
-        *caveats.departures(table),
-        *caveats.own_degrees(table),
-        *caveats.unchecked_lines(table),
-    ]
-    notes += caveats.invalid(table)
+    notes = [*shown.marked, *about.notes]
+    for caveat in (caveats.departures, caveats.own_degrees, caveats.unchecked_lines, caveats.invalid):
+        notes += caveat(table)
     notes += [f"{label} does not fit: {why}" for label, why in summaries.infeasible(table).items()]
-    notes += [line for line in (misses_of(table, shown, rule),) if line]
+    notes += filter(None, [misses_of(table, shown, rule)])
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{sentence} ({panel['models']}, {where})" if sentence else "No system ran.",
@@ -167,11 +162,8 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
     """Yield a table of attainment with a row per rate, if several rates ran."""
     frame = summaries.summary(table, ["offered_rps"])
     offered = frame.groupby("rate_scale")["mean"].mean()
-    by = {
-        system.label: crossings.attained(table, "rate_scale", system.label, rule)
-        for system in shown.systems
-        if not system.infeasible
-    }
+    labels = [system.label for system in shown.systems if not system.infeasible]
+    by = {label: crossings.attained(table, "rate_scale", label, rule) for label in labels}
     if len(offered) > 1 and by:
         rows = []
         for x, rps in offered.items():
@@ -304,19 +296,12 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
     trace = Path(str(asked.setting["trace"])).name
     prices = dict.fromkeys(name for kind in asked.kinds for name in mix.names(kind) if name in asked.prices)
     head, *rows = stored.words.cells
-    tried = [
-        [
-            row.gpu,
-            row.label,
-            str(row.gpus),
-            *(NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst)),
-            row.worst_model or NONE,
-            NONE if row.usd_day is None else f"{row.usd_day:,.0f}",
-            row.unfit or NONE,
-        ]
-        for row in stored.tried
-    ]
     heads = ["GPU", "system", "GPUs", "met %", "worst model %", "worst model", "$/day", "no room"]
+    tried = list[list[str]]()
+    for row in stored.tried:
+        shares = (NONE if x is None else f"{100 * x:.1f}" for x in (row.pooled, row.worst))
+        usd = NONE if row.usd_day is None else f"{row.usd_day:,.0f}"
+        tried.append([row.gpu, row.label, str(row.gpus), *shares, row.worst_model or NONE, usd, row.unfit or NONE])
     host = str(asked.setting.get("host") or "vllm-0.15")
     kinds = " or ".join(f"clusters of {kind}" if mix.mixed(kind) else kind for kind in asked.kinds)
     return Page(
@@ -354,46 +339,42 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
 def page(of: Page) -> str:
     """Render a page."""
     parts = [
-        f"<h1>{_text(of.question)}</h1>",
-        f'<p class="answer">{_text(of.answer[:1].upper() + of.answer[1:])}</p>',
+        f"<h1>{escape(of.question)}</h1>",
+        f'<p class="answer">{escape(of.answer[:1].upper() + of.answer[1:])}</p>',
         *map(_picture, of.pictures),
         *(table.html() for table in of.tables),
         _list("Notes", of.notes),
         _pairs("Conditions", of.conditions),
-        f"<section><h2>Fidelity</h2><p>{_text(of.fidelity)}</p></section>",
+        f"<section><h2>Fidelity</h2><p>{escape(of.fidelity)}</p></section>",
         _pairs("How each number was made", of.made),
         _command(of.command),
-        f"<footer>{_text(of.source)}</footer>",
+        f"<footer>{escape(of.source)}</footer>",
     ]
-    return HEAD.format(title=_text(of.question), style=STYLE) + "\n".join(filter(None, parts)) + TAIL.format(SCRIPT)
-
-
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
+    return HEAD.format(title=escape(of.question), style=STYLE) + "\n".join(filter(None, parts)) + TAIL.format(SCRIPT)
 
 
 def _picture(picture: Picture) -> str:
     svg = re.sub(r"^\s*<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", picture.svg, flags=re.DOTALL).strip()
     wide = re.match(r'<svg[^>]*? width="([\d.]+)pt"', svg)
     least = "wide" if wide and float(wide[1]) > WIDE_PT else "narrow"
-    spoken = f'role="img" aria-label="{_text(picture.caption)}"'
+    spoken = f'role="img" aria-label="{escape(picture.caption)}"'
     svg = re.sub(r'^(<svg[^>]*?) width="[^"]*" height="[^"]*"', lambda match: f"{match[1]} {spoken}", svg)
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     return f'<figure class="{least}"><div class="drawn" tabindex="0">{svg}</div>{caption}</figure>'
 
 
 def _list(title: str, lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{_text(line)}</li>" for line in lines)
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<section><h2>{title}</h2><ul>{items}</ul></section>" if items else ""
 
 
 def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f"<dt>{_text(name)}</dt><dd>{_text(text)}</dd>" for name, text in pairs if text)
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs if text)
     return f"<section><h2>{title}</h2><dl>{items}</dl></section>" if items else ""
 
 
 def _command(command: str) -> str:
-    spoken = f"<pre>{_text(command)}</pre>" if command else "<p>None is stored beside these results.</p>"
+    spoken = f"<pre>{escape(command)}</pre>" if command else "<p>None is stored beside these results.</p>"
     return f"<section><h2>The command that repeats it</h2>{spoken}</section>"
 
 

@@ -274,10 +274,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
     if sized.placed:
         yield "placement", _placement(sized.placed)
         if asked.setting.get("sharing") != "turns" and any(len(shares) > 1 for shares in sized.placed.values()):
-            yield (
-                "needs",
-                "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it",
-            )
+            yield "needs", "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it"
     home = shared.homes(sized.placed)
     for gpu, shares in sized.placed.items():
         yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), _here(shares, gpu, home)
@@ -311,10 +308,9 @@ def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str
         for model in order
         if home[model] == gpu or shares[model] >= shared.SHARE
     ]
-    less = len(shares) - len(listed)
-    return ", ".join(
-        [*listed, *([f"{less} other{'s' * (less > 1)} with less than {100 * shared.SHARE:.0f} %"] if less else [])]
-    )
+    if less := len(shares) - len(listed):
+        listed.append(f"{less} other{'s' * (less > 1)} with less than {100 * shared.SHARE:.0f} %")
+    return ", ".join(listed)
 
 
 def _tail(tails: Mapping[str, tuple[float, float]], k: int) -> str:

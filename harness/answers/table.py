@@ -21,17 +21,8 @@ NARROWEST = 20  # characters of a last column that is folded
 LONG = 24  # characters; a longer cell is text, in a wider column
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NUMBER = re.compile(r"^[<>≤≥~$ ]*([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)")
-LATEX = (
-    ("\\", r"\textbackslash{}"),
-    ("%", r"\%"),
-    ("_", r"\_"),
-    ("&", r"\&"),
-    ("#", r"\#"),
-    ("<", "$<$"),
-    (">", "$>$"),
-    ("≤", r"$\le$"),
-    ("~", r"$\sim$"),
-)
+LATEX = {"\\": r"\textbackslash{}", "<": "$<$", ">": "$>$", "≤": r"$\le$", "~": r"$\sim$"}
+LATEX |= {sign: f"\\{sign}" for sign in "%_&#"}
 
 Rows: TypeAlias = Sequence[Sequence[str]]  # rows hold cells; the first row is the head
 
@@ -163,9 +154,7 @@ def _html(cell: str, at: int) -> str:
 
 
 def _latex(text: str) -> str:
-    for plain, tex in LATEX:
-        text = text.replace(plain, tex)
-    return text
+    return "".join(LATEX.get(sign, sign) for sign in text)
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, groupby
@@ -24,9 +24,9 @@ from harness.rows import by_window, crossings, estimate, memo, ranking, record, 
 from harness.rows.about import About, Panel
 from harness.rows.crossings import MARK
 from harness.rows.estimate import NONE, POINTS, Estimate
-from harness.rows.ranking import CASE, STANDINGS, Standing, side_by_side, verdict_text
+from harness.rows.ranking import CASE, STANDINGS, side_by_side, verdict_text
 from harness.study import claims
-from harness.study.claims import AXES, STYLES, Verdict
+from harness.study.claims import AXES, STYLES
 from harness.study.rule import SAYS
 from harness.study.study import AA
 from harness.study.table import marks
@@ -63,7 +63,7 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
     match shown.about.layout:
         case "steps" | "matrix":
             standings = _standings(shown)
-            legend = _legend_of(shown, "the first of a pair", standings)
+            legend = _legend(shown, "the first of a pair", standings)
             body, ends = _matrix(shown, standings), (*legend, f"{len(shown.about.runs)} runs")
         case "parts":
             body = without.parts(shown.about, shown.table, _parts(shown))
@@ -117,7 +117,7 @@ def _answer(cells: str, standings: Standings) -> Iterator[str]:
 def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
     if any(panel["axis"] in crossings.RATED for panel in shown.about.panels):
         yield RATES
-    yield from _legend_of(shown, shown.about.systems[0], standings)
+    yield from _legend(shown, shown.about.systems[0], standings)
     if shown.about.layout == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -129,6 +129,7 @@ def _ends(shown: Shown, standings: Standings) -> Iterator[str]:
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str | Table]:
     """Yield a condition: a table per panel with a row per system; with `every` a table of loads of weights too."""
     about, axis = shown.about, panels[0]["axis"]
+    bounds = about.controls if about.layout == "fleet" else ()  # bring their own number of GPUs
     place, title = _place(about, panels), _title(about, panels)
     if place:
         yield title
@@ -136,12 +137,10 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
     unfit: dict[str, tuple[by_window.Unfit, list[str]]] = {}  # why on the first panel, and all such panels
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels, at = (
-            _labels(rows, panel, about),
-            ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE),
-        )
+        labels = _labels(rows, panel, about)
+        at = ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
         cells, loads, heads = list[list[str]](), list[list[str]](), _heads(shown, axis)
-        for name in (*about.systems, *_bounds(about)):
+        for name in (*about.systems, *bounds):
             if name not in labels:
                 continue  # not of this condition
             if gone := by_window.unfit(rows, name):
@@ -156,7 +155,8 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
         yield Table(["system", *heads], cells, title=f"{at}:" if at else title).filled()
         title = ""
         if loads:
-            yield Table(["system", *_heads_beside(about)], loads).filled()
+            shares = (f"{name.upper()} %" for name in about.definitions)
+            yield Table(["system", "at", *shares, "loads", "evicts", "moved"], loads).filled()
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
@@ -206,14 +206,8 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
     slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
     standing = standings.get((panel["condition"], about.systems[0], name))
-    return [
-        at(first, spread=True),
-        *slope,
-        at(first, "mean"),
-        at(first, "worst"),
-        *rest,
-        NONE if standing is None else verdict_text(standing),
-    ]
+    over = NONE if standing is None else verdict_text(standing)
+    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest, over]
 
 
 def _standings(shown: Shown) -> Standings:
@@ -224,10 +218,7 @@ def _standings(shown: Shown) -> Standings:
     about = shown.about
     if about.layout in {"steps", "matrix"}:
         every = ranking.claimed(shown.table, about)
-        return {
-            (claimed.panel["condition"], claimed.claim["system"], claimed.claim["over"]): claimed.standing
-            for claimed in every
-        }
+        return {(panel["condition"], claim["system"], claim["over"]): judged for claim, panel, judged in every}
     first, *others = about.systems
     pairs = [(first, name) for name in others]
     keys, standings = [], []
@@ -242,30 +233,24 @@ def _standings(shown: Shown) -> Standings:
     return dict(zip(keys, ranking.corrected(standings), strict=True))
 
 
-def _legend_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
-    panels = {panel["condition"]: panel for panel in shown.about.panels}
-    return _legend(first, [(panels[key[0]], standing) for key, standing in standings.items()])
-
-
-def _legend(first: str, standings: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
+def _legend(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
     """Explain the signs that were printed, and the numbers beside them."""
-    judged = [s for _, s in standings if s.says not in {ranking.CASE, ranking.NO_ROOM}]
+    judged = [s for s in standings.values() if s.says not in {CASE, ranking.NO_ROOM}]
     if judged:
         decided = sum(s.says != ranking.UNDECIDED for s in judged)
         shared = sorted(max(0.0, s.shared) for s in judged)[len(judged) // 2]
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
-        yield f"verdicts on {first}: {_signs({s.says for s in judged})}; {of if len(judged) > 1 else 'one verdict'}"
+        says = {s.says for s in judged}
+        signs = "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in says)
+        yield f"verdicts on {first}: {signs}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
-    points = [(panel, s) for panel, s in standings if s.differences and s.decisive is None]
+    points = {key: s for key, s in standings.items() if s.differences and s.decisive is None}
     if points:
-        at = dict.fromkeys(_at([x for x, _ in s.differences], panel["axis"]) for panel, s in points)
+        axes = {panel["condition"]: panel["axis"] for panel in shown.about.panels}
+        at = dict.fromkeys(_at([x for x, _ in s.differences], axes[key[0]]) for key, s in points.items())
         yield f"points: difference of attainment at {', or '.join(at)}, where a ratio of rates does not decide"
-        if any(s.says == "equal within 25 %" for _, s in points):
+        if any(s.says == "equal within 25 %" for s in points.values()):
             yield f"= with points: equal within {100 * ranking.NEAR:g} points"
-
-
-def _signs(printed: Collection[str]) -> str:
-    return "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in printed)
 
 
 def _at(xs: Sequence[float], axis: str) -> str:
@@ -291,11 +276,6 @@ def _title(about: About, panels: Sequence[Panel]) -> str:
     return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about.level:g} % ({fixed}{gpus}{extra})"
 
 
-def _bounds(about: About) -> list[str]:
-    """List the bounds that stand in the table: those of a fleet, which bring their own number of GPUs."""
-    return list(about.controls) if about.layout == "fleet" else []
-
-
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     """Return the label of each system of a panel: its name, its GPUs if they are not the panel's, and its marks.
 
@@ -307,9 +287,8 @@ def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     free, late = summaries.own_gpus(took, panel["gpus"]), marks(rows)
     shown = {name: summaries.with_gpus(name, counts) if name in free else name for name, counts in took.items()}
     gone = {name for name in shown if crossings.unserved(rows, panel["axis"], name, about.definitions[0])}
-    return {
-        name: label + f" ({late.get(name)})" * (name in late) + MARK * (name in gone) for name, label in shown.items()
-    }
+    marked = {name: f" ({mark})" for name, mark in late.items()}
+    return {name: label + marked.get(name, "") + MARK * (name in gone) for name, label in shown.items()}
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
@@ -335,10 +314,6 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
     every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
     ends = dict.fromkeys(e.text(STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
-
-
-def _heads_beside(about: About) -> list[str]:
-    return ["at", *(f"{name.upper()} %" for name in about.definitions), "loads", "evicts", "moved"]
 
 
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
@@ -418,8 +393,9 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
         of = f" ({shown.about.paper})" if shown.about.paper else ""
         head, table = [f"claim{of}", "on", "paper", "here", "class", "holds if"], list[list[str]]()
         for v in every:
-            what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
-            table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
+            axis, on = (v.panel["axis"], v.panel["condition"]) if v.panel else ("", NONE)
+            what = claims.claim_text(v.claim, shown.about, axis)
+            table.append([what, on, claims.paper_text(v.claim), v.text, v.says, v.rule])
         yield Table(head, table)
         reasons = dict[str, dict[str, None]]()  # each once, however many panels it is about
         for v in every:
@@ -428,11 +404,6 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     whose = "the paper's claims" if shown.about.paper else "claims"
     yield f"{whose}, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
-
-
-def on_text(verdict: Verdict) -> str:
-    """Render the panel of a verdict in few words."""
-    return NONE if verdict.panel is None else str(verdict.panel["condition"])
 
 
 def _copies(shown: Shown) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import pyarrow as pa
@@ -13,15 +14,13 @@ from harness.rows.about import About
 from harness.rows.estimate import NONE, SHARE
 from harness.rows.held import DAY_H, Held
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, what the columns mean, a table with a row per setting, and each condition's best setting.
 
     With `every` the table has intervals, the worst model and loads too.
     """
-    named = list(zip(LETTERS, helds.panels(table, about), strict=False))
+    named = list(zip(ascii_lowercase, helds.panels(table, about), strict=False))
     level, first = about.level, about.panels[0]
     chosen = dict[str, list[str]]()
     for letter, (_, settings) in named:

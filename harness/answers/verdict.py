@@ -7,7 +7,7 @@ together ("pooled"), beside the rate up to which each model by itself holds the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -49,16 +49,14 @@ def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
         clauses = [_by_halves(ours, others, shown.level)]
     else:
         clauses = list(_along_rates(table, shown, ours, others, definition))
-    gone = [system for system in shown.systems if system.label == shown.subject and not system.judged]
-    lacks = [
-        f"{system.label} {'does not fit' if system.infeasible else 'has invalid runs'}"
-        for system in gone
-        if not system.control
-    ]
+    gone = [x for x in shown.systems if x.label == shown.subject and not (x.judged or x.control)]
+    lacks = [f"{x.label} {'does not fit' if x.infeasible else 'has invalid runs'}" for x in gone]
     return "; ".join((*lacks, *clauses))
 
 
 # ------------------------------------------------------------------ along rates
+
+Beside = tuple[SystemSummary, Standing]  # a system, and the subject's standing beside it
 
 
 def _along_rates(
@@ -77,7 +75,8 @@ def _along_rates(
     for system in (*less, *more):
         is_ = "that is " * (system in less and standings[system.label].decisive is not None)
         yield f"{is_}{_compared(ours, system, standings[system.label], key, shown.level)}"
-    yield from _turns(table, panel, shown, ours, others, definition, standings)
+    sided = [(x, standings[x.label]) for x in others if standings[x.label].says in {"ahead", "behind"}]
+    yield from _turns(table, panel, shown, ours, sided, definition)
 
 
 def _standings(
@@ -92,9 +91,8 @@ def _up_to(e: Estimate | None) -> str:
     """Say up to which rate a system holds: "up to 8.94 req/s"."""
     assert e is not None
     rate = f"{estimate.number(e.mean)} req/s"
-    return {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}.get(
-        e.sign, f"up to {rate}"
-    )
+    bounds = {"<": f"at no rate that ran, from {rate} on", ">": f"at all rates that ran, up to {rate}"}
+    return bounds.get(e.sign, f"up to {rate}")
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
@@ -141,24 +139,17 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 
 
 def _turns(
-    table: pa.Table,
-    panel: Panel,
-    shown: Summary,
-    ours: SystemSummary,
-    others: Sequence[SystemSummary],
-    definition: str,
-    standings: Mapping[str, Standing],
+    table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
     """Yield a clause on the usual level at which a lead at this level, of either side, shrinks most or turns.
 
     Yield nothing if all leads stay above the factor pooled.NEAR at all levels.
     """
-    sided = [system for system in others if standings[system.label].says in {"ahead", "behind"}]
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
-        there = _standings(broad(table), panel, ours, sided, definition, level)
-        for system in sided:
-            here, ratio = standings[system.label].decisive, there[system.label].ratio
+        there = _standings(broad(table), panel, ours, [system for system, _ in sided], definition, level)
+        for system, beside in sided:
+            here, ratio = beside.decisive, there[system.label].ratio
             if here is not None and ratio is not None and ratio.sign == "=":
                 lead = math.log(ratio.mean) * math.copysign(1.0, math.log(here.mean))
                 if lead < math.log(pooled.NEAR):  # the ratio decides, also where a curve is flat
@@ -191,12 +182,10 @@ def _at_one_rate(
     at = "" if math.isnan(shown.offered_rps) else f" at {estimate.number(shown.offered_rps)} req/s"
     text = f"{_named(ours)} meets {met} % of SLOs{at}{of}"
     best = max(others, key=lambda system: system.mean(definition), default=None)
-    pair = (
-        None
-        if best is None
-        else difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
-    )
-    if best is None or pair is None:
+    if best is None:
+        return text
+    pair = difference(table, "rate_scale", (ours.label, best.label), definition, shown.rate_scale)
+    if pair is None:
         return text
     if not pair.mean:
         return f"{text}, as {_named(best)} does"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from harness.rows import crossings
 from harness.rows.about import About
 from harness.rows.estimate import POINTS, Estimate
 
-NAMES = "abcdefghijklmnopqrstuvwxyz"
 Place = tuple[str, float]  # a panel's condition, and x
 
 
@@ -43,7 +43,7 @@ def parts(about: About, table: pa.Table, switched: Sequence[Ablation]) -> Iterat
         for place, means in zip(_places(about, table, whole), by_model, strict=True)
     ]
     head, legend = ["", "all", "worst"], list[str]()
-    for name, part in zip(NAMES, switched, strict=False):
+    for name, part in zip(ascii_lowercase, switched, strict=False):
         head.append(name)
         legend.append(f"{name}  without {part.subject}{part.most}")
         for row, at in zip(rows, whole, strict=True):

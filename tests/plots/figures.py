@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -33,25 +34,19 @@ from tests.plots import test_fig_study as studies
 from tests.plots import test_overview as overviews
 from tests.plots import test_plots as compared
 
+SINGLE = compared.sweep({"values": compared.values(0.9)})
 LONG = "A note that no line of a caption holds, since it goes on for many words after it has said what it had to say."
 
 
 def _comparison(count: int) -> Figure:
+    good = {"prism": 900.0, "muxserve:plusplus+quotas=none": 400.0, "static:equal": 300.0}
+    bad = {"qlm+way=host": 5.0, "qlm:pool": 4.0, "serverlessllm_released:plus": 3.0}
+    rates = (0.35, 0.71, 1.42, 2.83, 5.67, 11.3)[:count]
+    met = {(label, x): 1 - x / knee for label, knee in good.items() for x in rates}
+    met |= {(label, x): max(0.0, 0.95 - x / knee) for label, knee in bad.items() for x in rates}
     runs = [
-        {
-            "label": label,
-            "rate_scale": x,
-            "values": compared.values(max(0.0, 0.95 - x / knee) if knee < 9 else 1 - x / knee, 0.1 * x, x),
-        }
-        for label, knee in (
-            ("prism", 900.0),
-            ("muxserve:plusplus+quotas=none", 400.0),
-            ("static:equal", 300.0),
-            ("qlm+way=host", 5.0),
-            ("qlm:pool", 4.0),
-            ("serverlessllm_released:plus", 3.0),
-        )
-        for x in (0.35, 0.71, 1.42, 2.83, 5.67, 11.3)[:count]
+        {"label": label, "rate_scale": x, "values": compared.values(share, 0.1 * x, x)}
+        for (label, x), share in met.items()
     ]
     return fig_compare.draw(compared.sweep(*runs), LONG)
 
@@ -63,48 +58,15 @@ def _steps() -> Figure:
         for name, kind in walk
     ]
     facts = studies.about("steps", *panels, claims=[studies.claim("ratio", "prism", "static", paper=3.5)])
-    rows = (
-        run
-        for k, each in enumerate(panels)
-        for run in studies.ratio_rows(each["condition"], 4.0 + 4 * k, 4.0 / (1 + k))
-    )
-    return matrix.draw(studies.measured(*rows), facts, LONG)
+    rows = (studies.ratio_rows(each["condition"], 4.0 + 4 * k, 4.0 / (1 + k)) for k, each in enumerate(panels))
+    return matrix.draw(studies.measured(*chain.from_iterable(rows)), facts, LONG)
 
 
 def _fleet(*, first: bool) -> Figure:
-    facts = studies.about(
-        "fleet",
-        *(
-            studies.panel(
-                f"{load} / {slo}",
-                axis="gpus",
-                gpus=None,
-                slo=slo,
-                slo_scale=None,
-                rate_rps=20.6,
-                xs=[2.0, 32.0],
-                row=load,
-            )
-            for load in range(4)
-            for slo in ("5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1")
-        ),
-    )
-    table = studies.measured(
-        *(
-            {
-                "condition": panel["condition"],
-                "x": float(gpus),
-                "gpus": gpus,
-                "label": label,
-                "slo": panel["slo"],
-                "values": {"ttft": 1.0 if gpus >= least else 0.97},
-            }
-            for panel in facts.panels
-            for label, least in (("prism", 4), ("static", 99))
-            for gpus in (2, 4, 16, 32)
-        )
-    )
-    return lines.pages(table, facts, LONG)[not first]
+    rules = ("5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1")
+    facts = studies.fleet(range(4), rules, 20.6)
+    needed = {(slo, label): least for slo in rules for label, least in (("prism", 4), ("static", 99))}
+    return lines.pages(studies.of_fleet(facts, needed, (2, 4, 16, 32)), facts, LONG)[not first]
 
 
 def _parts() -> Figure:
@@ -120,18 +82,7 @@ def _parts() -> Figure:
 
 def _size(kinds: tuple[str, ...]) -> Figure:
     rows = [
-        {
-            "gpu": gpu,
-            "label": label,
-            "gpus": 8 * k,
-            "usd_day": 576.0 * k * (1 + n),
-            "worst": share,
-            "low": None,
-            "pooled": share,
-            "high": None,
-            "worst_model": "m",
-            "answer": k == 2,
-        }
+        (gpu, label, 8 * k, 576.0 * k * (1 + n), share, None, None, share, "m", k == 2)
         for n, gpu in enumerate(kinds)
         for label in ("prism", "static:rate")
         for k, share in ((1, 0.26), (2, 0.98), (4, 1.0))
@@ -140,46 +91,26 @@ def _size(kinds: tuple[str, ...]) -> Figure:
 
 
 def _tornado() -> Figure:
-    base = {
-        "mean": 0.05,
-        "low": 0.01,
-        "high": 0.09,
-        "n": 3,
-        "note": "",
-        "value": "",
-        "constant": "",
-        "setting": "as it is",
-    }
-    rows = [
-        base,
-        *(
-            base | {"constant": name, "value": "0.8 ms, of one step", "setting": f"x {x:g}", "mean": 0.05 * x}
-            for name in ("step_overhead_ms", "link_bandwidth_gb_s")
-            for x in (0.5, 2.0)
-        ),
+    rows = [("", "", "as it is", 0.05)] + [
+        (name, "0.8 ms, of one step", f"x {x:g}", 0.05 * x)
+        for name in ("step_overhead_ms", "link_bandwidth_gb_s")
+        for x in (0.5, 2.0)
     ]
-    runs = compared.sweep({"values": compared.values(0.9)}).to_pandas()
+    leads = pd.DataFrame(rows, columns=["constant", "value", "setting", "mean"]).assign(
+        low=0.01, high=0.09, n=3, note=""
+    )
     facts = {"rates": [1.0], "first": "prism", "second": "static"}
-    return fig_tornado.draw(pd.DataFrame(rows), facts, runs, LONG)
+    return fig_tornado.draw(leads, facts, SINGLE.to_pandas(), LONG)
 
 
 def _causes() -> Figure:
     rows = [
-        {
-            "label": label,
-            "rate_scale": 1.0,
-            "offered_rps": 6.0,
-            "runs": 3,
-            "offered": 900,
-            "missed": 90,
-            "cause": cause,
-            "seconds": 0.1 * k,
-            "share": k / 36,
-        }
+        {"label": label, "cause": cause, "seconds": 0.1 * k, "share": k / 36}
         for label in ("prism", "muxserve:plusplus")
         for k, cause in enumerate(fig_causes.LOOKS)
     ]
-    return fig_causes.draw(pd.DataFrame(rows), compared.sweep({"values": compared.values(0.9)}), "both")
+    points = pd.DataFrame(rows).assign(rate_scale=1.0, offered_rps=6.0, runs=3, offered=900, missed=90)
+    return fig_causes.draw(points, SINGLE, "both")
 
 
 SPEC = {
@@ -195,21 +126,13 @@ SPEC = {
 
 
 def _turns() -> Figure:
+    kinds = ("llama-3.1-8b", "qwen-3-4b")
     rows = [
-        {
-            "gpus": gpu,
-            "model": f"{kind}/{k}",
-            "phase": "decode",
-            "why": "time",
-            "steps": 1,
-            "start_s": 5.0 * k,
-            "end_s": 5.0 * k + 4,
-        }
+        {"gpus": gpu, "model": f"{kinds[k % 2]}/{k}", "start_s": 5.0 * k, "end_s": 5.0 * k + 4}
         for gpu in "01"
         for k in range(12)
-        for kind in (("llama-3.1-8b", "qwen-3-4b")[k % 2],)
     ]
-    return fig_turns.draw(pd.DataFrame(rows), {"spec": SPEC}, LONG)
+    return fig_turns.draw(pd.DataFrame(rows).assign(phase="decode"), {"spec": SPEC}, LONG)
 
 
 def _split() -> Figure:
@@ -278,22 +201,12 @@ def _kernels() -> Figure:
 
 def _runs() -> Figure:
     rows = [
-        {
-            "file": "f",
-            "row": k,
-            "engine": engine,
-            "gpu": "a100-80g",
-            "metric": metric,
-            "measured": 0.03 * k,
-            "ours": 0.033 * k,
-            "fitted": k == 1,
-            "unscored": "",
-        }
+        {"row": k, "engine": engine, "metric": metric, "measured": 0.03 * k, "ours": 0.033 * k, "fitted": k == 1}
         for engine in ("vllm-0.6", "sglang-0.4", "llamacpp")
         for metric in scatter.RUNS
         for k in (1, 2, 40)
     ]
-    return scatter.runs(pd.DataFrame(rows))
+    return scatter.runs(pd.DataFrame(rows).assign(file="f", gpu="a100-80g", unscored=""))
 
 
 def _calibrated() -> Figure:
@@ -323,23 +236,15 @@ def _overview() -> Figure:
 
 
 def _matrix() -> Figure:
-    facts = studies.about(
-        "matrix",
-        *(
-            studies.panel(name, axis="rate_rps", row=k)
-            for k, name in enumerate(("8B, TTFT 10 s", "8B, TTFT 2 min", "32B, TTFT 2 min"))
-        ),
-        claims=[studies.claim("ratio", "prism", "static")],
+    names = ("8B, TTFT 10 s", "8B, TTFT 2 min", "32B, TTFT 2 min")
+    panels = (studies.panel(name, axis="rate_rps", row=k) for k, name in enumerate(names))
+    table = studies.measured(
+        *studies.ratio_rows(names[0], 8.0, 2.0),
+        *studies.ratio_rows(names[1], 90.0, 90.0),
+        *studies.ratio_rows(names[2], 8.0, 2.0, infeasible="no room"),
     )
-    gone = {"infeasible": "no room"}
     return matrix.draw(
-        studies.measured(
-            *studies.ratio_rows("8B, TTFT 10 s", 8.0, 2.0),
-            *studies.ratio_rows("8B, TTFT 2 min", 90.0, 90.0),
-            *studies.ratio_rows("32B, TTFT 2 min", 8.0, 2.0, **gone),
-        ),
-        facts,
-        LONG,
+        table, studies.about("matrix", *panels, claims=[studies.claim("ratio", "prism", "static")]), LONG
     )
 
 

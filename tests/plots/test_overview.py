@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.rows import tidy
 from harness.rows.about import About
 from harness.rows.ranking import verdict_text
 from plots import caption, fig_compare, fig_study, lines, matrix, overview, style
 from tests.cases import cases
-from tests.plots.test_fig_study import about, claim, panel, stored
-from tests.plots.test_plots import PLAIN, rows
+from tests.plots import test_fig_study as studies
+from tests.plots.test_fig_study import about, claim, panel, stored, written
 
 XS = (1.0, 2.0, 4.0, 8.0, 16.0)
-OFFERED = 2500.0
 
 
-def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Return rows of runs, each of which stands for four windows that miss alike."""
-    first = [("condition", pa.string()), ("x", pa.float64())]
-    made = rows(*({"trace": "hyperbolic-like", "tier": "synthetic", **run} for run in runs), windows=4)
-    for row in made:
-        value = row["value"] or 0.0
-        row |= {"missed": [OFFERED * (1.0 - value)], "offered": [OFFERED]}
-    table = pa.Table.from_pylist(made, schema=pa.schema([*first, *PLAIN]))
-    word = tidy.TABLE_SCHEMA.field("run").type
-    return table.cast(pa.schema([("condition", word), first[1], *tidy.TABLE_SCHEMA]))
+measured = partial(studies.measured, offered=2500.0)
 
 
 def steep(x: float, knee: float) -> float:
@@ -77,6 +68,12 @@ def drawn(table: pa.Table = TABLE, facts: About = FACTS, note: str = "") -> Figu
         figure = overview.draw(table, facts, note)
     assert figure is not None
     return figure
+
+
+def widths(axis: Axes) -> list[float]:
+    """Return the widths of the curves of a panel."""
+    curves = (line for line in axis.lines if line.get_linestyle() not in {"None", ""})
+    return [line.get_linewidth() for line in curves if len(np.asarray(line.get_xdata())) >= len(XS)]
 
 
 def texts(figure: Figure) -> list[str]:
@@ -158,9 +155,7 @@ def test_at_most_eight_panels_are_shown_and_what_is_100_percent_for_everyone_is_
     with style.theme():
         pages = lines.pages(table, facts)
     assert all(len(page.axes) <= lines.MOST for page in pages[1:])
-    assert "Left out, as all systems are at 100 %: TTFT of c1." in " ".join(
-        " ".join(text.get_text() for text in page.texts).replace("\n", " ") for page in pages
-    )
+    assert "Left out, as all systems are at 100 %: TTFT of c1." in " ".join(map(written, pages))
 
 
 def test_curves_of_both_halves_are_thin_lines_in_one_panel_from_90_percent_on() -> None:
@@ -169,14 +164,7 @@ def test_curves_of_both_halves_are_thin_lines_in_one_panel_from_90_percent_on() 
     assert len(first.axes) == 1
     (page,) = pages  # TPOT is 100 % for everyone
     fitted, real = page.axes
-    wide, thin = (
-        [
-            line.get_linewidth()
-            for line in axis.lines
-            if len(np.asarray(line.get_xdata())) >= len(XS) and line.get_linestyle() not in {"None", ""}
-        ]
-        for axis in (fitted, real)
-    )
+    wide, thin = widths(fitted), widths(real)
     assert (len(wide), len(thin)) == (2, 4)  # two systems, of the real trace twice
     assert max(thin) < min(wide)
     assert [axis.get_ylim()[0] for axis in page.axes] == [90.0, 90.0]
@@ -200,17 +188,10 @@ def test_captions_have_few_words_and_what_must_be_said(note: str) -> None:
         ]
     for figure in figures:
         assert figure is not None
-        text = " ".join(text.get_text() for text in figure.texts).split()
-        assert len(text) <= caption.WORDS
-        words = " ".join(text)
-        for fact in (
-            "Simulated",
-            "unchecked end to end",
-            "2 x h100",
-            "SLO 5 x P95",
-            "12 windows of 1,800 s",
-            caption.CORRECTED,
-        ):
+        words = written(figure)
+        assert len(words.split()) <= caption.WORDS
+        setting = ("Simulated", "unchecked end to end", "2 x h100", "SLO 5 x P95", "12 windows of 1,800 s")
+        for fact in (*setting, caption.CORRECTED):
             assert fact in words, fact
         assert ("stale" in words) == ("stale" in note)
 
@@ -225,7 +206,7 @@ def test_what_a_study_notes_stands_in_its_captions() -> None:
         ]
     for figure in figures:
         assert figure is not None
-        assert "A share of SMs is unmeasured." in " ".join(" ".join(text.get_text() for text in figure.texts).split())
+        assert "A share of SMs is unmeasured." in written(figure)
 
 
 def test_what_a_caption_leaves_out_stands_in_the_csv(tmp_path: Path) -> None:
@@ -262,18 +243,12 @@ def test_a_comparison_pools_its_windows_and_draws_halves_as_thin_lines() -> None
     at = points[(points["label"] == "prism") & (points["rate_scale"] == 4) & (points["definition"] == "both")].iloc[0]
     assert at["mean"] == pytest.approx((steep(4, 4) + steep(4, 8)) / 2)
     assert at["low"] < at["mean"] < at["high"]
+    halves = [fig_compare.points(half) for half in fig_compare.parts(table, [[0, 2], [1, 3]])]
     with style.theme():
-        whole, apart = fig_compare.draw(table), fig_compare.draw(table, halves=[[0, 2], [1, 3]])
-    counts = [
-        sum(
-            len(np.asarray(line.get_xdata())) >= len(XS) and line.get_linestyle() not in {"None", ""}
-            for line in figure.axes[0].lines
-        )
-        for figure in (whole, apart)
-    ]
-    assert counts == [2, 4]
+        whole, apart = fig_compare.draw(table), fig_compare.draw(table, every=halves)
+    assert [len(widths(figure.axes[0])) for figure in (whole, apart)] == [2, 4]
     assert not any(band.get_paths() for band in apart.axes[0].collections)  # no intervals of a case
     assert whole.axes[0].get_ylim()[0] == 90.0
-    text = " ".join(text.get_text() for text in apart.texts).split()
-    assert "case studies" in " ".join(text)
-    assert len(text) <= caption.WORDS + 8  # with the words of the axis
+    words = written(apart)
+    assert "case studies" in words
+    assert len(words.split()) <= caption.WORDS + 8  # with the words of the axis

@@ -15,22 +15,21 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 import plots
 from harness.cli import lists
-from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from plots import fig_compare, style
 from tests import ROOT
+from tests.bench import bench, ok
 from tests.cases import cases
 from tests.harness.study.study_table import counted
 
-PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+PLAIN = record.plain(tidy.TABLE_SCHEMA)
 
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
@@ -71,28 +70,16 @@ def rows(*runs: dict[str, Any], windows: int = 1) -> list[dict[str, Any]]:
 
 
 def values(both: float, ttft_s: float = 0.1, rate: float = 1.0) -> dict[str, float]:
-    return {
-        "both": both,
-        "ttft": both,
-        "tpot": 1.0,
-        "ttft_p95_s": ttft_s,
-        "tpot_p95_s": 0.02,
-        "offered_rps": 1.5 * rate,
-    }
+    shares = {"both": both, "ttft": both, "tpot": 1.0}
+    return shares | {"ttft_p95_s": ttft_s, "tpot_p95_s": 0.02, "offered_rps": 1.5 * rate}
 
 
+ATTAINED = {(rate, seed): 1 - rate / 40 - seed / 100 for rate in (1.0, 2.0, 4.0, 8.0, 16.0) for seed in range(3)}
 GRID = sweep(
     *(
-        {
-            "label": label,
-            "gpus": gpus,
-            "rate_scale": rate,
-            "seed": seed,
-            "values": values(1 - rate / 40 - seed / 100, rate=rate),
-        }
+        {"label": label, "gpus": gpus, "rate_scale": rate, "seed": seed, "values": values(share, rate=rate)}
         for label, gpus in [("static", 2), ("prism", 2), ("dedicated", 8)]
-        for rate in (1.0, 2.0, 4.0, 8.0, 16.0)
-        for seed in range(3)
+        for (rate, seed), share in ATTAINED.items()
     ),
     {"label": "qlm", "infeasible": "70B does not fit", "values": {"both": 0.0, "ttft": 0.0, "tpot": 0.0}},
     {"label": "swap", "rate_scale": 16.0, "values": values(0.1, math.inf, 16.0)},
@@ -161,14 +148,12 @@ def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
     }
     assert dict(lists.listing(plots)) == {"mine": "Nothing, twice.", **broken}
     made = folder(tmp_path / "sweep-3f9c", GRID)
-    done = CliRunner().invoke(main, ["plot", str(made), "-o", str(tmp_path / "out.pdf")], catch_exceptions=False)
+    done = bench("plot", made, "-o", tmp_path / "out.pdf")
     assert (done.exit_code, done.stderr.splitlines()) == (0, list(broken.values()))
     assert (tmp_path / "out.csv").read_text().startswith("bench plot ")
-    empty = CliRunner().invoke(main, ["plot", str(tmp_path)], catch_exceptions=False)
-    assert (empty.exit_code, empty.stderr.splitlines()[-1].partition(": nothing")[2]) == (
-        2,
-        " that a figure draws (bench list figures)",
-    )
+    empty = bench("plot", tmp_path)
+    assert empty.exit_code == 2
+    assert empty.stderr.splitlines()[-1].endswith(": nothing that a figure draws (bench list figures)")
 
 
 RENDER = 'render(folder, stem, command, note="")'
@@ -199,7 +184,7 @@ def test_a_figure_that_raises_is_one_line_and_the_others_are_drawn(
     )
     monkeypatch.setattr("harness.cli.plot.FIGURES", tmp_path)
     made = folder(tmp_path / "sweep-3f9c", GRID)
-    done = CliRunner().invoke(main, ["plot", str(made)], catch_exceptions=False)
+    done = bench("plot", made)
     unsure = "plots/fig_unsure.py, line 2: `draws` raised ValueError: which?"
     assert (done.exit_code, done.stderr.splitlines()) == (2, [unsure, f"error: plots/fig_bad.py, {line}"])
     assert (tmp_path / "mine-3f9c.csv").is_file()
@@ -211,11 +196,9 @@ def test_the_example_of_a_figure_is_drawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert opened
     added(monkeypatch, tmp_path / "plots", {"met": rest.partition("```")[0]})
     made = folder(tmp_path / "sweep-3f9c", GRID)
-    done = CliRunner().invoke(main, ["plot", str(made), "-o", str(tmp_path / "met")], catch_exceptions=False)
-    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
+    assert len(ok("plot", made, "-o", tmp_path / "met").splitlines()) == 4
     points = pd.read_csv(tmp_path / "met.csv", comment="#").set_index("label")["value"]
-    attained = [1 - rate / 40 - seed / 100 for rate in (1.0, 2.0, 4.0, 8.0, 16.0) for seed in range(3)]
-    assert points["prism"] == pytest.approx(np.mean(attained))
+    assert points["prism"] == pytest.approx(np.mean([*ATTAINED.values()]))
     assert (tmp_path / "met.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -309,8 +292,7 @@ def test_what_has_no_room_is_not_drawn_and_infinite_is_at_the_edge() -> None:
     assert "white" not in {line.get_markerfacecolor() for line in axes[0].lines if xs(line)}
     drawn = {tuple(point) for line in axes[0].lines for point in np.asarray(line.get_xydata()).tolist()}
     assert (1.5, 0.0) not in drawn  # qlm has no room at rate 1
-    words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
-    assert "Not drawn, for their models do not fit: qlm." in words
+    assert "Not drawn, for their models do not fit: qlm." in words(GRID)
     assert "qlm" not in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     edge = [line for line in axes[3].lines if line.get_transform() == axes[3].get_xaxis_transform() and xs(line)]
     assert [xs(line) for line in edge] == [[24.0]]
@@ -406,6 +388,3 @@ def test_the_caption_of_a_simulated_figure_says_that_its_tails_are_optimistic() 
     assert set(runs["fidelity"]) == {"simulated"}
     assert style.caption(runs, [5], "A note.").endswith(f". A note. {style.TAILS}")
     assert style.TAILS not in style.caption(runs.assign(fidelity="real"), [5])
-
-
-# ------------------------------------------------------------------ in the form of a paper

@@ -69,7 +69,7 @@ def test_an_idea_without_room_does_not_win(judged: dict[str, Idea]) -> None:
 def test_the_screen_has_the_answer_a_row_an_idea_and_each_cause() -> None:
     made = table(list(runs()), windows=12)
     answer, _, first, *worlds = parts(ABOUT, made, every=False)
-    assert answer == ("of 4 ideas, each in its own world, 1 won (a); 3 did not (b, c and d)")
+    assert answer == "of 4 ideas, each in its own world, 1 won (a); 3 did not (b, c and d)"
     assert isinstance(first, Table)
     assert [[*row[:2], row[3]] for row in first.rows] == [
         ["a  prism", "yes", "-"],
@@ -78,7 +78,4 @@ def test_the_screen_has_the_answer_a_row_an_idea_and_each_cause() -> None:
         ["d  prism", "no", "static"],
     ]
     assert str(worlds[1]).endswith(": the hog starves")
-    assert (
-        len([part for part in parts(ABOUT, table(list(runs()), windows=12), every=True) if isinstance(part, Table)])
-        == 5
-    )
+    assert sum(isinstance(part, Table) for part in parts(ABOUT, made, every=True)) == 5

@@ -18,15 +18,8 @@ ROW = Statement("P, figure 1", "2.1", "it holds 2x", "2x", (LINE,), "sufficient:
 
 def test_a_statement_of_several_studies_is_one() -> None:
     mine = ROW._replace(name="shared")
-    beside = Statement(
-        "P, figure 7",
-        "",
-        "another wording",
-        "2x",
-        (LINE._replace(says="contradicted", evidence=True),),
-        "sufficient: quotas.",
-        "shared",
-    )
+    lines = (LINE._replace(says="contradicted", evidence=True),)
+    beside = Statement("P, figure 7", "", "another wording", "2x", lines, "sufficient: quotas.", "shared")
     for order in ((mine, beside), (beside, mine)):
         (statement,) = merged(order)
         assert (statement.says, statement.verdict, len(statement.lines)) == ("it holds 2x", "direction", 2)
@@ -51,15 +44,8 @@ def test_a_page_begins_with_a_table_by_paper_and_class() -> None:
 def test_a_page_counts_its_classes_and_has_each_statement_once() -> None:
     weaker = LINE._replace(what="prism / chunked", says="open", evidence=True, where="elsewhere", weak="9 misses")
     page = list(words.markdown(Ledger((ROW._replace(lines=(LINE, weaker)),), {"fig7": "no trace\nhere"})))
-    counts = [line for line in page if line.startswith("- **")]
-    assert [line.split("**")[1] for line in counts] == [
-        "0 size",
-        "0 up to",
-        "1 direction",
-        "0 contradicted",
-        "0 open",
-        "0 input",
-    ]
+    counts = [line.split("**")[1] for line in page if line.startswith("- **")]
+    assert counts == ["0 size", "0 up to", "1 direction", "0 contradicted", "0 open", "0 input"]
     text = "\n".join(page)
     assert text.count("it holds 2x") == 1
     assert "\n## P\n" in text
@@ -104,8 +90,5 @@ def test_statements_of_the_studies_are_told_once_and_causes_are_sufficient() -> 
     decided = [claim for claim in judged if claim.why and claim.comparable and not claim.measure]
     assert all("sufficient" in claim.why.lower() or "kernels take turns" in claim.why for claim in decided)
     assert {claim.paper for claim in judged} >= {"ahead", "met", "missed", "never", "reached"}
-    assert [
-        claim.paper
-        for claim in every
-        if isinstance(claim.paper, tuple) and claim.paper[1] >= 100 > claim.paper[0] and claim.what == "ratio"
-    ] == []
+    ratios = [claim.paper for claim in every if isinstance(claim.paper, tuple) and claim.what == "ratio"]
+    assert not [paper for paper in ratios if paper[1] >= 100 > paper[0]]

@@ -9,13 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from harness.answers.page import Page, Picture, page, question
 from harness.answers.table import Table, value
-from harness.cli.app import main
 from harness.policy.types import UserError
+from tests.bench import bench, mistake, ok
 from tests.cases import cases
 
 COMPARE = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.2-1b*2", "--rate-scale",
@@ -101,17 +100,12 @@ def test_the_key_by_which_a_cell_is_sorted(cell: str, number: float | None) -> N
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of a comparison and a size that were made by commands, and their pages."""
     out = tmp_path_factory.mktemp("answers")
-    for argv in (COMPARE, SIZE):
-        ended = CliRunner().invoke(main, [*argv, "-o", str(out)])
-        assert ended.exit_code == 0, ended.output
-    folders = {
-        kind: next(out.glob(f"*/{name}")).parent
-        for kind, name in (("comparison", "attainment.parquet"), ("size", "size.parquet"))
-    }
-    for kind, folder in folders.items():
-        assert question(folder) == kind
-        ended = CliRunner().invoke(main, ["report", str(folder)])
-        assert ended.exit_code == 0, ended.output
+    folders = {}
+    for kind, argv, name in (("comparison", COMPARE, "attainment.parquet"), ("size", SIZE, "size.parquet")):
+        ok(*argv, "-o", out)
+        folders[kind] = next(out.glob(f"*/{name}")).parent
+        assert question(folders[kind]) == kind
+        ok("report", folders[kind])
     return folders
 
 
@@ -122,18 +116,10 @@ def test_the_page_of_an_answer(stored: dict[str, Path], kind: str) -> None:
     command = (stored[kind] / "command.txt").read_text().strip()
     assert command.startswith("bench ")
     assert " -o " not in command
-    for part in (
-        command.partition(" --slo")[0],
-        "<svg",
-        "<title>static: ",
-        "Simulated.",
-        "h100",
-        "both",
-        "How each number",
-    ):
+    parts = ("<svg", "<title>static: ", "Simulated.", "h100", "both", "How each number")
+    for part in (command.partition(" --slo")[0], *parts):
         assert part.replace("'", "&#x27;") in text
-    again = CliRunner().invoke(main, ["report", str(stored[kind]), "-o", str(stored[kind] / "again.html")])
-    assert again.exit_code == 0
+    ok("report", stored[kind], "-o", stored[kind] / "again.html")
     assert (stored[kind] / "again.html").read_text("utf-8") == text  # equal answers, equal bytes
 
 
@@ -141,14 +127,9 @@ def test_what_is_no_answer_is_told(stored: dict[str, Path], tmp_path: Path) -> N
     run = next(stored["comparison"].parent.glob("prism-*"))
     with pytest.raises(UserError, match=r"one run is no answer: bench explain prism-"):
         question(run)
-    for name, line in (
-        (str(tmp_path), "no answer here"),
-        ("fig77", "did you mean fig7"),
-        (f"{tmp_path}/x", "no such folder"),
-    ):
-        ended = CliRunner().invoke(main, ["report", name])
-        assert (ended.exit_code, ended.stdout) == (2, "")
-        assert line in ended.stderr
+    mistake(bench("report", tmp_path), "no answer here")
+    mistake(bench("report", "fig77"), "did you mean fig7")
+    mistake(bench("report", tmp_path / "x"), "no such folder")
 
 
 # ------------------------------------------------------------------ in a browser, without a network
@@ -179,25 +160,20 @@ def test_tables_are_sorted_by_their_heads(tmp_path: Path) -> None:
 @pytest.mark.browser
 @browser
 @cases(
-    ("kind", "options", "size", "least"),
+    ("kind", "options", "size"),
     [
-        ("comparison", [], (1100, 1400), 250),
-        ("size", [], (1100, 1400), 250),
-        ("size", [], (500, 1000), 250),
-        ("size", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (1100, 1400), 250),
+        ("comparison", [], (1100, 1400)),
+        ("size", [], (1100, 1400)),
+        ("size", [], (500, 1000)),
+        ("size", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (1100, 1400)),
     ],
 )
 def test_a_page_opens_without_a_network(
-    stored: dict[str, Path], tmp_path: Path, kind: str, options: list[str], size: tuple[int, int], least: int
+    stored: dict[str, Path], tmp_path: Path, kind: str, options: list[str], size: tuple[int, int]
 ) -> None:
     shot = tmp_path / "shot.png"
-    opened(
-        stored[kind] / "report.html",
-        tmp_path / "home",
-        *options,
-        f"--screenshot={shot}",
-        f"--window-size={size[0]},{size[1]}",
-    )
+    picture = f"--screenshot={shot}", f"--window-size={size[0]},{size[1]}"
+    opened(stored[kind] / "report.html", tmp_path / "home", *options, *picture)
     with Image.open(shot) as image:
         assert image.size == size
         pixels = image.convert("L")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from harness.answers import table as tables
 from harness.answers.ratios import borne_out
 from harness.answers.text import RATES, Shown, lines
 from harness.answers.without import offered_rps
@@ -24,10 +23,15 @@ from tests.harness.study.study_table import CLAIMS, PANELS, about, met, panel, t
 from tests.harness.study.study_table import cells as scores
 
 TABLE = table(list(scores()))
-FLEET = [
-    panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo=rule, slo_scale=None)
-    for rule in ("5xP95", "9xP95")
-]
+COUNTS = panel("counts", 0, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 5.0), slo="5xP95", slo_scale=None)
+NO_SPACE: dict[str, Any] = {"infeasible": "no room", "ttft": 0.0}
+XS = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+def altered(changes: Mapping[tuple[str, str, float, int], dict[str, Any]]) -> pa.Table:
+    """Return the table with other cells in some rows, which are named by condition, system, x and seed."""
+    places = ((row, (row["condition"], row["label"], row["x"], row["seed"])) for row in scores())
+    return table([row | changes.get(at, {}) for row, at in places])
 
 
 def printed(
@@ -92,9 +96,8 @@ def test_the_copy_on_other_seeds_tells_how_much_is_chance() -> None:
 
 def test_windows_are_pooled_whatever_each_would_say_alone() -> None:
     """Prism's first window dips at the lowest rate, its second holds up to the highest: no window has a crossing."""
-    lower = {("rates", "prism", 1.0, 0): 0.96, ("rates", "prism", 16.0, 1): 1.0}
-    places = ((row, (row["condition"], row["label"], row["x"], row["seed"])) for row in scores())
-    told = printed(table([row | ({"ttft": lower[at]} if at in lower else {}) for row, at in places]), every=True)
+    changed = {("rates", "prism", 1.0, 0): {"ttft": 0.96}, ("rates", "prism", 16.0, 1): {"ttft": 1.0}}
+    told = printed(altered(changed), every=True)
     row = next(line for line in told if line.startswith("prism 1"))
     assert row.startswith("prism 15.6 [")  # two thirds of the misses at 24 req/s: ln(2.44) / ln(10.7) of the octave
     stated = [line for line in told if line.startswith("prism / static")]
@@ -157,20 +160,7 @@ def test_the_mean_over_models_and_the_worst_one_cross_beside_it() -> None:
 
 def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     def without(*seeds: int) -> list[str]:
-        gone = {"infeasible": "no room", "ttft": 0.0}
-        return printed(
-            table(
-                [
-                    row
-                    | (
-                        gone
-                        if row["label"] == "static" and row["condition"] == "rates" and row["seed"] in seeds
-                        else {}
-                    )
-                    for row in scores()
-                ]
-            )
-        )
+        return printed(altered({("rates", "static", x, seed): NO_SPACE for x in XS for seed in seeds}))
 
     told = without(0, 1, 2)
     assert "static does not fit -" in told
@@ -189,19 +179,7 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
 )
 def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, ...]], says: str) -> None:
     """Prism holds from 4 GPUs on; on 3 it misses, or some seeds have no room."""
-    told = printed(
-        table(
-            [
-                row
-                | (
-                    {"infeasible": "no room", "ttft": 0.0, "tpot": 0.0}
-                    if (row["condition"], row["label"]) == ("counts", "prism") and row["seed"] in gone.get(row["x"], ())
-                    else {}
-                )
-                for row in scores()
-            ]
-        )
-    )
+    told = printed(altered({("counts", "prism", x, seed): NO_SPACE for x, seeds in gone.items() for seed in seeds}))
     counts = told[next(k for k, line in enumerate(told) if line.startswith("counts: ")) :]
     (line,) = (line for line in counts if line.startswith("prism 4 "))
     assert f" {says} " in line
@@ -211,14 +189,9 @@ def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, 
 
 
 def test_a_fleet_tells_the_count_of_each_seed() -> None:
-    fewer = {("prism", 3.0, 0): 1.0, ("static", 5.0, 1): 1.0}
-    rows = [
-        row | {"ttft": fewer.get((row["label"], row["x"], row["seed"]), row["ttft"])}
-        for row in scores()
-        if row["condition"] == "counts"
-    ]
-    facts = about(FLEET[:1], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
-    told = printed(table(rows), facts, every=True)
+    rows = altered({("counts", "prism", 3.0, 0): {"ttft": 1.0}, ("counts", "static", 5.0, 1): {"ttft": 1.0}})
+    facts = about([COUNTS], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
+    told = printed(rows, facts, every=True)
     assert told[:5] == [
         "counts: GPUs at which each system reaches 99 % (hyperbolic-like (synthetic) at 1.5 req/s)",
         "system 99 % TTFT fails at below that each seed",
@@ -237,41 +210,31 @@ def test_a_fleet_tells_the_count_of_each_seed() -> None:
 # ------------------------------------------------------------------ ratios
 
 
-def walk(kind: str, name: str, row: int, origin: str = "unknown") -> dict[str, Any]:
-    return panel(
-        f"{name} ({kind})",
-        row,
-        "rate_rps",
-        name=name,
-        kind=kind,
-        origin=origin * (kind != "base"),
-        source="a section" * (kind != "base"),
-        xs=(1.0, 16.0),
-        unit_rps=1.0,
-    )
+def walk(kind: str, name: str, row: int) -> dict[str, Any]:
+    sources = {} if kind == "base" else {"origin": "unknown", "source": "a section"}
+    return panel(f"{name} ({kind})", row, "rate_rps", name=name, kind=kind, xs=(1.0, 16.0), unit_rps=1.0, **sources)
 
 
-def rates(panels: Sequence[dict[str, Any]], held: dict[str, float]) -> pa.Table:
-    """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel's condition."""
+def rates(panels: Sequence[Mapping[str, Any]], held: dict[str, float]) -> pa.Table:
+    """Return a table: prism crosses 99 % at 8 x, static at the rate named for the panel or for its condition.
+
+    A half of a real trace has one window.
+    """
     return table(
         [
             {"condition": entry["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, most)}
+            | {"windows": 1 if entry["half"] else 4}
             for entry in panels
-            for name, most in (("prism", 8.0), ("static", held[entry["name"]]))
-            for seed in range(3)
-            for x in (1.0, 2.0, 4.0, 8.0, 16.0)
+            for name, most in (("prism", 8.0), ("static", held.get(entry["condition"]) or held[entry["name"]]))
+            for seed in range(1 if entry["half"] else 3)
+            for x in XS
         ]
     )
 
 
 def test_the_ratios_of_a_walk_from_the_fair_default() -> None:
-    panels = [
-        walk("base", START, 0),
-        walk("cumulative", "pools", 1),
-        walk("cumulative", "turns", 2),
-        walk("alone", "pools", 3),
-        walk("alone", "turns", 4),
-    ]
+    steps = [(kind, name) for kind in ("cumulative", "alone") for name in ("pools", "turns")]
+    panels = [walk("base", START, 0), *(walk(kind, name, k) for k, (kind, name) in enumerate(steps, 1))]
     facts = about(panels, [Claim("ratio", "prism", "static", paper=3.5)], layout="steps", definitions=["ttft"])
     rows = rates(panels, {START: 8.0, "pools": 4.0, "turns": 1.0})
     told = printed(rows, facts)
@@ -312,42 +275,19 @@ def test_without_a_number_of_the_paper_it_says_who_is_ahead() -> None:
     words = "ahead under a and d; equal within 25 % under c; behind under b"
     assert f"prism / static: depends on the condition: {words}." in " ".join(map(str.strip, told))
     assert told[-2:] == ["0 runs", *facts.notes]
-    assert (
-        "verdicts on the first of a pair: + ahead; = equal within 25 %; - behind; "
-        "4 of 4 verdicts are decided, corrected together (Holm)" in " ".join(told)
-    )
+    signs = "verdicts on the first of a pair: + ahead; = equal within 25 %; - behind"
+    assert f"{signs}; 4 of 4 verdicts are decided, corrected together (Holm)" in " ".join(told)
 
 
 def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_traces() -> None:
     made = panel("fitted", 0, "rate_rps", xs=(1.0, 16.0), unit_rps=1.0)
-    log = {
-        "xs": (1.0, 16.0),
-        "unit_rps": 1.0,
-        "tier": "composed",
-        "name": "a log",
-        "trace": "log+models=8",
-        "left_out": "5 of 90 requests beyond 8 tokens",
-    }
+    log = {"xs": (1.0, 16.0), "unit_rps": 1.0, "tier": "composed", "name": "a log", "trace": "log+models=8"}
+    log |= {"left_out": "5 of 90 requests beyond 8 tokens"}
     halves = [panel(f"a log / {half} half", 1, "rate_rps", half=half, **log) for half in ("first", "second")]
     other = [panel("elsewhere", 2, "rate_rps", **log | {"name": "elsewhere", "gpus": 9, "half": "first"})]
     facts = about([made, *halves, *other], [Claim("ratio", "prism", "static")], layout="matrix", definitions=["ttft"])
     knees = {"fitted": 2.0, "a log / first half": 2.0, "a log / second half": 16.0, "elsewhere": 2.0}
-    rows = table(
-        [
-            {
-                "condition": entry["condition"],
-                "x": x,
-                "label": name,
-                "seed": seed,
-                "ttft": met(x, most),
-                "windows": 1 if entry["half"] else 4,
-            }
-            for entry in facts.panels
-            for name, most in (("prism", 8.0), ("static", knees[entry["condition"]]))
-            for seed in range(1 if entry["half"] else 3)
-            for x in (1.0, 2.0, 4.0, 8.0, 16.0)
-        ]
-    )
+    rows = rates(facts.panels, knees)
     told = printed(rows, facts)
     fitting = "real logs on which both systems fit confirm 0 of 1 fitted verdicts in every case"
     assert " ".join(told).startswith(f"{fitting}, 0 in most, 1 in half or fewer")
@@ -362,12 +302,11 @@ def test_cases_of_real_logs_stand_in_one_row_beside_the_verdicts_on_fitted_trace
     words = "ahead under fitted; one case under elsewhere; in 2 cases of real logs above 1 in 1, below in 1"
     assert f"prism / static: {words}." in " ".join(told)
     assert "Left out: 5 of 90 requests beyond 8 tokens of log." in told
-    apart = printed(rows, facts, every=True)
-    assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in apart)
-    same = [entry if entry["half"] == "" else {**entry, "own": {"scaling": "time"}} for entry in facts.panels]
-    assert printed(rows, replace(facts, panels=tuple(same)))[0].startswith(
-        "prism over each"
-    )  # nothing is in the same setting
+    every = printed(rows, facts, every=True)
+    assert any(line.startswith("a log / second half") and line.endswith("0.50x") for line in every)
+    apart = [{**entry, "own": {"scaling": "time"}} if entry["half"] else entry for entry in facts.panels]
+    told = printed(rows, replace(facts, panels=tuple(apart)))
+    assert told[0].startswith("prism over each")  # nothing is in the same setting
 
 
 # ------------------------------------------------------------------ parts
@@ -379,15 +318,8 @@ def test_parts_that_are_switched_off() -> None:
     shares = {"prism": {"": 0.9, "x": 0.9, "y": 0.9}, "prism+evict=never": {"": 0.8, "x": 0.9, "y": 0.4}}
     rows = table(
         [
-            {
-                "condition": "hyperbolic",
-                "x": 2.0,
-                "label": name,
-                "seed": seed,
-                "ttft": share + 0.01 * seed,
-                "over": "model" if model else "pooled",
-                "model": model or None,
-            }
+            {"condition": "hyperbolic", "x": 2.0, "label": name, "seed": seed, "ttft": share + 0.01 * seed}
+            | {"over": "model" if model else "pooled", "model": model or None}
             for name, by_model in shares.items()
             for model, share in by_model.items()
             for seed in range(3)
@@ -413,16 +345,6 @@ def test_parts_that_are_switched_off() -> None:
     ]
     assert "the paper on eviction: it helps" in told
     assert any(line.startswith("eviction, the model that gains most") and "40-100 points" in line for line in told)
-
-
-# ------------------------------------------------------------------ tables
-
-LAID = [(True, ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]), (False, ["a  b", "1  x|y"])]
-
-
-@cases(("markdown", "expected"), LAID)
-def test_tables_are_aligned_or_markdown(markdown: bool, expected: list[str]) -> None:
-    assert list(tables.printed([tables.Table(["a", "b"], [["1", "x|y"]])], markdown=markdown)) == expected
 
 
 def test_a_page_of_markdown_has_the_same_cells() -> None:

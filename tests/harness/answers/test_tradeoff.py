@@ -25,20 +25,10 @@ from workloads.models import shape
 def test_gpus_are_held_from_the_order_of_a_load_until_weights_left() -> None:
     # two models, loaded at the start; both stop after 1 s, and a is started again at 10 s
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)
-    config = Config(
-        tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
-        gpus=2,
-        plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
-    )
-    jobs = Jobs(
-        ("a", "b"),
-        np.array([10.0]),
-        np.zeros(1, np.int32),
-        np.array([100], np.int32),
-        np.array([200], np.int32),
-        np.ones(1),
-        np.full(1, 0.1),
-    )
+    plan = {m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")}
+    config = Config(tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"), gpus=2, plan=plan)
+    model, prompt, output = (np.array([x], np.int32) for x in (0, 100, 200))
+    jobs = Jobs(("a", "b"), np.array([10.0]), model, prompt, output, np.ones(1), np.full(1, 0.1))
     fields: dict[str, Any] = {**Swap.presets["kubeai"], "look_s": 0.0, "keep_s": 1.0}
     engine = Sim(config, Swap(Sim(config).cluster, **fields).options)
     replay(Swap(engine.cluster, **fields), engine, jobs)
@@ -62,19 +52,9 @@ FACTS = about(
 
 def cells(condition: str, label: str, met: float, share: float) -> list[dict[str, Any]]:
     pooled, worst = {"both": met, "gpu_held": share, "loads": 3.0, "offered_rps": 0.1}, {"both": met / 2}
-    return [
-        {
-            "condition": condition,
-            "x": 1.0,
-            "label": label,
-            "seed": seed,
-            "values": values,
-            "over": over,
-            "model": "rare" if over == "model" else None,
-        }
-        for seed in range(3)
-        for over, values in (("pooled", pooled), ("model", worst))
-    ]
+    sides = ({"over": "pooled", "values": pooled}, {"over": "model", "model": "rare", "values": worst})
+    run = {"condition": condition, "x": 1.0, "label": label}
+    return [run | side | {"seed": seed} for seed in range(3) for side in sides]
 
 
 TABLE = measured(
@@ -108,7 +88,5 @@ def test_settings_are_drawn_in_the_order_of_the_study() -> None:
     met, spent, _ = drawn.axes
     assert [label.get_text() for label in met.get_xticklabels()] == ["1 s", "1 h"]
     assert met.get_xlabel() == "idle time"
-    assert [np.asarray(line.get_ydata()).tolist() for line in spent.lines[::2]] == [
-        pytest.approx([12, 36]),
-        pytest.approx([12, 24]),
-    ]
+    hours = [np.asarray(line.get_ydata()).tolist() for line in spent.lines[::2]]
+    assert hours == [pytest.approx([12, 36]), pytest.approx([12, 24])]
