@@ -53,8 +53,8 @@ def explain(
 ) -> None:
     """Say where time went, why SLOs were missed, what helps.
 
-    RUN is the folder of a run or of a comparison, which bench compare prints. It may be that of an answer of bench size.
-    Then the output says what binds on fewer GPUs, and which change helps.
+    RUN is the folder of a run or of a comparison, which bench compare prints. It may be the folder of an answer of
+    bench size. Then the output says what binds on fewer GPUs, and which change helps.
     """
     from harness.policy.types import UserError
     from harness.rows import record

@@ -256,10 +256,12 @@ def test_sizes_of_a_mix_are_whole_copies_and_its_price_is_that_of_all(tmp_path: 
     held = Curve(MIX, "static", {12: verdict(12, 1.0, 1.0)})
     tails = {"m": (0.2, 0.03), "n": (0.3, math.nan)}
     placed = {"3": {"m": 1.0}, "4": {"n": 1.0}}
-    answer = sized(asked=asked, curves={(MIX, "static"): held}, best=(MIX, "static", 12), placed=placed, tails=tails)
+    best = {"curves": {(MIX, "static"): held}, "best": (MIX, "static", 12), "grown": {2.0: 18}}
+    answer = sized(asked=asked, placed=placed, tails=tails, **best)
     told = dict(words.details(answer))
     assert (told["GPU 3 (h100)"], told["GPU 4 (l40s)"]) == ("m at home 100 %", "n at home 100 %")
     assert told["longest P95 of a model"] == "TTFT 0.3 s (n), TPOT 30 ms (m)"
+    assert told["more traffic with static"] == "x 2: 6 h100 + 12 l40s ($720 a day)"
     assert told["rented"].startswith("4 h100 + 8 l40s, 288 GPU-hours and $480 a day")
     for more in ({"spare": 1}, {"node": 8}):
         with pytest.raises(UserError, match=r"(spare|node): h100\*2\+l40s\*4 has GPUs of several kinds"):
