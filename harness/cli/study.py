@@ -12,23 +12,13 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
+from harness.cli import options
 from harness.cli.codes import Code
-from harness.cli.options import (
-    ENOUGH,
-    FIGURES,
-    PARTS,
-    RESULTS,
-    RUNNING,
-    Grouped,
-    complete,
-    examples,
-    study_names,
-    system_names,
-    trace_names,
-)
+from harness.cli.options import FIGURES, RESULTS, Grouped, complete, examples, study_names, trace_names
 from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import teller
 from harness.cli.values import PATH, SOME_SEEDS, listed
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.estimates import Costs
@@ -56,13 +46,8 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
-@ENOUGH
-@click.option(
-    "--systems",
-    metavar="LIST",
-    shell_complete=complete(system_names, many=True),
-    help="Systems, instead of the study's; the first is the one under study.",
-)
+@options.ENOUGH
+@options.systems("Systems, instead of the study's; the first is the one under study.")
 @click.option(
     "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Traces, instead of the study's."
 )
@@ -86,7 +71,7 @@ if TYPE_CHECKING:
     help="Cost table of --engine, or of another machine to simulate (bench calibrate writes one).",
 )
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
-@PARTS
+@options.PARTS
 @click.option(
     "--status",
     "looked_at",
@@ -98,7 +83,7 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @click.option("--publish", is_flag=True, help="Write all tables into results/studies, with the code that made them.")
-@RUNNING
+@options.RUNNING
 @click.option(
     "-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/NAME]"
 )
@@ -112,7 +97,6 @@ def study(
 
     Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
-    from harness.policy.types import UserError
     from harness.study import load as studies
     from harness.study import shards
     from harness.study.measure import measure

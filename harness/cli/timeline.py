@@ -11,6 +11,7 @@ from harness.cli.explain import stored_run
 from harness.cli.options import FIGURES, TRUST, examples
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH, TARGET
+from harness.policy.types import UserError
 
 
 @click.command(
@@ -30,7 +31,6 @@ def timeline(run: Path, out: Path | None) -> None:
     It shows lanes, turns, links, memory and requests; a span of decode steps is one slice. The run is repeated from its
     spec, so it must be a simulated one.
     """
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import perfetto as trace_event
     from harness.run import retrace

@@ -15,6 +15,7 @@ from harness.answers.table import aligned, laid
 from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,8 +148,6 @@ def validate(
     --engine measures servers now, and compares the ranks of systems, then attainment, then latencies. --log reads the
     start of one server of yours.
     """
-    from harness.policy.types import UserError
-
     kind = "log" if log is not None else _kind(folders, engine)
     ctx = click.get_current_context()
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -199,7 +198,6 @@ def _compare_folder(
     """Compare the simulator with a folder's stored runs, or with its measurements of two models at once."""
     from functools import partial
 
-    from harness.policy.types import UserError
     from harness.rows.record import write_bytes
     from harness.validate import corun, stored
 
@@ -287,7 +285,6 @@ def _measured(
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
     """Compare the simulator with an engine's servers, or devices, on the same specs."""
-    from harness.policy.types import UserError
     from harness.run import realtime
     from harness.validate import predicted, ranks
 
@@ -343,7 +340,6 @@ def engine_name(engine: str) -> str:
 
 def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """Return what is run on both an engine and the simulator, and a line for each system that cannot be run."""
-    from harness.policy.types import UserError
     from harness.validate import predicted, tiers
     from workloads.models import named
 
@@ -376,8 +372,6 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    from harness.policy.types import UserError
-
     counts = _numbers("--counts", text)
     if bad := next((number for number in counts if number != int(number)), None):
         raise UserError(f"--counts {bad:g} is not a whole number")
@@ -386,8 +380,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _numbers(option: str, text: str) -> list[float]:
     """Read the numbers above 0 of an option's list."""
-    from harness.policy.types import UserError
-
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
