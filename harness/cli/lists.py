@@ -245,20 +245,10 @@ def gpu_rows() -> Rows:
 
     rows = [("kind", "card", "memory GiB", "SMs", "bf16 TFLOP/s", "HBM TB/s", "PCIe GB/s", "NVLink GB/s", "checked")]
     for gpu in map(quantities.gpu, quantities.gpu_kinds()):
+        rates = (gpu.flops / 1e12, gpu.hbm / 1e12, gpu.h2d / 1e9, gpu.nvlink / 1e9)
         on = ", ".join(host for host, kinds in checked.pairs().items() if gpu.kind in kinds) or "no"
-        rows.append(
-            (
-                gpu.kind,
-                gpu.name,
-                f"{gpu.mem_bytes / GIB:.1f}",
-                str(gpu.sms),
-                f"{gpu.flops / 1e12:g}",
-                f"{gpu.hbm / 1e12:g}",
-                f"{gpu.h2d / 1e9:g}",
-                f"{gpu.nvlink / 1e9:g}",
-                on,
-            )
-        )
+        memory = f"{gpu.mem_bytes / GIB:.1f}"
+        rows.append((gpu.kind, gpu.name, memory, str(gpu.sms), *(f"{rate:g}" for rate in rates), on))
     return rows
 
 
@@ -277,16 +267,9 @@ def host_rows() -> Rows:
     rows = [("profile", "ms a step", "us a sequence", "ms of API a request", "a step's part is")]
     for name in quantities.hosts():
         host = quantities.host(name, "h100")
-        api_ms = 1e3 * (host.api_in_s + host.api_out_s)
-        rows.append(
-            (
-                name,
-                f"{1e3 * host.host0:.3g}",
-                f"{1e6 * host.host1:.3g}",
-                f"{api_ms:.3g}",
-                "added" if host.serial else "hidden behind the GPU",
-            )
-        )
+        times = (1e3 * host.host0, 1e6 * host.host1, 1e3 * (host.api_in_s + host.api_out_s))
+        part = "added" if host.serial else "hidden behind the GPU"
+        rows.append((name, *(f"{time:.3g}" for time in times), part))
     return rows
 
 
@@ -372,7 +355,6 @@ def definitions() -> None:
     lines = [("definition", "judges", "needs", "formula")]
     for name, entry in DEFINITIONS.items():
         needs = "token times" if entry.by_token else "-"
-        lines.append(
-            (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
-        )
+        formula = entry.formula.partition("\n\n")[0].replace("\n", " ")
+        lines.append((name, ", ".join(entry.judges) or "-", needs, formula))
     screen([answer, *aligned(lines, room())], every=False)

@@ -80,16 +80,8 @@ def plot(
     from harness.study import sensitivity
     from plots import form
 
-    drawn_form = form.Form(
-        width,
-        tuple(listed("--only", only) or ()),
-        _renamed(rename),
-        panel or "",
-        caption,
-        _formats(formats),
-        style_file,
-    )
-
+    chosen = tuple(listed("--only", only) or ())
+    drawn_form = form.Form(width, chosen, _renamed(rename), panel or "", caption, _formats(formats), style_file)
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
         if not stored:

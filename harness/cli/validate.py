@@ -15,6 +15,7 @@ from harness.answers.table import aligned, laid
 from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
+from harness.policy import fields
 from harness.policy.types import UserError
 
 if TYPE_CHECKING:
@@ -154,21 +155,27 @@ def validate(
     if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
         param = next(param for param in ctx.command.params if param.name == other)
         raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[name] for name in TAKEN[other])}")
-    stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if log is not None:
         if "folders" in given or engine is not None:
             raise UserError("--log compares one server's start: no files or --engine beside it")
         _started(log, asked["models"] if "models" in given else None, gpu)
     elif engine is not None:
-        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
+        _predicted(engine, out, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
     elif not folders:
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     elif kind == "files":
-        _measured(folders, out, stem, shape, page, plot=not no_plot, every=every)
+        _measured(folders, out, shape, page, plot=not no_plot, every=every)
     else:
         _compare_folder(folders[0], kind, asked["table"], asked["slo"], page, every=every)
+
+
+def _stem(out: Path | None, name: str) -> Path:
+    """Return the path of a figure without its ending, and make its folder; `name` is its usual one."""
+    stem = real(out.with_suffix("") if out else FIGURES / name)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    return stem
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
@@ -183,7 +190,6 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
     """Print the weights and KV memory in a server's start-up log beside the simulator's."""
-    from harness.answers.table import aligned
     from harness.validate import starts
 
     start = starts.read(log)
@@ -223,14 +229,7 @@ def _compare_folder(
 
 
 def _measured(
-    folders: tuple[Path, ...],
-    out: Path | None,
-    stem: Path,
-    shape: Path | None,
-    page: Path | None,
-    *,
-    plot: bool,
-    every: bool,
+    folders: tuple[Path, ...], out: Path | None, shape: Path | None, page: Path | None, *, plot: bool, every: bool
 ) -> None:
     """Compare the simulator with files of measured runs; print the result, write the page and draw the figures."""
     from harness.rows.record import write_bytes
@@ -277,13 +276,14 @@ def _measured(
     if plot and frame is not None and len(frame):
         from plots import scatter
 
-        stem.parent.mkdir(parents=True, exist_ok=True)
         command = f"bench validate {' '.join(map(short_path, folders))}"
-        paths = scatter.render(scatter.runs, frame, stem, command)
+        paths = scatter.render(scatter.runs, frame, _stem(out, "validate"), command)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
-def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
+def _predicted(
+    engine: str, out: Path | None, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any
+) -> None:
     """Compare the simulator with an engine's servers, or devices, on the same specs."""
     from harness.run import realtime
     from harness.validate import predicted, ranks
@@ -307,7 +307,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
-    devices, attainment = engine_name(engine) == TORCH, comparison.attainment
+    devices, attainment = fields.asked(engine).name == TORCH, comparison.attainment
     met = ranks.verdict_lines(cells, attainment, judged=plan.judged) if devices else ranks.aims(cells)
     for cell in ranks.misses(cells, attainment) if devices else ():
         reason = predicted.cause(comparison.waits, cell.condition, cell.label)
@@ -321,7 +321,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         from harness.validate.page import compared
         from plots import scatter
 
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        stem = _stem(out, "validate")
         who = "Torch's devices: emulated" if devices else "Servers: real"
         caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
@@ -331,20 +331,13 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
 
 
-def engine_name(engine: str) -> str:
-    """Return an engine's name without its fields."""
-    from harness.policy.fields import asked
-
-    return asked(engine).name
-
-
 def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """Return what is run on both an engine and the simulator, and a line for each system that cannot be run."""
     from harness.validate import predicted, tiers
     from workloads.models import named
 
     ctx = click.get_current_context()
-    devices = engine_name(engine) == TORCH
+    devices = fields.asked(engine).name == TORCH
     if asked["full"] and not devices:
         raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
     base = (
@@ -424,8 +417,7 @@ def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
         return
     from plots import fig_staggered
 
-    stem = real(out.with_suffix("") if out else FIGURES / "staggered")
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem = _stem(out, "staggered")
     for k, ramp in enumerate(ran, start=1):
         at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
         paths = fig_staggered.render(ramp.frame, at, f"bench validate {short_path(ramp.path)}", ramp.title)

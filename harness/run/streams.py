@@ -32,7 +32,7 @@ def check(setup: Setup) -> None:
     from workloads.picking import assigned
 
     trace, models = setup.trace, setup.models
-    if trace.maker is not None or not _file(setup.spec.trace):
+    if trace.maker is not None or not (setup.spec.trace.endswith(".parquet") or Path(setup.spec.trace).is_file()):
         return
     served = {stream for stream, _ in assigned(trace, models, setup.spec.seed, setup.spec.assign).streams}
     if served >= {*trace.models}:
@@ -45,10 +45,6 @@ def check(setup: Setup) -> None:
             "model: "
             f"{listed(unserved)} (--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
         )
-
-
-def _file(trace: str) -> bool:
-    return trace.endswith(".parquet") or Path(trace).is_file()
 
 
 def _requests(setup: Setup) -> dict[str, int]:

@@ -99,10 +99,8 @@ def facts(of: Card, suite: Suite) -> dict[str, Any]:
 
 def write(of: Card, suite: Suite, out: Path) -> Path:
     """Write the card's page."""
-    path = (
-        out
-        / f"{of.label.replace(':', '-').replace(' ', '-')}-{of.version}{'-' + of.beacon[:8] if of.beacon else ''}.html"
-    )
+    seeds_of = f"-{of.beacon[:8]}" if of.beacon else ""
+    path = out / f"{of.label.replace(':', '-').replace(' ', '-')}-{of.version}{seeds_of}.html"
     out.mkdir(parents=True, exist_ok=True)
     record.write_bytes(path, page(of, suite).encode())
     return path
