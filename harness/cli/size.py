@@ -198,16 +198,9 @@ def size(
 def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
     """Show the streams of the log, then each search with its cost."""
     rows = [("GPU", "system", "GPUs", "runs", "minutes")]
-    rows += [
-        (
-            search.kind,
-            search.system,
-            f"{search.least}-{search.most}",
-            f"<= {search.runs}",
-            f"<= {search.seconds / 60:.2g}",
-        )
-        for search in searches
-    ]
+    for search in searches:
+        span, runs, minutes = f"{search.least}-{search.most}", f"<= {search.runs}", f"<= {search.seconds / 60:.2g}"
+        rows.append((search.kind, search.system, span, runs, minutes))
     total = sum(search.seconds for search in searches) / 60
     for line in (*streams, *aligned(rows)):
         click.echo(line)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from itertools import product
+from dataclasses import replace
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,8 +195,6 @@ def _lines(measured: Measured, every: bool, markdown: bool) -> list[str]:
 
 def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
-    from dataclasses import replace
-
     from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid
@@ -269,9 +268,6 @@ class _Cost(NamedTuple):
 
 
 def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float) -> _Cost:
-    from dataclasses import replace
-    from itertools import cycle, islice
-
     from harness.run import realtime
     from harness.run.resolve import resolve
 
@@ -285,16 +281,10 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    spans = [] if realtime.span(ready) is None else [span for run in scaled if (span := realtime.span(run, drain_s))]
-    return _Cost(
-        ready.gpus,
-        text if panel.xs else "knee",
-        points,
-        searched,
-        sum(costs) * points / len(xs),
-        list(islice(cycle(spans), points if spans else 0)),
-        realtime.lacking(ready) if spans else "",
-    )
+    seconds = sum(costs) * points / len(xs)
+    spans = [span for run in scaled if (span := realtime.span(run, drain_s))]
+    each, never = list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else ""
+    return _Cost(ready.gpus, text if panel.xs else "knee", points, searched, seconds, each, never)
 
 
 def _rate_scale(panel: Panel, spec: Spec, x: float) -> float:

@@ -43,12 +43,8 @@ def timeline(run: Path, out: Path | None) -> None:
     with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
     events = trace_event.events(trace, table)
-    facts = {
-        "run": run.name,
-        "spec": about["spec"],
-        "fidelity": about["fidelity"],
-        "window_starts_us": round(-trace.start_s * 1e6, 3),
-    }
+    facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"]}
+    facts |= {"window_starts_us": round(-trace.start_s * 1e6, 3)}
     record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")
