@@ -303,8 +303,8 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
         "time,model,prompt_tokens,output_tokens\n" + "".join(f"{k / 4},a$x_{{$,100,20\n" for k in range(100))
     )
     (tmp_path / "mine$_{$.py").write_text((ROOT / "tests/harness/check/sound/admits_each.py").read_text("utf-8"))
-    asked = ("--systems", f"{tmp_path}/mine$_{{$.py,static:equal", "--models", tmp_path / "set.toml")
-    asked += ("--trace", tmp_path / "t$^$.csv", "-o", tmp_path / "out")
+    given = ("--trace", tmp_path / "t$^$.csv", "--models", tmp_path / "set.toml", "-o", tmp_path / "out")
+    asked = ("--systems", f"{tmp_path}/mine$_{{$.py,static:equal", *given)
     done = bench(*"compare --seeds 1 --rate-scale 1 --slo absolute:ttft=1,tpot=1".split(), *asked)
     assert done.exit_code == 0, done.output
     (sweep,) = (path.parent for path in (tmp_path / "out").glob("*/attainment.parquet"))

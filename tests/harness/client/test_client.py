@@ -45,18 +45,10 @@ NEVER_S = 60.0  # longer than any test waits for something that comes
 def jobs(
     at_s: list[float], prompt: int = 3, output: int = 2, after: list[int] | None = None, think_s: float = 0.0
 ) -> Jobs:
-    n = len(at_s)
-    return Jobs(
-        ("m",),
-        np.array(at_s, float),
-        np.zeros(n, np.int32),
-        np.full(n, prompt, np.int32),
-        np.full(n, output, np.int32),
-        np.full(n, np.inf),
-        np.full(n, np.inf),
-        None if after is None else np.array(after, np.int32),
-        None if after is None else np.full(n, think_s),
-    )
+    ones = np.ones(len(at_s), np.int32)
+    never_s = np.full(len(at_s), np.inf)
+    loop = (None, None) if after is None else (np.array(after, np.int32), think_s * ones)
+    return Jobs(("m",), np.array(at_s, float), 0 * ones, prompt * ones, output * ones, never_s, never_s, *loop)
 
 
 def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Client:

@@ -218,12 +218,6 @@ def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
     assert side["requests"] == len(jobs)
 
 
-def test_results_hold_no_date_and_no_machine(tmp_path: Path) -> None:
-    spec = resolve(TINY)
-    first, second = (execute(spec, tmp_path / x, code(spec)) for x in "ab")
-    assert (first / record.ROWS).read_bytes() == (second / record.ROWS).read_bytes()
-
-
 def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
     spec = resolve(Spec("static", trace="arena-like", models="heavy8", gpus=1, slo="", drain_s=1.0))
     folder = execute(spec, tmp_path, code(spec))
