@@ -87,9 +87,9 @@ def system_names() -> list[str]:
     return system.names()
 
 
-def stems(folder: str, pattern: str = "*.toml") -> list[str]:
-    """Return the sorted names, without their endings, of a repository folder's files that match `pattern`."""
-    return sorted(path.stem for path in (ROOT / folder).glob(pattern))
+def stems(folder: str) -> list[str]:
+    """Return the sorted names, without their endings, of the TOML files in a folder of the repository."""
+    return sorted(path.stem for path in (ROOT / folder).glob("*.toml"))
 
 
 def study_names() -> list[str]:

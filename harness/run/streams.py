@@ -95,19 +95,15 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     head = f"streams {assignment.rule if assignment.rule != 'released' else 'as the set names them'}"
     if not pairs or assignment.rule == "released":
         return [f"{head}: {_listed(dealt, _requests(setup))}"] if every else [head]
-    requests = _requests(setup)
-    shown = pairs if every else pairs[:MOST]
-    listed = _listed(shown, requests)
-    more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
-    if assignment.rule == "by name":
-        equal = len(models.names) - len(pairs)
-        if every:
-            return [f"{head}: {trace.name} -> {models.name}: {_listed(dealt, requests)}"]
-        return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
-    how = ""
     if assignment.rule in DRAWN:
-        how = f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed})"
-    return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
+        head += f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed}):"
+    elif assignment.rule == "by name" and not every:
+        head += f": {len(dealt) - len(pairs)} of {len(dealt)} models;"
+    else:
+        head, pairs = f"{head}:", dealt if assignment.rule == "by name" else pairs
+    shown = pairs if every else pairs[:MOST]
+    more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
+    return [f"{head} {trace.name} -> {models.name}: {_listed(shown, _requests(setup))}{more}"]
 
 
 def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:
