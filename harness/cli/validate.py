@@ -240,40 +240,38 @@ def _measured(
 
     shapes = read_shapes(shape) if shape else {}
     shared = [path for folder in folders for path in staggered.files(folder)]
-    only = len(folders) == 1 and folders[0] in shared
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
     ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
     aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
-    frame = everything = None
-    skipped = list(lacking)
-    if only:
-        answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
-    else:
-        runs = measured.read_all(folders, shapes, {path.name for path in shared})
-        skipped = [*runs.skipped, *lacking]
-        with Terminal() as teller:
-            everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
-        frame = everything[everything["group"] == ""]
-        counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
-        answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if len(frame) else []
-        table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
-        table += [judge.SIGNS] * bool(rows)
-        if groups := judge.groups(everything):
-            aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
-            table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
-            table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
-        notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
-    screen([answer, *table, *notes, *(ramps if every or only else aims)], every=every)
+    if len(folders) == 1 and folders[0] in shared:
+        screen(["; ".join(aims), *(f"skipped {skip}" for skip in lacking), *ramps], every=every)
+        sys.stdout.flush()
+        if plot:
+            _draw_staggered(ran, out)
+        return
+    runs = measured.read_all(folders, shapes, {path.name for path in shared})
+    skipped = [*runs.skipped, *lacking]
+    with Terminal() as teller:
+        everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+    frame = everything[everything["group"] == ""]
+    counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
+    rows = list(judge.scores(frame)) if len(frame) else []
+    table = [*aligned(line if every else line[: judge.BRIEF] for line in rows), judge.SIGNS] if rows else []
+    if groups := judge.groups(everything):
+        aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
+        table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
+        table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
+    notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
+    screen([f"{judge.answer(frame)}{counts}", *table, *notes, *(ramps if every else aims)], every=every)
     sys.stdout.flush()
-    if page is not None and everything is not None:
+    if page is not None:
         ramp_notes = [note for ramp in ran for note in ramp.notes]
         text = pages.page(everything, skipped, ramp_notes, idle.footprint(), laid)
         write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
-        _draw_staggered(ran, out if only else None)
-    if plot and frame is not None and len(frame):
+        _draw_staggered(ran, None)
+    if plot and len(frame):
         from plots import scatter
 
         command = f"bench validate {' '.join(map(short_path, folders))}"
