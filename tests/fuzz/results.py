@@ -218,9 +218,7 @@ def _damaged(top: Top, table: Table, data: bytes) -> st.SearchStrategy[Case]:
     return st.one_of(
         whole,
         whole,
-        st.builds(lambda what, above: (what, above), st.sampled_from([*WAYS]), st.integers(0, 2)).flatmap(
-            lambda pair: stands(*pair)
-        ),
+        st.tuples(st.sampled_from([*WAYS]), st.integers(0, 2)).flatmap(lambda pair: stands(*pair)),
         odd.parts(about, OTHERS).flatmap(stated),
         st.sampled_from(texts).flatmap(
             lambda pair: _case(top, table, pair[0], lambda path: pq.write_table(pair[1], path), accept=True)

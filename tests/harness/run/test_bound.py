@@ -254,9 +254,9 @@ def test_overlaps_are_the_most_windows_at_one_instant_of_each() -> None:
 
 
 def few(arrival: list[float], prompt: list[int], ttft_s: list[float], **more: Any) -> Jobs:
-    ones = np.ones(len(arrival), np.int32)
-    tokens, slo = (np.array(prompt, np.int32), ones), (np.array(ttft_s), math.inf * ones)
-    return Jobs(("m",), np.array(arrival), 0 * ones, *tokens, *slo, **more)
+    ones, no_limit_s = np.ones(len(arrival), np.int32), np.full(len(arrival), math.inf)
+    tokens = (np.array(prompt, np.int32), ones)
+    return Jobs(("m",), np.array(arrival), 0 * ones, *tokens, np.array(ttft_s), no_limit_s, **more)
 
 
 def test_what_a_prefix_may_spare_is_what_another_request_of_the_model_has_too() -> None:
