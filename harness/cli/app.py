@@ -22,6 +22,7 @@ from harness.cli.options import HEARD, WIDTH, examples
 from harness.cli.values import WORDS
 from harness.loop import strangers
 from harness.loop.interrupted import Terminated, came, terminable
+from harness.policy.types import UserError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # disk full, over quota or read-only; file too large
 LEAST_BYTES = 3 << 30  # bytes of address space; with less, libraries crash or hang, as they reserve more than they use
@@ -91,8 +92,6 @@ class Bench(click.Group):
         _typed(args)
         strangers.name(*args)
         if args and (now := FORMER.get(args[0])):
-            from harness.policy.types import UserError
-
             raise UserError(f"bench {args[0]} is {now} now")
         name, _, rest = super().resolve_command(ctx, args)
         if not {"-h", "--help"} & {*rest}:
@@ -132,8 +131,6 @@ class Bench(click.Group):
             click.echo(f"error: {one_line(line)}", err=True)
             code = Code.REFUSED
         except Exception as error:
-            from harness.policy.types import UserError
-
             terminated = came(signal.SIGTERM)
             if (terminated or came(signal.SIGINT)) and not isinstance(error, UserError):  # an import may wrap a signal
                 sys.exit(_interrupted(terminated))
@@ -185,8 +182,6 @@ def _open() -> None:
 
 def _typed(args: list[str]) -> None:
     """Raise UserError if a word of the command line is not UTF-8, or if the working directory no longer exists."""
-    from harness.policy.types import UserError
-
     if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):
         raise UserError(f'"{bad}" is not UTF-8')
     try:
@@ -198,8 +193,6 @@ def _typed(args: list[str]) -> None:
 def _room() -> None:
     """Raise UserError if the limit on address space (ulimit -v) is below LEAST_BYTES."""
     import resource
-
-    from harness.policy.types import UserError
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < LEAST_BYTES:

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from harness.answers.commands import real
 from harness.cli import options, values
+from harness.policy.types import UserError
 from workloads.usual import WORLD
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class Asked:
         Without `seeds` it begins with FIRST_SEEDS, and in the simulator has a budget for more; with --scaling none it
         has ONCE seeds, or one if all seeds replay the same requests. Raises UserError if no system is named.
         """
-        from harness.policy.types import UserError
         from harness.study.compare import comparison, filled, repeats
 
         names = [name.strip() for name in self.systems.split(",") if name.strip()]

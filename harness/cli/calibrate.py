@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import short_path
-from harness.cli.options import MOVED, RESULTS, complete, examples, gpu_names
+from harness.cli.options import MOVED, RESULTS, complete, examples, gpu_names, moved
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
+from harness.policy.fields import asked
+from harness.policy.types import GIB, UserError
 
 if TYPE_CHECKING:
     from harness.calibrate.tables import Table
@@ -20,14 +22,6 @@ STAGES = "stages.jsonl"  # file of a folder in which `make gpu` records its stag
 PUBLISHED = "profiles", "measured", "torch-steps"
 KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # shapes
 DRAWN = Path("plots/out/cost_fit")
-
-
-def _former(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    """Refuse an option of an earlier release, and say what stands for it."""
-    from harness.policy.types import UserError
-
-    if text is not None:
-        raise UserError(f"{param.opts[0]} is gone, its value is the source: bench calibrate {text}")
 
 
 def _sources() -> list[str]:
@@ -50,8 +44,7 @@ def _sources() -> list[str]:
     "--models", metavar="SHAPES", help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]"
 )
 @MOVED
-@click.option("--engine", hidden=True, expose_value=False, callback=_former)
-@click.option("--from", hidden=True, expose_value=False, callback=_former)
+@moved("{} is gone, its value is the source: bench calibrate {}", "--engine", "--from")
 @click.option(
     "--slots",
     type=click.IntRange(1),
@@ -89,8 +82,6 @@ def calibrate(
     Measurements that a folder holds are not repeated.
     """
     from harness.loop import engine as engines
-    from harness.policy.fields import asked
-    from harness.policy.types import UserError
 
     options = {"--models": models, "--slots": slots, "--rounds": rounds, "--gpu": gpu}
     match source:
@@ -118,8 +109,6 @@ def calibrate(
 
 def _only(source: str, options: Mapping[str, Any], *taken: str) -> None:
     """Raise UserError if an option is given that `source` does not take; `taken` names those that it takes."""
-    from harness.policy.types import UserError
-
     if strange := next((name for name, value in options.items() if value is not None and name not in taken), ""):
         raise UserError(f"{strange} is of an engine's measurements: bench calibrate {source} takes none")
 
@@ -185,8 +174,6 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
     """Measure an engine's servers or devices, and write their table and figure."""
     from harness.calibrate import servers, steps, torch
     from harness.loop import engine as engines
-    from harness.policy.fields import asked
-    from harness.policy.types import GIB
     from harness.validate import torch_timed
     from plots import scatter
     from workloads.models import model_set, named, shape

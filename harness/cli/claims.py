@@ -14,6 +14,7 @@ from harness.cli.codes import Code
 from harness.cli.options import PARTS, RESULTS, ROOT, RUNNING, examples
 from harness.cli.terminal import room, screen, teller
 from harness.cli.values import TARGET, listed
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
@@ -50,7 +51,6 @@ def claims(
     One page has each statement once, with its class and its evidence.
     """
     from harness.answers import ledger as words
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import sweep
     from harness.study import ledger

@@ -18,6 +18,7 @@ from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
 from harness.cli.terminal import prose, room, teller
 from harness.cli.values import WORDS
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
@@ -76,7 +77,6 @@ def compare(
     """
     from harness.answers import comparison as words
     from harness.answers import notes
-    from harness.policy.types import UserError
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
     from harness.study.compare import replayed, stem_of, summary

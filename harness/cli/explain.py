@@ -12,6 +12,7 @@ from harness.answers.table import WIDTH
 from harness.cli.options import ALL, DEFINITION, RESULTS, TRUST, examples, slo_rule
 from harness.cli.terminal import Terminal, folded, prose, screen
 from harness.cli.values import PATH, Number
+from harness.policy.types import UserError
 
 
 @click.command(
@@ -56,7 +57,6 @@ def explain(
     RUN is the folder of a run or of a comparison, which bench compare prints. It may be the folder of an answer of
     bench size. Then the output says what binds on fewer GPUs, and which change helps.
     """
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.study.misses import is_sweep
 
@@ -168,7 +168,6 @@ def stored_run(run: Path) -> tuple[Path, dict[str, Any]]:
 
     Raises UserError for a file, and for a run that was skipped or infeasible.
     """
-    from harness.policy.types import UserError
     from harness.rows import record
 
     if run.exists() and not run.is_dir():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIM, PART = "sim", "in part"
 GIB = 2**30
-Rows = Sequence[tuple[str, ...]]  # rows of a table; the first is the head
+Rows = list[tuple[str, ...]]  # rows of a table; the first is the head
 
 
 @click.group(
@@ -207,7 +207,7 @@ def set_rows() -> Rows:
     from harness.engines.costs.shapes import weight_bytes
     from workloads.models import model_set, sets
 
-    rows = [("set", "models", "weights GiB", "shapes")]
+    rows: Rows = [("set", "models", "weights GiB", "shapes")]
     for name in sets():
         members = model_set(name).members
         shapes = [member.shape.name for member in members]
@@ -223,7 +223,7 @@ def shape_rows() -> Rows:
     from workloads.models import repos, shapes
 
     ids = {name: repo for repo, name in repos().items()}
-    rows = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
+    rows: Rows = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
     for name, its in shapes().items():
         weights, kv = f"{weight_bytes(its) / GIB:.2f}", f"{kv_token_bytes(its) / 1024:g}"
         rows.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
@@ -243,22 +243,13 @@ def gpu_rows() -> Rows:
     from harness.engines.costs import quantities
     from harness.rows import checked
 
-    rows = [("kind", "card", "memory GiB", "SMs", "bf16 TFLOP/s", "HBM TB/s", "PCIe GB/s", "NVLink GB/s", "checked")]
+    head = ("kind", "card", "memory GiB", "SMs", "bf16 TFLOP/s", "HBM TB/s", "PCIe GB/s", "NVLink GB/s", "checked")
+    rows: Rows = [head]
     for gpu in map(quantities.gpu, quantities.gpu_kinds()):
+        rates = (gpu.flops / 1e12, gpu.hbm / 1e12, gpu.h2d / 1e9, gpu.nvlink / 1e9)
         on = ", ".join(host for host, kinds in checked.pairs().items() if gpu.kind in kinds) or "no"
-        rows.append(
-            (
-                gpu.kind,
-                gpu.name,
-                f"{gpu.mem_bytes / GIB:.1f}",
-                str(gpu.sms),
-                f"{gpu.flops / 1e12:g}",
-                f"{gpu.hbm / 1e12:g}",
-                f"{gpu.h2d / 1e9:g}",
-                f"{gpu.nvlink / 1e9:g}",
-                on,
-            )
-        )
+        memory = f"{gpu.mem_bytes / GIB:.1f}"
+        rows.append((gpu.kind, gpu.name, memory, str(gpu.sms), *(f"{rate:g}" for rate in rates), on))
     return rows
 
 
@@ -274,19 +265,12 @@ def host_rows() -> Rows:
     """Return each host profile with the times that it adds."""
     from harness.engines.costs import quantities
 
-    rows = [("profile", "ms a step", "us a sequence", "ms of API a request", "a step's part is")]
+    rows: Rows = [("profile", "ms a step", "us a sequence", "ms of API a request", "a step's part is")]
     for name in quantities.hosts():
         host = quantities.host(name, "h100")
-        api_ms = 1e3 * (host.api_in_s + host.api_out_s)
-        rows.append(
-            (
-                name,
-                f"{1e3 * host.host0:.3g}",
-                f"{1e6 * host.host1:.3g}",
-                f"{api_ms:.3g}",
-                "added" if host.serial else "hidden behind the GPU",
-            )
-        )
+        times = (1e3 * host.host0, 1e6 * host.host1, 1e3 * (host.api_in_s + host.api_out_s))
+        part = "added" if host.serial else "hidden behind the GPU"
+        rows.append((name, *(f"{time:.3g}" for time in times), part))
     return rows
 
 
@@ -372,7 +356,6 @@ def definitions() -> None:
     lines = [("definition", "judges", "needs", "formula")]
     for name, entry in DEFINITIONS.items():
         needs = "token times" if entry.by_token else "-"
-        lines.append(
-            (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
-        )
+        formula = entry.formula.partition("\n\n")[0].replace("\n", " ")
+        lines.append((name, ", ".join(entry.judges) or "-", needs, formula))
     screen([answer, *aligned(lines, room())], every=False)

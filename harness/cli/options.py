@@ -14,6 +14,7 @@ import click
 
 from harness.cli import values
 from harness.cli.values import WORDS, Number, listed, read_joined
+from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 from workloads.usual import TRACE, WORLD
 
@@ -86,9 +87,9 @@ def system_names() -> list[str]:
     return system.names()
 
 
-def stems(folder: str, pattern: str = "*.toml") -> list[str]:
-    """Return the sorted names, without their endings, of a repository folder's files that match `pattern`."""
-    return sorted(path.stem for path in (ROOT / folder).glob(pattern))
+def stems(folder: str) -> list[str]:
+    """Return the sorted names, without their endings, of the TOML files in a folder of the repository."""
+    return sorted(path.stem for path in (ROOT / folder).glob("*.toml"))
 
 
 def study_names() -> list[str]:
@@ -139,6 +140,11 @@ def target(text: str) -> Callable[[Any], Any]:
     return click.option("--target", type=level, default=99.0, show_default=True, metavar="PERCENT", help=text)
 
 
+def out(text: str) -> Callable[[Any], Any]:
+    """Return the option for the folder of runs, with its help."""
+    return click.option("-o", "--out", type=values.PATH, is_eager=True, metavar="DIR", help=text)
+
+
 def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Combine several options into one decorator."""
 
@@ -151,14 +157,7 @@ def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: one screen]")
-OUT = click.option(
-    "-o",
-    "--out",
-    type=values.PATH,
-    is_eager=True,
-    metavar="DIR",
-    help="Folder for runs, and for logs that are converted.  [default: results/]",
-)
+OUT = out("Folder for runs, and for logs that are converted.  [default: results/]")
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -273,43 +272,39 @@ TRUST = click.option(
 )
 
 
-def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    """Refuse an option of an earlier release, and say where it went."""
-    from harness.policy.types import UserError
+def moved(says: str, *names: str) -> Callable[[Any], Any]:
+    """Return hidden options of an earlier release, each refused in these words, which take its name and its value."""
 
-    if text is not None:
-        raise UserError(f"{param.opts[0]} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]")
+    def refuse(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
+        if text is not None:
+            raise UserError(says.format(param.opts[0], text))
 
-
-MOVED = grouped(
-    *(click.option(name, hidden=True, expose_value=False, callback=_moved) for name in ("--attach", "--key-env"))
-)
+    return grouped(*(click.option(name, hidden=True, expose_value=False, callback=refuse) for name in names))
 
 
-def _spread(ctx: click.Context, _param: click.Parameter, text: str | None) -> None:
-    """Keep how a log's sessions are assigned to models (--spread), for `_as_trace`."""
-    if text is not None:
-        from traces.deal import spread
-
-        ctx.meta[SPREAD] = spread(text)
+MOVED = moved("{} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]", "--attach", "--key-env")
 
 
-def _noted(ctx: click.Context, param: click.Parameter, given: Any) -> None:
-    """Keep which streams of a log are renamed, dropped or shifted, for `chosen_streams`."""
-    ctx.meta[f"bench.{param.name}"] = given
+def _of_log(name: str, read: Callable[[click.Context, click.Parameter, Any], Any], **more: Any) -> Callable[[Any], Any]:
+    """Return an option on a log's streams or sessions, which is kept for `_as_trace` as `read` has it."""
+
+    def keep(ctx: click.Context, param: click.Parameter, given: Any) -> None:
+        ctx.meta[f"bench.{param.name}"] = read(ctx, param, given)
+
+    return click.option(name, is_eager=True, expose_value=False, callback=keep, **more)
 
 
-def _renamed(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
-    _noted(ctx, param, read_joined(ctx, param, pairs))
+def _read_spread(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Any:
+    from traces.deal import spread
+
+    return None if text is None else spread(text)
 
 
-def _dropped(ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-    _noted(ctx, param, listed("--drop-streams", text) or [])
+def _read_dropped(_ctx: click.Context, param: click.Parameter, text: str | None) -> list[str]:
+    return listed(param.opts[0], text) or []
 
 
-def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> None:
-    from harness.policy.types import UserError
-
+def _read_shifts(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, float]:
     given = dict[str, float]()
     for name, text in read_joined(ctx, param, pairs).items():
         try:
@@ -318,7 +313,7 @@ def _shifted(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...])
             given[name] = math.nan
         if not math.isfinite(given[name]):
             raise UserError(f'--shift {name}: "{text}" is no number of seconds')
-    _noted(ctx, param, given)
+    return given
 
 
 def chosen_streams(ctx: click.Context) -> Any:
@@ -326,7 +321,6 @@ def chosen_streams(ctx: click.Context) -> Any:
 
     Raises UserError if --drop-streams is '*' and the command has no set of models.
     """
-    from harness.policy.types import UserError
     from harness.run.setup import load_models
     from traces.chosen import EVERY, chosen
 
@@ -344,7 +338,7 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
 
     A text that is no file and that no option changes is the name of a trace, and is returned as it is.
     """
-    how, streams = ctx.meta.get(SPREAD), chosen_streams(ctx)
+    how, streams = ctx.meta.get("bench.spread"), chosen_streams(ctx)
     if how is None and streams is None and not Path(text).is_file():
         return text
     from traces.kept import meant
@@ -355,7 +349,6 @@ def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
     return trace
 
 
-SPREAD = "bench.spread"  # key of the context's meta
 SCALING = click.option(
     "--scaling",
     type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
@@ -397,16 +390,16 @@ SLO = grouped(
     click.option("--slo-scale", type=Number(), metavar="X", help="Multiple of the base.  [default: 5; 1 for seconds]"),
 )
 STREAMS = grouped(
-    click.option("--rename", multiple=True, is_eager=True, expose_value=False, callback=_renamed, metavar="OLD=NEW",
-                 help="Give a stream of the log the name of its model; several by commas."),
-    click.option("--drop-streams", is_eager=True, expose_value=False, callback=_dropped, metavar="NAME,...",
-                 help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
-    click.option("--shift", multiple=True, is_eager=True, expose_value=False, callback=_shifted, metavar="NAME=S",
-                 help="Let requests of a stream, or of a gateway (column src), come S seconds later (-S: earlier)."),
+    _of_log("--rename", read_joined, multiple=True, metavar="OLD=NEW",
+            help="Give a stream of the log the name of its model; several by commas."),
+    _of_log("--drop-streams", _read_dropped, metavar="NAME,...",
+            help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    _of_log("--shift", _read_shifts, multiple=True, metavar="NAME=S",
+            help="Let requests of a stream, or of a gateway (column src), come S seconds later (-S: earlier)."),
 )  # fmt: skip
 TRACED = grouped(
-    click.option("--spread", metavar="N[:FIELD=V,...]", is_eager=True, expose_value=False, callback=_spread,
-                 help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
+    _of_log("--spread", _read_spread, metavar="N[:FIELD=V,...]",
+            help="Deal the log's sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."),
     click.option("--trace", default=TRACE, show_default=True, callback=_as_trace,
                  shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator as NAME+FIELD=VALUE, a canonical Parquet, or a "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +30,7 @@ def keep_command(folder: Path) -> None:
     """Write this command into the folder of its answer, without options that do not change the answer."""
     from harness.rows import record
 
-    words, rest = iter(click.get_current_context().meta.get(WORDS, ())), list[str]()
-    for word in words:
-        if word in WITH_VALUE:
-            next(words, None)
-        elif word not in ALONE and word.partition("=")[0] not in WITH_VALUE:
-            rest.append(word)
-    line = shlex.join(["bench", *rest]) + "\n"
+    line = _without(WITH_VALUE, ALONE) + "\n"
     path = folder / record.COMMAND
     if not path.is_file() or path.read_bytes() != line.encode():
         record.write_bytes(path, line.encode())
@@ -54,7 +48,7 @@ def make_part(
     click.echo(f"shard {shard}: {searches}{part.runs:,} runs are stored in {short_path(out)}")
     for name, why in part.failed.items():
         click.echo(f"{name}: {why}", err=True)
-    click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
+    tell_collect()
     return Code.REFUSED if part.failed else Code.DONE
 
 
@@ -71,7 +65,7 @@ def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Itera
             yield
     except sweep.Missing:
         status(progress(), every=False, err=True)
-        click.echo(f"what makes them: bench {again('--collect')}, or each of its shards: --shard I/N", err=True)
+        click.echo(f"what makes them: {_without()}, or each of its shards: --shard I/N", err=True)
         raise
 
 
@@ -95,14 +89,17 @@ def _named(panels: tuple[str, ...]) -> str:
     return first if len(panels) == 1 else f"{first} and {len(panels) - 1} more"
 
 
-def again(without: str, more: str = "") -> str:
-    """Return the words of this command without the option `without` and its value, and with `more` at the end."""
-    words = iter(click.get_current_context().meta.get(WORDS, ()))
-    rest = list[str]()
+def tell_collect() -> None:
+    """Print the command that shows the results of all shards."""
+    click.echo(f"once all shards are done: {_without({'--shard'})} --collect")
+
+
+def _without(with_value: Collection[str] = (), alone: Collection[str] = ()) -> str:
+    """Return this command without some options: those `with_value` and their values, and those that stand `alone`."""
+    words, rest = iter(click.get_current_context().meta.get(WORDS, ())), ["bench"]
     for word in words:
-        if word == without:
-            if without == "--shard":
-                next(words, None)
-        elif not word.startswith(f"{without}="):
+        if word in with_value:
+            next(words, None)
+        elif word not in alone and word.partition("=")[0] not in with_value:
             rest.append(word)
-    return shlex.join([*rest, more] if more else rest)
+    return shlex.join(rest)

@@ -11,6 +11,7 @@ import plots
 from harness.answers.commands import again, real, short_path
 from harness.cli.options import FIGURES, RESULTS, examples
 from harness.cli.values import PATH, WORDS, Number, listed
+from harness.policy.types import UserError
 
 MOST_NAME = 40  # characters of a system's name in a figure
 
@@ -75,21 +76,12 @@ def plot(
 
     Without FOLDER, the newest comparison or study.
     """
-    from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from harness.study import sensitivity
     from plots import form
 
-    drawn_form = form.Form(
-        width,
-        tuple(listed("--only", only) or ()),
-        _renamed(rename),
-        panel or "",
-        caption,
-        _formats(formats),
-        style_file,
-    )
-
+    chosen = tuple(listed("--only", only) or ())
+    drawn_form = form.Form(width, chosen, _renamed(rename), panel or "", caption, _formats(formats), style_file)
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
         if not stored:
@@ -136,8 +128,6 @@ def _options(folder: Path) -> list[str]:
 
 def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:
     """Return the figures that can choose or rename what they draw as `options` say. Raises UserError if none can."""
-    from harness.policy.types import UserError
-
     able = {label: figure for label, figure in figures.items() if not {*options} - getattr(figure, "CHOOSES", set())}
     if not able:
         raise UserError(f"{' and '.join(options)}: not of the figure {' or '.join(figures)} (docs/share.md)")
@@ -146,8 +136,6 @@ def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, An
 
 def _renamed(text: str | None) -> dict[str, str]:
     """Read --rename: the new name of each system by its old one. Raises UserError for a pair that is not valid."""
-    from harness.policy.types import UserError
-
     pairs = [part.rpartition("=") for part in listed("--rename", text) or []]
     if bad := next((f"{old}{sign}{new}" for old, sign, new in pairs if not old.strip() or not new.strip()), None):
         raise UserError(f'--rename "{bad}" is not OLD=NEW')
@@ -158,7 +146,6 @@ def _renamed(text: str | None) -> dict[str, str]:
 
 def _formats(text: str) -> tuple[str, ...]:
     from harness.policy.fields import meant
-    from harness.policy.types import UserError
     from plots.form import FORMATS
 
     names = listed("--format", text) or []
@@ -169,8 +156,6 @@ def _formats(text: str) -> tuple[str, ...]:
 
 def _figures(folder: Path, name: str | None) -> dict[str, Any]:
     """Return the figures to draw of a folder, by name. UserError if there are none."""
-    from harness.policy.types import UserError
-
     if not folder.is_dir():
         raise UserError(f"{short_path(folder)}: no such folder")
     if name is not None:

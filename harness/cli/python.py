@@ -44,15 +44,10 @@ class Comparison:
         frame = frame[frame["definition"] == self.measured.study.definitions[0]]
         key = ["run", "label", "x", "gpus", "seed", "infeasible", "skipped"]
         pooled = frame["over"] == "pooled"
-        values = {
-            "attainment": frame["value"].where(pooled),
-            "mean_model": frame["value"].where(~pooled),
-            "worst_model": frame["value"].where(~pooled),
-        }
-        frame = frame.assign(**values)
+        frame = frame.assign(pooled=frame["value"].where(pooled), by_model=frame["value"].where(~pooled))
         by_run = frame.groupby(key, sort=False, dropna=False, observed=True)
         out: pd.DataFrame = by_run.agg(
-            attainment=("attainment", "first"), mean_model=("mean_model", "mean"), worst_model=("worst_model", "min")
+            attainment=("pooled", "first"), mean_model=("by_model", "mean"), worst_model=("by_model", "min")
         ).reset_index()
         return out
 

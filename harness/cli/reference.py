@@ -128,7 +128,7 @@ def _commands() -> Iterator[str]:
 def _command(command: click.Command, parent: click.Context, words: str, level: str) -> Iterator[str]:
     """Describe a command with its options and examples, and then its subcommands."""
     context = click.Context(command, parent)
-    arguments = " ".join(param.make_metavar(context) for param in command.params if _argument(param))
+    arguments = " ".join(param.make_metavar(context) for param in command.params if isinstance(param, click.Argument))
     yield f"{level} {words}\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     yield f"```text\n{words}{f' {arguments}' if arguments else ''} [OPTIONS]\n```\n"
@@ -138,10 +138,6 @@ def _command(command: click.Command, parent: click.Context, words: str, level: s
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from _command(inner, context, f"{words} {name}", f"{level}#")
-
-
-def _argument(param: click.Parameter) -> bool:
-    return isinstance(param, click.Argument)
 
 
 def _options(context: click.Context) -> Iterator[str]:
@@ -379,18 +375,8 @@ def _traces() -> Iterator[str]:
     for name, entry in manifest().items():
         label = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
-        rows.append(
-            (
-                f"`{label}`",
-                entry["tier"],
-                str(entry["models"]),
-                str(entry["requests"]),
-                f"{entry['span_s']:g}",
-                entry["licence"],
-                _plain(entry["note"]),
-                _plain(how),
-            )
-        )
+        sizes = (str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}")
+        rows.append((_code(label), entry["tier"], *sizes, entry["licence"], _plain(entry["note"]), _plain(how)))
     yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
     yield "## Readers\n"
     yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"

@@ -10,6 +10,7 @@ import click
 from harness.answers.commands import real, short_path
 from harness.cli.options import RESULTS, examples
 from harness.cli.values import Target
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.answers.page import Picture
@@ -33,7 +34,6 @@ def report(*, folder: str | None, out: Path | None) -> None:
     from importlib.metadata import version
 
     from harness.answers.page import page, paged, question
-    from harness.policy.types import UserError
     from harness.rows import record
 
     made = real(_folder(folder))
@@ -53,7 +53,6 @@ def report(*, folder: str | None, out: Path | None) -> None:
 def _folder(name: str | None) -> Path:
     """Return the folder of an answer: as given, that of a study, or the newest. UserError where there is none."""
     from harness.policy.fields import meant
-    from harness.policy.types import UserError
     from harness.rows.record import SIZE, SWEEP
     from harness.study import load as studies
 
@@ -85,7 +84,6 @@ def _pictures(folder: Path) -> list[Picture]:
 
     import plots
     from harness.answers.page import Picture
-    from harness.policy.types import UserError
     from plots import form
 
     drawn = []

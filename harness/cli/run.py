@@ -12,6 +12,7 @@ from harness.answers.commands import explain_command, real, short_path
 from harness.cli.options import LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.spec import Spec
@@ -34,7 +35,6 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 
     from harness.answers import explain as words
     from harness.answers.notes import by_model
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import score, streams, sweep
     from harness.run.execute import recorded

@@ -14,6 +14,7 @@ from harness.cli.codes import Code
 from harness.cli.options import RESULTS, complete, examples, system_names
 from harness.cli.terminal import screen
 from harness.cli.values import PATH, listed
+from harness.policy.types import UserError
 
 SCORES = RESULTS / "scores"
 PUBLISHED = RESULTS / "suite"
@@ -50,7 +51,6 @@ def score(
     that rate as a share of the best known and of the bound. The policy runs in a process of its own, with limits. One
     that fails bench check is refused.
     """
-    from harness.policy.types import UserError
     from harness.suite import card, suite, table
     from harness.suite.score import Entry
     from harness.suite.score import score as scored

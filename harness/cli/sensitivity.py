@@ -16,6 +16,7 @@ from harness.cli.asked import Asked, asks, contest
 from harness.cli.study import dry
 from harness.cli.terminal import teller
 from harness.cli.values import listed
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.spec import Spec
@@ -57,7 +58,6 @@ def sensitivity(asked: Asked, *, constants: str | None, knee: bool, no_plot: boo
     unchanged machine. The result is kept beside the comparison of the same systems, rates and seeds, and its figure
     repeats it.
     """
-    from harness.policy.types import UserError
     from harness.study.compare import silent, stem_of
     from harness.study.constants import settings as changes_of
     from harness.study.measure import measure

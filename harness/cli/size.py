@@ -12,9 +12,10 @@ from harness.answers.commands import short_path
 from harness.answers.table import WIDTH, aligned
 from harness.cli import options
 from harness.cli.asked import Asked, asks
-from harness.cli.parts import again, collecting, keep_command
+from harness.cli.parts import collecting, keep_command, tell_collect
 from harness.cli.terminal import folded, prose, teller
-from harness.cli.values import PATH, listed, read_joined
+from harness.cli.values import listed, read_joined
+from harness.policy.types import UserError
 from workloads.usual import SIZED
 
 if TYPE_CHECKING:
@@ -109,14 +110,7 @@ MOST_GPUS = 4096
 )
 @options.PARTS
 @options.RUNNING
-@click.option(
-    "-o",
-    "--out",
-    type=PATH,
-    is_eager=True,
-    metavar="DIR",
-    help="Folder for runs, the figure, and logs that are converted.  [default: results/]",
-)
+@options.out("Folder for runs, the figure, and logs that are converted.  [default: results/]")
 @asks
 def size(
     asked: Asked,
@@ -143,7 +137,6 @@ def size(
     takes.
     """
     from harness.answers import size as words
-    from harness.policy.types import UserError
     from harness.study import deploy as deployed
     from harness.study.size import SizeSearch
     from harness.study.size_kept import keep
@@ -181,7 +174,7 @@ def size(
                 sized = SizeSearch(question, folder, asked.workers, progress).done()
     if shard is not None:
         click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
-        click.echo(f"once all shards are done: bench {again('--shard', more='--collect')}")
+        tell_collect()
         return
     answer = keep(sized, text := words.words(sized), folder)
     keep_command(answer)
@@ -205,16 +198,9 @@ def size(
 def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
     """Show the streams of the log, then each search with its cost."""
     rows = [("GPU", "system", "GPUs", "runs", "minutes")]
-    rows += [
-        (
-            search.kind,
-            search.system,
-            f"{search.least}-{search.most}",
-            f"<= {search.runs}",
-            f"<= {search.seconds / 60:.2g}",
-        )
-        for search in searches
-    ]
+    for search in searches:
+        span, runs, minutes = f"{search.least}-{search.most}", f"<= {search.runs}", f"<= {search.seconds / 60:.2g}"
+        rows.append((search.kind, search.system, span, runs, minutes))
     total = sum(search.seconds for search in searches) / 60
     for line in (*streams, *aligned(rows)):
         click.echo(line)
@@ -224,8 +210,6 @@ def _dry(searches: Sequence[Outlook], streams: Sequence[str]) -> None:
 
 
 def _span(text: str) -> tuple[int, int]:
-    from harness.policy.types import UserError
-
     match = RANGE.fullmatch(text.strip())
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most <= MOST_GPUS:
@@ -234,8 +218,6 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def _growth(text: str) -> list[float]:
-    from harness.policy.types import UserError
-
     try:
         times = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from itertools import product
+from dataclasses import replace
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,23 +13,13 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
+from harness.cli import options
 from harness.cli.codes import Code
-from harness.cli.options import (
-    ENOUGH,
-    FIGURES,
-    PARTS,
-    RESULTS,
-    RUNNING,
-    Grouped,
-    complete,
-    examples,
-    study_names,
-    system_names,
-    trace_names,
-)
+from harness.cli.options import FIGURES, RESULTS, Grouped, complete, examples, study_names, trace_names
 from harness.cli.parts import collecting, keep_command, make_part, status
 from harness.cli.terminal import teller
 from harness.cli.values import PATH, SOME_SEEDS, listed
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.estimates import Costs
@@ -56,13 +47,8 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Seeds of each point, instead of the study's.")
-@ENOUGH
-@click.option(
-    "--systems",
-    metavar="LIST",
-    shell_complete=complete(system_names, many=True),
-    help="Systems, instead of the study's; the first is the one under study.",
-)
+@options.ENOUGH
+@options.systems("Systems, instead of the study's; the first is the one under study.")
 @click.option(
     "--traces", metavar="LIST", shell_complete=complete(trace_names, many=True), help="Traces, instead of the study's."
 )
@@ -86,7 +72,7 @@ if TYPE_CHECKING:
     help="Cost table of --engine, or of another machine to simulate (bench calibrate writes one).",
 )
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
-@PARTS
+@options.PARTS
 @click.option(
     "--status",
     "looked_at",
@@ -98,7 +84,7 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Print intervals, other definitions and claims too.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @click.option("--publish", is_flag=True, help="Write all tables into results/studies, with the code that made them.")
-@RUNNING
+@options.RUNNING
 @click.option(
     "-o", "--out", type=PATH, metavar="DIR", help="Folder for runs, and for the figure.  [default: results/NAME]"
 )
@@ -112,7 +98,6 @@ def study(
 
     Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
-    from harness.policy.types import UserError
     from harness.study import load as studies
     from harness.study import shards
     from harness.study.measure import measure
@@ -210,8 +195,6 @@ def _lines(measured: Measured, every: bool, markdown: bool) -> list[str]:
 
 def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
-    from dataclasses import replace
-
     from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid
@@ -285,9 +268,6 @@ class _Cost(NamedTuple):
 
 
 def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float) -> _Cost:
-    from dataclasses import replace
-    from itertools import cycle, islice
-
     from harness.run import realtime
     from harness.run.resolve import resolve
 
@@ -301,16 +281,10 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    spans = [] if realtime.span(ready) is None else [span for run in scaled if (span := realtime.span(run, drain_s))]
-    return _Cost(
-        ready.gpus,
-        text if panel.xs else "knee",
-        points,
-        searched,
-        sum(costs) * points / len(xs),
-        list(islice(cycle(spans), points if spans else 0)),
-        realtime.lacking(ready) if spans else "",
-    )
+    seconds = sum(costs) * points / len(xs)
+    spans = [span for run in scaled if (span := realtime.span(run, drain_s))]
+    each, never = list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else ""
+    return _Cost(ready.gpus, text if panel.xs else "knee", points, searched, seconds, each, never)
 
 
 def _rate_scale(panel: Panel, spec: Spec, x: float) -> float:

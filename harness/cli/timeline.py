@@ -11,6 +11,7 @@ from harness.cli.explain import stored_run
 from harness.cli.options import FIGURES, TRUST, examples
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH, TARGET
+from harness.policy.types import UserError
 
 
 @click.command(
@@ -30,7 +31,6 @@ def timeline(run: Path, out: Path | None) -> None:
     It shows lanes, turns, links, memory and requests; a span of decode steps is one slice. The run is repeated from its
     spec, so it must be a simulated one.
     """
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import perfetto as trace_event
     from harness.run import retrace
@@ -43,12 +43,8 @@ def timeline(run: Path, out: Path | None) -> None:
     with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
     events = trace_event.events(trace, table)
-    facts = {
-        "run": run.name,
-        "spec": about["spec"],
-        "fidelity": about["fidelity"],
-        "window_starts_us": round(-trace.start_s * 1e6, 3),
-    }
+    facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"]}
+    facts |= {"window_starts_us": round(-trace.start_s * 1e6, 3)}
     record.write_bytes(path, trace_event.document(events, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(events):,} events of {span}; open it at https://ui.perfetto.dev")

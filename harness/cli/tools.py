@@ -14,6 +14,7 @@ from harness.answers.commands import short_path
 from harness.cli.codes import Code
 from harness.cli.options import complete, examples, system_names
 from harness.cli.values import PATH
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
@@ -45,7 +46,6 @@ def check(
     from harness.check.engine import check as conform_engine
     from harness.check.under import under
     from harness.loop import system as systems
-    from harness.policy.types import UserError
     from harness.rows import vetted
 
     if (system is not None) + (engine is not None) + every != 1:

@@ -15,6 +15,7 @@ from harness.answers.table import aligned
 from harness.cli.options import ALL, FIGURES, STREAMS, chosen_streams, complete, examples, trace_names
 from harness.cli.terminal import room, screen
 from harness.cli.values import MOST_INT, PATH, POSITIVE, TARGET, Whole, read_pairs
+from harness.policy.types import UserError
 from traces import readers
 
 if TYPE_CHECKING:
@@ -182,7 +183,6 @@ def convert(
     Of a log only stamps, counts, names of models and keyed hashes of sessions and prompt blocks are read. Ids of the
     blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
-    from harness.policy.types import UserError
     from traces import chosen, deal, schema
     from traces import convert as converter
 

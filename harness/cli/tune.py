@@ -11,27 +11,21 @@ import click
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
-from harness.cli.options import ALL, OUT, PARTS, RESULTS, ROOT, RUNNING, complete, examples, system_names
+from harness.cli import options
 from harness.cli.terminal import room, screen, teller
 from harness.cli.values import TARGET, listed
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.run.shard import Shard
     from harness.study.tune import Tuned
 
-TUNED = ROOT / "systems" / "tuned.toml"
+TUNED = options.ROOT / "systems" / "tuned.toml"
 SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 
 
-@click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
-@click.option(
-    "--systems",
-    default=SYSTEMS,
-    show_default=True,
-    metavar="LIST",
-    shell_complete=complete(system_names, many=True),
-    help="Systems by name.",
-)
+@click.command(epilog=options.examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
+@options.systems("Systems by name.", default=SYSTEMS, show_default=True)
 @click.option(
     "--draws",
     default=16,
@@ -53,10 +47,10 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
     metavar="FILE",
     help="File for the draws and the choice.  [default: systems/tuned.toml]",
 )
-@ALL
-@PARTS
-@RUNNING
-@OUT
+@options.ALL
+@options.PARTS
+@options.RUNNING
+@options.OUT
 def tune(
     *,
     systems: str,
@@ -78,7 +72,6 @@ def tune(
     """
     from datetime import UTC, datetime
 
-    from harness.policy.types import UserError
     from harness.rows import record
     from harness.run import sweep
     from harness.study import tune as tuning
@@ -86,7 +79,7 @@ def tune(
     names = listed("--systems", systems) or []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
-    folder = real(out or RESULTS)
+    folder = real(out or options.RESULTS)
     with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
         results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=progress, shard=shard)
     if shard is not None:

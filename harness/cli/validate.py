@@ -15,6 +15,8 @@ from harness.answers.table import aligned, laid
 from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
+from harness.policy import fields
+from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,29 +149,33 @@ def validate(
     --engine measures servers now, and compares the ranks of systems, then attainment, then latencies. --log reads the
     start of one server of yours.
     """
-    from harness.policy.types import UserError
-
     kind = "log" if log is not None else _kind(folders, engine)
     ctx = click.get_current_context()
     given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
         param = next(param for param in ctx.command.params if param.name == other)
         raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[name] for name in TAKEN[other])}")
-    stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if log is not None:
         if "folders" in given or engine is not None:
             raise UserError("--log compares one server's start: no files or --engine beside it")
         _started(log, asked["models"] if "models" in given else None, gpu)
     elif engine is not None:
-        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
+        _predicted(engine, out, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
     elif not folders:
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     elif kind == "files":
-        _measured(folders, out, stem, shape, page, plot=not no_plot, every=every)
+        _measured(folders, out, shape, page, plot=not no_plot, every=every)
     else:
         _compare_folder(folders[0], kind, asked["table"], asked["slo"], page, every=every)
+
+
+def _stem(out: Path | None, name: str) -> Path:
+    """Return the path of a figure without its ending, and make its folder; `name` is its usual one."""
+    stem = real(out.with_suffix("") if out else FIGURES / name)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    return stem
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
@@ -184,7 +190,6 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
     """Print the weights and KV memory in a server's start-up log beside the simulator's."""
-    from harness.answers.table import aligned
     from harness.validate import starts
 
     start = starts.read(log)
@@ -199,7 +204,6 @@ def _compare_folder(
     """Compare the simulator with a folder's stored runs, or with its measurements of two models at once."""
     from functools import partial
 
-    from harness.policy.types import UserError
     from harness.rows.record import write_bytes
     from harness.validate import corun, stored
 
@@ -225,14 +229,7 @@ def _compare_folder(
 
 
 def _measured(
-    folders: tuple[Path, ...],
-    out: Path | None,
-    stem: Path,
-    shape: Path | None,
-    page: Path | None,
-    *,
-    plot: bool,
-    every: bool,
+    folders: tuple[Path, ...], out: Path | None, shape: Path | None, page: Path | None, *, plot: bool, every: bool
 ) -> None:
     """Compare the simulator with files of measured runs; print the result, write the page and draw the figures."""
     from harness.rows.record import write_bytes
@@ -243,51 +240,49 @@ def _measured(
 
     shapes = read_shapes(shape) if shape else {}
     shared = [path for folder in folders for path in staggered.files(folder)]
-    only = len(folders) == 1 and folders[0] in shared
     ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
     ramps = [line for ramp in ran for line in (ramp.path.name, *(f"  {note}" for note in ramp.notes))]
     aims = [f"{ramp.path.name}: {staggered.met(ramp.notes)}" for ramp in ran]
-    frame = everything = None
-    skipped = list(lacking)
-    if only:
-        answer, table, notes = "; ".join(aims), [], [f"skipped {skip}" for skip in skipped]
-    else:
-        runs = measured.read_all(folders, shapes, {path.name for path in shared})
-        skipped = [*runs.skipped, *lacking]
-        with Terminal() as teller:
-            everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
-        frame = everything[everything["group"] == ""]
-        counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
-        answer = f"{judge.answer(frame)}{counts}"
-        rows = list(judge.scores(frame)) if len(frame) else []
-        table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
-        table += [judge.SIGNS] * bool(rows)
-        if groups := judge.groups(everything):
-            aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
-            table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
-            table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
-        notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
-    screen([answer, *table, *notes, *(ramps if every or only else aims)], every=every)
+    if len(folders) == 1 and folders[0] in shared:
+        screen(["; ".join(aims), *(f"skipped {skip}" for skip in lacking), *ramps], every=every)
+        sys.stdout.flush()
+        if plot:
+            _draw_staggered(ran, out)
+        return
+    runs = measured.read_all(folders, shapes, {path.name for path in shared})
+    skipped = [*runs.skipped, *lacking]
+    with Terminal() as teller:
+        everything = judge.points(runs.cases, lambda done, total: teller.progress("measured runs", done, total))
+    frame = everything[everything["group"] == ""]
+    counts = f"{len(runs.cases)} cases of {everything['file'].nunique()} files, {len(skipped)} skipped"
+    rows = list(judge.scores(frame)) if len(frame) else []
+    table = [*aligned(line if every else line[: judge.BRIEF] for line in rows), judge.SIGNS] if rows else []
+    if groups := judge.groups(everything):
+        aim = "/".join(f"{x:g}" for x in judge.GROUP_AIM)
+        table += [f"quantised models and mixtures: no row was fitted on; median/P95 of errors (aim: {aim})"]
+        table += [*aligned(groups), *(judge.furthest(everything) if every else ())]
+    notes = [*judge.notes(frame), *(f"skipped {skip}" for skip in skipped)]
+    screen([f"{judge.answer(frame)}{counts}", *table, *notes, *(ramps if every else aims)], every=every)
     sys.stdout.flush()
-    if page is not None and everything is not None:
+    if page is not None:
         ramp_notes = [note for ramp in ran for note in ramp.notes]
         text = pages.page(everything, skipped, ramp_notes, idle.footprint(), laid)
         write_bytes(real(page), text.encode())
         click.echo(short_path(real(page)))
     if plot:
-        _draw_staggered(ran, out if only else None)
-    if plot and frame is not None and len(frame):
+        _draw_staggered(ran, None)
+    if plot and len(frame):
         from plots import scatter
 
-        stem.parent.mkdir(parents=True, exist_ok=True)
         command = f"bench validate {' '.join(map(short_path, folders))}"
-        paths = scatter.render(scatter.runs, frame, stem, command)
+        paths = scatter.render(scatter.runs, frame, _stem(out, "validate"), command)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
-def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
+def _predicted(
+    engine: str, out: Path | None, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any
+) -> None:
     """Compare the simulator with an engine's servers, or devices, on the same specs."""
-    from harness.policy.types import UserError
     from harness.run import realtime
     from harness.validate import predicted, ranks
 
@@ -310,7 +305,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; error of the simulated latencies, beside the spread of the servers' repeats")
     lines += aligned(list(ranks.cell_rows(cells, comparison.attainment)))
-    devices, attainment = engine_name(engine) == TORCH, comparison.attainment
+    devices, attainment = fields.asked(engine).name == TORCH, comparison.attainment
     met = ranks.verdict_lines(cells, attainment, judged=plan.judged) if devices else ranks.aims(cells)
     for cell in ranks.misses(cells, attainment) if devices else ():
         reason = predicted.cause(comparison.waits, cell.condition, cell.label)
@@ -324,7 +319,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         from harness.validate.page import compared
         from plots import scatter
 
-        stem.parent.mkdir(parents=True, exist_ok=True)
+        stem = _stem(out, "validate")
         who = "Torch's devices: emulated" if devices else "Servers: real"
         caption = f"{who}, {comparison.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
         command = f"bench validate --engine {engine} --table {asked['table']}"
@@ -334,21 +329,13 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
         click.echo(" · ".join(short_path(path) for path in (*paths, stem.with_suffix(".md"))))
 
 
-def engine_name(engine: str) -> str:
-    """Return an engine's name without its fields."""
-    from harness.policy.fields import asked
-
-    return asked(engine).name
-
-
 def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     """Return what is run on both an engine and the simulator, and a line for each system that cannot be run."""
-    from harness.policy.types import UserError
     from harness.validate import predicted, tiers
     from workloads.models import named
 
     ctx = click.get_current_context()
-    devices = engine_name(engine) == TORCH
+    devices = fields.asked(engine).name == TORCH
     if asked["full"] and not devices:
         raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
     base = (
@@ -376,8 +363,6 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    from harness.policy.types import UserError
-
     counts = _numbers("--counts", text)
     if bad := next((number for number in counts if number != int(number)), None):
         raise UserError(f"--counts {bad:g} is not a whole number")
@@ -386,8 +371,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _numbers(option: str, text: str) -> list[float]:
     """Read the numbers above 0 of an option's list."""
-    from harness.policy.types import UserError
-
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -432,8 +415,7 @@ def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
         return
     from plots import fig_staggered
 
-    stem = real(out.with_suffix("") if out else FIGURES / "staggered")
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem = _stem(out, "staggered")
     for k, ramp in enumerate(ran, start=1):
         at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
         paths = fig_staggered.render(ramp.frame, at, f"bench validate {short_path(ramp.path)}", ramp.title)

@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from harness.policy.types import UserError
+
 WORDS = "bench.words"  # key of the context's meta: the words of the command line
 MOST_SHOWN = 60  # characters of a wrong value
 OF_SYSTEMS = ("system", "preset", "fields")
@@ -32,7 +34,6 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
     """Read `--rate-scale LIST` as numbers above 0."""
     if text is None:
         return None
-    from harness.policy.types import UserError
 
     try:
         rates = tuple(dict.fromkeys(float(part) for part in text.split(",")))
@@ -45,8 +46,6 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 def listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
     """Split a list at `between`; None stays None. Raises UserError if the list holds nothing."""
-    from harness.policy.types import UserError
-
     if text is None:
         return None
     parts = [part.strip() for part in text.split(between) if part.strip()]
@@ -57,8 +56,6 @@ def listed(option: str, text: str | None, between: str = ",") -> list[str] | Non
 
 def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
-    from harness.policy.types import UserError
-
     values = dict[str, str]()
     for pair in pairs:
         key, value = (part.strip() for part in pair.partition("=")[::2])
@@ -78,7 +75,6 @@ def read_joined(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
     """Read `--set KEY=VALUE` as TOML; a bare word is a string. UserError for a key that something else sets."""
     from harness.policy.fields import toml_value
-    from harness.policy.types import UserError
 
     texts = read_pairs(ctx, param, pairs)
     for key in texts:
@@ -127,8 +123,6 @@ class Gpus(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read a whole number. Raises UserError for several counts."""
-        from harness.policy.types import UserError
-
         text = str(value)
         if re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()):
             return int(text)

@@ -121,7 +121,7 @@ class Cluster:
 
     def _connect(self, tasks: Sequence[Task]) -> None:
         """Start the driver with all files that the tasks need; restart it if the files that it has lack some."""
-        files = {path for task in tasks for path in _files(task.spec)}
+        files = {path for task in tasks for path in _files(task.spec).values()}
         if self._process is not None:
             if all((self._staged / _travelling(path)).exists() for path in files):
                 return
@@ -220,14 +220,10 @@ class Cluster:
 # ------------------------------------------------------------------ files that travel
 
 
-def _named(spec: Spec, key: str) -> Path | None:
-    """Return the user's file that a field names, if it does."""
-    value = str(getattr(spec, key) or "").rpartition("classes:")[2]
-    return Path(value) if key != "engine" and value.endswith(FILES[key]) else None
-
-
-def _files(spec: Spec) -> list[Path]:
-    return [path for key in FILES if (path := _named(spec, key)) is not None]
+def _files(spec: Spec) -> dict[str, Path]:
+    """Return the user's files that a spec names, by field."""
+    values = {key: str(getattr(spec, key) or "").rpartition("classes:")[2] for key in FILES if key != "engine"}
+    return {key: Path(value) for key, value in values.items() if value.endswith(FILES[key])}
 
 
 def _travelling(path: Path) -> Path:
@@ -238,10 +234,9 @@ def _travelling(path: Path) -> Path:
 def _moved(spec: Spec) -> Spec:
     """Return a spec that names its files as the node has them."""
     changes: dict[str, Any] = {}
-    for key in FILES:
-        if (path := _named(spec, key)) is not None:
-            rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")
-            changes[key] = f"{rule}{colon}{_travelling(path)}"
+    for key, path in _files(spec).items():
+        rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")
+        changes[key] = f"{rule}{colon}{_travelling(path)}"
     return replace(spec, **changes) if changes else spec
 
 

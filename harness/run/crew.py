@@ -101,16 +101,12 @@ _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
 @contextmanager
 def shared() -> Iterator[None]:
     """Keep one crew for all sweeps within the block; outside of it each sweep has its own."""
-    if _KEPT.get():
-        yield
-        return
-    crew = Crew()
-    token = _KEPT.set(crew)
-    try:
-        yield
-    finally:
-        _KEPT.reset(token)
-        crew.shutdown()
+    with hired() as crew:
+        token = _KEPT.set(crew)
+        try:
+            yield
+        finally:
+            _KEPT.reset(token)
 
 
 @contextmanager

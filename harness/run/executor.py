@@ -54,11 +54,8 @@ def chosen() -> Executor | None:
 
 
 @contextmanager
-def using(executor: Executor | None) -> Iterator[None]:
-    """Execute all runs within the block on an executor, and shut it down; None: on this machine."""
-    if executor is None:
-        yield
-        return
+def using(executor: Executor) -> Iterator[None]:
+    """Execute all runs within the block on an executor, and shut it down."""
     token = _CHOSEN.set(executor)
     try:
         yield

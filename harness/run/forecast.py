@@ -12,6 +12,7 @@ from harness.loop import system
 from harness.loop.guard import guarded
 from harness.policy.events import Woke
 from harness.policy.types import Infeasible, Plan, Unsupported
+from harness.run.resolve import unloaded
 from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
 from traces.load import sized
@@ -54,22 +55,8 @@ def reads_plan(spec: Spec) -> bool:
     Raises Failed where the system's file fails.
     """
     trace = sized(spec.trace, len(load_models(spec.models).members))
-    same = replace(
-        spec,
-        engine="sim",
-        trace=trace,
-        plan="trace",
-        scaling="rotate",
-        rate_scale=1.0,
-        seed=0,
-        window_s=None,
-        slo="",
-        slo_s=(),
-        placement="",
-        homes=(),
-    )
     with blamed(spec):
-        return _reads(same)
+        return _reads(replace(unloaded(spec), engine="sim", trace=trace, plan="trace"))
 
 
 @cache

@@ -107,14 +107,13 @@ def _lanes(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     for step in sorted(trace.steps, key=lambda s: s.start_s):
         kind = "decode" if step.decode_lane else "prompts"
         name = f"{step.phase} {step.tokens} tokens" if step.prompts else f"decode {step.decodes} x {step.steps}"
-        args = {
+        args: Event = {
             "steps": step.steps,
             "decodes": step.decodes,
             "prompts": step.prompts,
             "prompt_tokens": step.tokens,
-            "alone_ms": round(1e3 * step.solo_s, 6),
-            "sms": step.sms if step.sms >= 0 else trace.sms,
         }
+        args |= {"alone_ms": round(1e3 * step.solo_s, 6), "sms": step.sms if step.sms >= 0 else trace.sms}
         for gpu in _gpus(step.batch):
             yield tracks.slice(tracks.thread(gpu, lane(step.batch, kind)), name, step.start_s, step.end_s, **args)
     for turn in sorted(trace.turns, key=lambda t: t.start_s):
@@ -132,9 +131,8 @@ def _links(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     for carriage in sorted(trace.carried, key=lambda x: x.start_s):
         home, name = link_of(carriage.link, len(trace.gpu_bytes))
         what = trace.transfers[carriage.transfer]
-        yield tracks.slice(
-            tracks.thread(home, f"link {name}"), _title(what), carriage.start_s, carriage.end_s, **_facts(what)
-        )
+        at = tracks.thread(home, f"link {name}")
+        yield tracks.slice(at, _title(what), carriage.start_s, carriage.end_s, **_facts(what))
 
 
 def _title(transfer: Transfer) -> str:
@@ -206,12 +204,8 @@ def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]
             continue
         common = {"pid": tracks.process(None), "tid": 0, "cat": "request", "id": f"r{row['id']}"}
         whole = {**common, "name": row["model"]}
-        args = {
-            "request": row["id"],
-            "state": row["state"],
-            "prompt_tokens": row["prompt_tokens"],
-            "output_tokens": row["output_tokens"],
-        }
+        facts = ("state", "prompt_tokens", "output_tokens")
+        args = {"request": row["id"], **{name: row[name] for name in facts}}
         yield {**whole, "ph": "b", "ts": tracks.us_of(parts[0].start_ns), "args": args}
         for part in parts:
             ms = {f"{cause}_ms": ns / 1e6 for cause, ns in part.ns.items()}

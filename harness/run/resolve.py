@@ -54,10 +54,14 @@ def traits(spec: Spec) -> Traits:
 
     Raises Failed where the system's file fails.
     """
-    same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
-                   slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
     with blamed(spec):
-        return _traits(same)
+        return _traits(unloaded(spec))
+
+
+def unloaded(spec: Spec) -> Spec:
+    """Return the spec without its load, its SLO and its placement, so that results for its system can be kept."""
+    return replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
+                   slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
 
 
 @cache

@@ -139,9 +139,7 @@ def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
 
     The transfer of weights is to the batch's instance; without a batch, it is the first of the model's to end.
     """
-    carriers = [
-        transfer for transfer in transfers if transfer.asked_s < wait.end_s and not transfer.end_s <= wait.start_s
-    ]
+    carriers = [x for x in transfers if x.asked_s < wait.end_s and not x.end_s <= wait.start_s]
     if wait.doing == "load":
         carriers = [transfer for transfer in carriers if wait.inst is None or transfer.to == wait.inst.place]
         if wait.inst is None:
@@ -149,10 +147,8 @@ def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
     seconds = dict.fromkeys(CARRYING, 0.0)
     for transfer in carriers:
         seconds["size_bytes"] = float(transfer.size_bytes)
-        times = [
-            wait.end_s if math.isnan(t) else t
-            for t in (transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s)
-        ]
+        stamps = (transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s)
+        times = [wait.end_s if math.isnan(stamp) else stamp for stamp in stamps]
         for key, a, b in zip(CARRYING, times[:-1], times[1:], strict=True):
             seconds[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
     absent_s = wait.end_s - wait.start_s - sum(seconds[key] for key in CARRYING)
@@ -170,15 +166,8 @@ def by_request(trace: Trace) -> dict[int, list[Stretch]]:
 def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], list[Part]]]:
     """Yield each request's row, and its parts."""
     stretches = by_request(trace)
-    columns = [
-        "id",
-        "model",
-        "prompt_tokens",
-        "output_tokens",
-        "arrival_ns",
-        "state",
-        *(f"{x}_ns" for x in record.WAITS),
-    ]
+    facts = "id model prompt_tokens output_tokens arrival_ns state".split()
+    columns = [*facts, *(f"{wait}_ns" for wait in record.WAITS)]
     for row in stored.select(columns).to_pylist():
         yield row, parts(row, stretches.get(row["id"], ()))
 

@@ -73,7 +73,7 @@ def limits(run: Path, under: SloTarget) -> requests.Slo:
 _SOLO = threading.Lock()  # one thread derives and writes, the others read
 
 
-def stored_solo(run: Path, gpu: str = "") -> requests.Limits:
+def stored_solo(run: Path, gpu: str) -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
     They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows or another kind

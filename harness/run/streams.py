@@ -32,7 +32,7 @@ def check(setup: Setup) -> None:
     from workloads.picking import assigned
 
     trace, models = setup.trace, setup.models
-    if trace.maker is not None or not _file(setup.spec.trace):
+    if trace.maker is not None or not (setup.spec.trace.endswith(".parquet") or Path(setup.spec.trace).is_file()):
         return
     served = {stream for stream, _ in assigned(trace, models, setup.spec.seed, setup.spec.assign).streams}
     if served >= {*trace.models}:
@@ -45,10 +45,6 @@ def check(setup: Setup) -> None:
             "model: "
             f"{listed(unserved)} (--rename OLD=NEW, or --drop-streams NAME,... leaves them out, '*' all of them)"
         )
-
-
-def _file(trace: str) -> bool:
-    return trace.endswith(".parquet") or Path(trace).is_file()
 
 
 def _requests(setup: Setup) -> dict[str, int]:
@@ -99,19 +95,15 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     head = f"streams {assignment.rule if assignment.rule != 'released' else 'as the set names them'}"
     if not pairs or assignment.rule == "released":
         return [f"{head}: {_listed(dealt, _requests(setup))}"] if every else [head]
-    requests = _requests(setup)
-    shown = pairs if every else pairs[:MOST]
-    listed = _listed(shown, requests)
-    more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
-    if assignment.rule == "by name":
-        equal = len(models.names) - len(pairs)
-        if every:
-            return [f"{head}: {trace.name} -> {models.name}: {_listed(dealt, requests)}"]
-        return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
-    how = ""
     if assignment.rule in DRAWN:
-        how = f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed})"
-    return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
+        head += f" ({DRAWN[assignment.rule].format(square_seeds(trace, models))} {spec.seed}):"
+    elif assignment.rule == "by name" and not every:
+        head += f": {len(dealt) - len(pairs)} of {len(dealt)} models;"
+    else:
+        head, pairs = f"{head}:", dealt if assignment.rule == "by name" else pairs
+    shown = pairs if every else pairs[:MOST]
+    more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
+    return [f"{head} {trace.name} -> {models.name}: {_listed(shown, _requests(setup))}{more}"]
 
 
 def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:

@@ -15,17 +15,9 @@ from harness.suite.score import Card, Row, told
 from harness.suite.suite import Suite
 
 HEADS = (
-    "scenario",
-    "req/s at 99 %",
-    "[low, high]",
-    "worst model",
-    "of best",
-    "best known",
-    "of bound",
-    "misses wait for",
-    "µs a decision",
-    "failed requests",
-)
+    "scenario|req/s at 99 %|[low, high]|worst model|of best|best known|of bound|misses wait for|µs a decision|"
+    "failed requests"
+).split("|")
 ABOUT = (
     "The rate at which 99 % of all requests meet their SLO, and that of the model that misses most. Its share of the "
     "highest rate of any shipped system is the score; the total is the mean of the shares."
@@ -99,10 +91,8 @@ def facts(of: Card, suite: Suite) -> dict[str, Any]:
 
 def write(of: Card, suite: Suite, out: Path) -> Path:
     """Write the card's page."""
-    path = (
-        out
-        / f"{of.label.replace(':', '-').replace(' ', '-')}-{of.version}{'-' + of.beacon[:8] if of.beacon else ''}.html"
-    )
+    seeds_of = f"-{of.beacon[:8]}" if of.beacon else ""
+    path = out / f"{of.label.replace(':', '-').replace(' ', '-')}-{of.version}{seeds_of}.html"
     out.mkdir(parents=True, exist_ok=True)
     record.write_bytes(path, page(of, suite).encode())
     return path

@@ -21,32 +21,17 @@ from harness.suite.card import interval
 from harness.suite.score import WINDOW, Card, Entry, bounds, score
 from harness.suite.suite import Suite
 
-KNOWS = (
-    "prism",
-    "static",
-    "alpaserve",
-    "warmserve",
-)  # each has a further row that knows the window, to show what perfect forecasts are worth
+# Each has a further row that knows the window, to show what perfect forecasts are worth.
+KNOWS = ("prism", "static", "alpaserve", "warmserve")
 HERE, SELF = "here", "self-reported"  # marks of rows: made by this bench, or reported by others and not made again
 WIDE = """
 main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
 th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
 """
-SCHEMA = pa.schema(
-    [
-        *(
-            (name, pa.string())
-            for name in ("version", "beacon", "entry", "content", "code", "made", "scenario", "failed")
-        ),
-        *(
-            (name, pa.float64())
-            for name in ("rps", "low_rps", "high_rps", "worst_rps", "bound_rps", "decision_s", "charged_s")
-        ),
-        ("sign", pa.string()),
-        ("unserved", pa.string()),
-        ("binds", pa.string()),
-    ]
-)
+FACTS = "version beacon entry content code made scenario failed".split()
+NUMBERS = "rps low_rps high_rps worst_rps bound_rps decision_s charged_s".split()
+WORDS = "sign unserved binds".split()
+SCHEMA = pa.schema([(name, pa.float64() if name in NUMBERS else pa.string()) for name in (*FACTS, *NUMBERS, *WORDS)])
 
 
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
@@ -105,14 +90,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
     """Yield a card's rows; one that was refused has a row for each scenario with the reason."""
-    facts = {
-        "version": of.version,
-        "beacon": of.beacon,
-        "entry": of.label,
-        "content": of.content,
-        "code": of.code,
-        "made": HERE,
-    }
+    facts = {name: getattr(of, name) for name in ("version", "beacon", "content", "code")}
+    facts |= {"entry": of.label, "made": HERE}
     rows = of.rows or [{"scenario": s.name, "failed": f"refused: {'; '.join(of.refused)}"} for s in suite.scenario]
     for row in rows:
         kept = {name: row.get(name) for name in SCHEMA.names}

@@ -101,13 +101,7 @@ def table(**columns: object) -> pa.Table:
 def test_a_canonical_file_is_checked_again(columns: dict[str, object], says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     schema.write(table(**columns), path)
-    result = bench(
-        *"compare --systems static --trace".split(),
-        path,
-        *"--models llama-3.2-1b*2 --no-plot --rate-scale 1 -o".split(),
-        tmp_path / "out",
-    )
-    mistake(result, path.name, says)
+    mistake(bench(*COMPARE, "--trace", path, "-o", tmp_path / "out"), path.name, says)
     assert files(tmp_path / "out") == {}
 
 
@@ -309,17 +303,9 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
         "time,model,prompt_tokens,output_tokens\n" + "".join(f"{k / 4},a$x_{{$,100,20\n" for k in range(100))
     )
     (tmp_path / "mine$_{$.py").write_text((ROOT / "tests/harness/check/sound/admits_each.py").read_text("utf-8"))
-    done = bench(
-        "compare",
-        "--systems",
-        f"{tmp_path}/mine$_{{$.py,static:equal",
-        "--trace",
-        tmp_path / "t$^$.csv",
-        "--models",
-        tmp_path / "set.toml",
-        *"--seeds 1 --rate-scale 1 --slo absolute:ttft=1,tpot=1 -o".split(),
-        tmp_path / "out",
-    )
+    given = ("--trace", tmp_path / "t$^$.csv", "--models", tmp_path / "set.toml", "-o", tmp_path / "out")
+    asked = ("--systems", f"{tmp_path}/mine$_{{$.py,static:equal", *given)
+    done = bench(*"compare --seeds 1 --rate-scale 1 --slo absolute:ttft=1,tpot=1".split(), *asked)
     assert done.exit_code == 0, done.output
     (sweep,) = (path.parent for path in (tmp_path / "out").glob("*/attainment.parquet"))
     assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0

@@ -29,18 +29,21 @@ def make(path: str, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def with_smi(folder: Path, script: str) -> str:
+    """Return a PATH on which nvidia-smi is a script."""
+    (folder / "nvidia-smi").write_text(script)
+    (folder / "nvidia-smi").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 @pytest.fixture
 def card(tmp_path: Path) -> str:
     """Return a PATH on which nvidia-smi finds a card."""
-    (tmp_path / "nvidia-smi").write_text(SMI)
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    return f"{tmp_path}:{os.environ['PATH']}"
+    return with_smi(tmp_path, SMI)
 
 
 def test_without_a_gpu_it_refuses_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    run = make(f"{tmp_path}:{os.environ['PATH']}")
+    run = make(with_smi(tmp_path, "#!/bin/sh\nexit 9\n"))
     assert run.returncode
     assert run.stderr.splitlines()[0] == "error: make gpu-servers needs a GPU, and nvidia-smi finds none here"
     assert "calibrate" not in run.stdout

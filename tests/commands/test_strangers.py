@@ -244,13 +244,8 @@ def test_steps_are_counted_over_all_patterns() -> None:
         pattern.matches("abab" * 10)
 
 
-CONFIG = {
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
-}
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+CONFIG |= {"vocab_size": 100, "max_position_embeddings": 64}
 
 
 @cases(

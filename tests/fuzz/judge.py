@@ -204,16 +204,8 @@ def _ended(run: _Running, *, late: bool) -> End:
     cwd = run.folder / "cwd"
     left = tuple(str(path.relative_to(cwd)) for path in sorted(cwd.rglob("*")) if not path.is_dir())
     rmtree(run.folder)
-    return End(
-        run.case,
-        os.waitstatus_to_exitcode(status),
-        usage.ru_utime + usage.ru_stime,
-        usage.ru_maxrss << 10,
-        out,
-        err,
-        left,
-        late,
-    )
+    cpu_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10
+    return End(run.case, os.waitstatus_to_exitcode(status), cpu_s, peak_bytes, out, err, left, late)
 
 
 def _kill(group: int) -> None:

@@ -23,14 +23,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 AROUND: tuple[Around, ...] = ("stdout closed", "stderr closed", "reader gone", "folder gone")
 C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-ENVIRONMENTS: tuple[dict[str, str], ...] = (
-    C,
-    {"HOME": ""},
-    {"TRACES_DIR": "/nope"},
-    {"TRACES_DIR": "/dev/null"},
-    {"TMPDIR": "/nope"},
-    {"COLUMNS": "x"},
-)
+PLACES = (("HOME", ""), ("TRACES_DIR", "/nope"), ("TRACES_DIR", "/dev/null"), ("TMPDIR", "/nope"), ("COLUMNS", "x"))
+ENVIRONMENTS: tuple[dict[str, str], ...] = (C, *({name: value} for name, value in PLACES))
 
 
 def _linked(here: Path) -> None:

@@ -169,13 +169,8 @@ def _case(top: Top, table: Table, what: str, put: Top, *, accept: bool = False) 
     def case(of: tuple[int, tuple[str, tuple[str, ...]]]) -> Case:
         others, (name, argv) = of
         fine = accept or bool(others)
-        return Case(
-            f"results/{table.which} {what}/{name}",
-            argv,
-            "" if fine or table.which == "size" else Path(table.path).name,
-            fine,
-            anew,
-        )
+        culprit = "" if fine or table.which == "size" else Path(table.path).name
+        return Case(f"results/{table.which} {what}/{name}", argv, culprit, fine, anew)
 
     read, others = ([(k, each) for each in some] for k, some in enumerate((table.read, table.others)))
     return st.sampled_from([*read, *read, *others]).map(case)
@@ -223,9 +218,7 @@ def _damaged(top: Top, table: Table, data: bytes) -> st.SearchStrategy[Case]:
     return st.one_of(
         whole,
         whole,
-        st.builds(lambda what, above: (what, above), st.sampled_from([*WAYS]), st.integers(0, 2)).flatmap(
-            lambda pair: stands(*pair)
-        ),
+        st.tuples(st.sampled_from([*WAYS]), st.integers(0, 2)).flatmap(lambda pair: stands(*pair)),
         odd.parts(about, OTHERS).flatmap(stated),
         st.sampled_from(texts).flatmap(
             lambda pair: _case(top, table, pair[0], lambda path: pq.write_table(pair[1], path), accept=True)

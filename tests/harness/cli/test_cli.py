@@ -40,12 +40,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cases(("gpus", "unfit"), [(4, set()), (1, {"aegaeon", "disaggregated", "weaver"})])
 def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path: Path) -> None:
     """Those that need two GPUs of a kind (one that prefills, one for the hot model) say so on one."""
-    common = (
-        *"--trace sample --models llama-3.2-1b*2 --seeds 1 --rate-scale 1".split(),
-        *"--set window_s=10 --set warmup_s=2 --no-plot -o".split(),
-        tmp_path,
-    )
-    lines = ok("compare", "--systems", "static:equal,all", *common, "--gpus", gpus).splitlines()
+    asked = "compare --systems static:equal,all --seeds 1 --rate-scale 1 --set window_s=10 --set warmup_s=2 --no-plot"
+    lines = ok(*asked.split(), *MODELS, "--gpus", gpus, "-o", tmp_path).splitlines()
     rows = {line.split()[0].rstrip("†"): line for line in lines if line.strip()}
     reasons = dict(re.findall(r"^(\w+)  does not fit: (.+)$", "\n".join(lines), re.MULTILINE))
     assert {"weaver", "pdmux", "disaggregated", "muxserve"} < set(names())
@@ -77,12 +73,8 @@ def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
 
 def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
     name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
-    args = (
-        *"compare --systems dedicated,static --models llama-3.2-1b*2 --trace".split(),
-        name,
-        *"--seeds 1 --rate-scale 1,2 --no-plot -o".split(),
-        tmp_path,
-    )
+    common = "compare --systems dedicated,static --models llama-3.2-1b*2 --seeds 1 --rate-scale 1,2 --no-plot"
+    args = (*common.split(), "--trace", name, "-o", tmp_path)
     output = ok(*args)
     assert "2 clients a model, 8 requests, 0.1 s between them" in output
     assert "--scaling clients" in output
@@ -136,17 +128,8 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
     assert max(map(len, lines[1:7])) <= 100
     assert [line.split()[0] for line in lines[5:7]] == ["static", "chunked"]
     every = ok(*COMPARE, "-o", out, "--all").splitlines()
-    facts = (
-        "sample",
-        "synthetic",
-        "2 of 8 models",
-        "requests in 60 s",
-        "1 x h100",
-        "simulated",
-        "SLO 5xP95",
-        "2 seeds",
-    )
-    assert [fact for fact in facts if fact not in every[1]] == []
+    facts = "sample, synthetic, 2 of 8 models, requests in 60 s, 1 x h100, simulated, SLO 5xP95, 2 seeds"
+    assert [fact for fact in facts.split(", ") if fact not in every[1]] == []
     assert re.match(
         r"server: vLLM 0\.15, 8,192 tokens a step, 1,024 sequences, 0\.90: .+ GiB of KV, .+ tokens", every[2]
     )
@@ -198,14 +181,8 @@ def test_machines_get_the_same_numbers(out: Path) -> None:
 
 
 def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None:
-    answer = json.loads(
-        ok(
-            *"compare --systems static".split(),
-            *MODELS,
-            *"--seeds 2 --rate-scale 1 --no-plot --controls --json -o".split(),
-            tmp_path,
-        )
-    )
+    asked = "compare --systems static --seeds 2 --rate-scale 1 --no-plot --controls --json".split()
+    answer = json.loads(ok(*asked, *MODELS, "-o", tmp_path))
     rows = {row["system"]: row for row in answer["systems"]}
     assert list(rows) == ["static", "dedicated", "unshared", "static:oracle", f"static{AA}"]
     assert [row["control"] for row in rows.values()] == [False, True, True, True, True]
@@ -280,11 +257,8 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
     if (ROOT / "traces" / "data").exists():
         pytest.skip("traces/data may hold the real trace")
-    command = [
-        sys.executable,
-        *"-m harness compare --systems static --trace arena-chat --seeds 1 --rate-scale 1 --no-plot -o".split(),
-        str(tmp_path / "out"),
-    ]
+    asked = "-m harness compare --systems static --trace arena-chat --seeds 1 --rate-scale 1 --no-plot -o".split()
+    command = [sys.executable, *asked, str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     first = done.stdout.splitlines()[0]
     assert first.startswith("arena-chat is not here")
@@ -336,12 +310,8 @@ def test_what_is_printed_is_one_screen_that_answers_first(
 
 
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
-    text = ok(
-        *"compare --systems dedicated,static:equal,chunked+tau=256".split(),
-        *MODELS,
-        *"--gpus 1 --seeds 1 --rate-scale 1 --no-plot -o".split(),
-        tmp_path,
-    )
+    asked = "compare --systems dedicated,static:equal,chunked+tau=256 --gpus 1 --seeds 1 --rate-scale 1 --no-plot"
+    text = ok(*asked.split(), *MODELS, "-o", tmp_path)
     for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):
         assert f"\n{label}  " in text
     assert Spec("static", preset="equal").label == "static:equal"

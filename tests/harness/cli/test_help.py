@@ -103,8 +103,8 @@ def test_help_imports_no_command() -> None:
     light = set(
         (
             "harness.cli harness.cli.app harness.cli.codes harness.cli.options harness.cli.values "
-            "harness.loop harness.loop.interrupted harness.loop.strangers harness.rows "
-            "harness.rows.definitions harness.target"
+            "harness.loop harness.loop.interrupted harness.loop.strangers harness.policy harness.policy.types "
+            "harness.rows harness.rows.definitions harness.target"
         ).split()
     )
     assert set(done.stdout.splitlines()[-1].split()) == light

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.app import main
 from harness.cli.lists import list_
 from harness.loop import engine, system
 from harness.loop.system import ROOT, names
@@ -138,27 +136,12 @@ def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
     source, path = tmp_path / "log.csv", tmp_path / "mine.parquet"
     rows = [f"{i * 500},m{i % 2},{10 + i},{20 + i}" for i in range(40)]
     source.write_text("t,who,n_in,n_out\n" + "\n".join(rows) + "\n")
-    columns = [
-        f"{ours}={theirs}"
-        for ours, theirs in (
-            ("arrival_s", "t"),
-            ("model", "who"),
-            ("prompt_tokens", "n_in"),
-            ("output_tokens", "n_out"),
-        )
-    ]
+    columns = ("arrival_s=t", "model=who", "prompt_tokens=n_in", "output_tokens=n_out")
     named = [word for column in columns for word in ("--column", column)]
-    assert (
-        ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms")
-        .splitlines()[1]
-        .startswith("40 requests of 2 models in 20 s")
-    )
-    text = ok(
-        *"compare --systems static --trace".split(),
-        path,
-        *"--models llama-3.2-1b*2 --rate-scale 1 --seeds 1 --no-plot --all -o".split(),
-        tmp_path / "out",
-    )
+    lines = ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms").splitlines()
+    assert lines[1].startswith("40 requests of 2 models in 20 s")
+    common = "--models llama-3.2-1b*2 --rate-scale 1 --seeds 1 --no-plot --all".split()
+    text = ok("compare", "--systems", "static", "--trace", path, *common, "-o", tmp_path / "out")
     assert "2 of 2 models" in text
     assert "40 requests in 20 s" in text
 
@@ -167,29 +150,14 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
     path = tmp_path / "mine.py"
     ok("new", path)
     written = path.read_text()
-    result = CliRunner().invoke(main, ["new", str(path)])
-    assert result.exit_code == 2
+    assert bench("new", path).exit_code == 2
     assert path.read_text() == written
-    text = ok(
-        "compare",
-        "--systems",
-        f"static,{path}",
-        *MODELS,
-        *"--rate-scale 1 --seeds 1 --no-plot -o".split(),
-        tmp_path / "out",
-    )
+    common = (*MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o", tmp_path / "out")
+    text = ok("compare", "--systems", f"static,{path}", *common)
     assert re.search(r"^mine \(unchecked\) +100\.0", text, re.MULTILINE)
     assert text.startswith("mine meets 100.0 % of SLOs at ")  # it is a file's, though not the first
     assert ok("check", path).splitlines()[-1] == f"next: bench compare --systems {path},static"
-    text = ok(
-        "compare",
-        "--systems",
-        f"static,{path}",
-        *MODELS,
-        *"--rate-scale 1 --seeds 1 --no-plot -o".split(),
-        tmp_path / "out",
-    )
-    assert re.search(r"^mine +100\.0", text, re.MULTILINE)
+    assert re.search(r"^mine +100\.0", ok("compare", "--systems", f"static,{path}", *common), re.MULTILINE)
 
 
 def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) -> None:

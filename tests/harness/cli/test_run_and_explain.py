@@ -110,7 +110,7 @@ def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict
     sweep, following = crowd[rule]
     folder, value = attained(sweep, label)
     assert 0 < value < 1 or label == "prism"
-    (stored,) = json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])
+    (stored,) = record.footer(sweep / record.SWEEP)["judges"]
     text = ok("explain", folder, "--misses", "--slo", stored["rule"])
     missed, offered = (int(x) for x in re.search(r"^(\d+) of (\d+) requests missed", text, re.MULTILINE).groups())  # type: ignore[union-attr]
     assert missed == round((1 - value) * offered)
@@ -124,10 +124,7 @@ def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict
 def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tuple[Path, str]]) -> None:
     (folder,) = {attained(sweep, "static")[0] for sweep, _ in crowd.values()}
     newest = max(crowd.values(), key=lambda entry: (entry[0] / record.SWEEP).stat().st_mtime_ns)[0]
-    rules = {
-        sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
-        for sweep, _ in crowd.values()
-    }
+    rules = {sweep: record.footer(sweep / record.SWEEP)["judges"][0]["rule"] for sweep, _ in crowd.values()}
     _, first, *others = ok("explain", folder, "--misses", "--all").partition("\nmodel ")[0].splitlines()
     assert first.startswith(f"SLO {rules.pop(newest)} (")
     assert first.endswith(f", as {newest.name} judged this run")

@@ -98,12 +98,18 @@ def test_a_bar_fits_its_terminal_and_its_clock_moves_within_a_step(size: tuple[i
     assert max(len(line) for line in re.split(r"[\r\n]+", text) if "%|" in line) <= (size[1] or 80)
 
 
-def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time of terminals, in seconds, which a test moves."""
     at = [0.0]
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
     monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    return at
+
+
+def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
+    at: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     teller = Terminal()
     for at_s, what, done, total in (
         (0.0, "planning", 0, 2),
@@ -125,12 +131,9 @@ def test_a_pipe_gets_a_line_of_each_stage_that_takes_a_while(
 
 @pytest.mark.parametrize("ci", ["", "1"])
 def test_a_pipe_gets_a_line_every_30_s_also_of_a_resumed_stage(
-    ci: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ci: str, at: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at = [0.0]
     monkeypatch.setenv("CI", ci)
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
-    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
     teller = Terminal()
     for at_s in range(91):  # a run ends each second
         at[0] = float(at_s)
@@ -154,11 +157,9 @@ def test_a_pipe_gets_a_line_every_30_s_also_of_a_resumed_stage(
     ],
 )
 def test_what_is_left_of_a_sweep_in_words(
-    left: Left, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    left: Left, says: str, at: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    at = [0.0]
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
-    monkeypatch.setattr(terminal, "FIRST_S", 5.0)
+    at[0] = 0.0
     teller = Terminal()
     teller.progress("fig7", 1, 4, left)
     at[0] = 10.0

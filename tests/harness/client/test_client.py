@@ -7,7 +7,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -46,28 +45,20 @@ NEVER_S = 60.0  # longer than any test waits for something that comes
 def jobs(
     at_s: list[float], prompt: int = 3, output: int = 2, after: list[int] | None = None, think_s: float = 0.0
 ) -> Jobs:
-    n = len(at_s)
-    return Jobs(
-        ("m",),
-        np.array(at_s, float),
-        np.zeros(n, np.int32),
-        np.full(n, prompt, np.int32),
-        np.full(n, output, np.int32),
-        np.full(n, np.inf),
-        np.full(n, np.inf),
-        None if after is None else np.array(after, np.int32),
-        None if after is None else np.full(n, think_s),
-    )
+    ones = np.ones(len(at_s), np.int32)
+    never_s = np.full(len(at_s), np.inf)
+    loop = (None, None) if after is None else (np.array(after, np.int32), think_s * ones)
+    return Jobs(("m",), np.array(at_s, float), 0 * ones, prompt * ones, output * ones, never_s, never_s, *loop)
 
 
-@contextmanager
-def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Iterator[Client]:
-    sender = Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
-    sender.start()
-    try:
-        yield sender
-    finally:
-        sender.close()
+def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Client:
+    return Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
+
+
+def begin(sender: Client, url: str, hears: bool = False) -> None:
+    """Begin a run whose requests all go to one server."""
+    sender.route("m", Server(url, "m"))
+    sender.begin(time.monotonic_ns(), hears)
 
 
 def until(sender: Client, ends: int) -> list[Told]:
@@ -178,8 +169,7 @@ def test_none_waits_for_another_to_end() -> None:
         return [HANG]
 
     with scripted(answer) as server, client(jobs([0.0] * n)) as sender:
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         while len(came) < n:
             sender.poll(0.01)
         log = sender.log()
@@ -190,8 +180,7 @@ def test_none_waits_for_another_to_end() -> None:
 
 def test_a_late_request_leaves_at_once_and_its_lag_is_kept() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([-2.0, 0.0])) as sender:
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         until(sender, 2)
         log = sender.log()
     assert log.write_ns[0] - log.intended_ns[0] >= 2_000_000_000
@@ -210,8 +199,7 @@ def test_connections_are_used_again() -> None:
 def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.01]), kernel_timer=False) as sender:
         assert not sender.precise
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         until(sender, 2)
         log = sender.log()
     assert (states(log), log.precise) == (["done"] * 2, False)
@@ -249,8 +237,7 @@ def test_a_route_may_be_taken_back() -> None:
 
 def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
     with scripted(lambda _: [HEAD, *chunked(event("a"))[1:2], HANG]) as server, client(jobs([0.0])) as sender:
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         told: list[Told] = []
         while "first" not in {t.kind for t in told}:
             told += sender.poll(NEVER_S)
@@ -263,9 +250,8 @@ def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
 
 def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
     with scripted(lambda _: tokens(2)) as server, client(jobs([0.0, 0.01])) as sender:
-        sender.route("m", Server(server.url, "m"))
         sender.cancel(1)
-        sender.begin(time.monotonic_ns(), True)
+        begin(sender, server.url, True)
         told = until(sender, 2)
         while sum(t.kind == "arrived" for t in told) < 2:
             told += sender.poll(NEVER_S)
@@ -276,11 +262,9 @@ def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
 def test_a_further_try_replaces_the_one_before() -> None:
     answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
     with scripted(lambda _: next(answers)) as server, client(jobs([0.0], output=3)) as sender:
-        to = Server(server.url, "m")
-        sender.route("m", to)
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         assert [t.kind for t in until(sender, 1)] == ["written", "first", "failed"]
-        sender.send(0, to)
+        sender.send(0, to := Server(server.url, "m"))
         assert [t.kind for t in until(sender, 1)] == ["written", "first", "done"]
         sender.send(0, to)  # it is done: nothing happens
         log = sender.log()
@@ -359,8 +343,7 @@ def test_states_add_up_under_all_faults_at_once() -> None:
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1
     with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as sender:
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), True)
+        begin(sender, server.url, True)
         told = until(sender, n - 30)
         for rid in range(len(kinds) - 1, n, len(kinds)):
             sender.cancel(rid)

@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from harness.client.body import Server
 from harness.policy.types import UserError
 from tests import ROOT
 from tests.harness.client.scripted import scripted, tokens
-from tests.harness.client.test_client import NEVER_S, client, jobs, states, until
+from tests.harness.client.test_client import NEVER_S, begin, client, jobs, states, until
 
 
 def gone(pid: int) -> bool:
@@ -73,8 +71,7 @@ def test_a_killed_process_is_said() -> None:
 def test_ctrl_c_leaves_the_log_to_the_parent() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
         os.kill(sender.pid, signal.SIGINT)
-        sender.route("m", Server(server.url, "m"))
-        sender.begin(time.monotonic_ns(), False)
+        begin(sender, server.url)
         until(sender, 1)
         assert states(sender.log()) == ["done"]
 

@@ -39,21 +39,8 @@ from tests.harness.engines.sim import world as drawing
 from tests.harness.engines.sim import worlds
 from tests.harness.engines.sim.world import drive
 
-KINDS = (
-    0,
-    worlds.TURNED,
-    worlds.WILD,
-    worlds.CUT,
-    worlds.SLICED,
-    worlds.SHARED,
-    worlds.LAYERED,
-    worlds.LENT,
-    worlds.BESIDE,
-    worlds.MEASURED,
-    worlds.MIXED,
-    worlds.RESERVED,
-    worlds.HOSTED,
-)
+WORLDS = "TURNED WILD CUT SLICED SHARED LAYERED LENT BESIDE MEASURED MIXED RESERVED HOSTED"
+KINDS: tuple[int, ...] = (0, *(getattr(worlds, name) for name in WORLDS.split()))
 SETS = tuple(
     ("llama-3.1-8b llama-3.1-8b*2 llama-3.2-1b*2,llama-3.1-8b llama-3.2-3b*4 qwen-2.5-14b,llama-3.2-1b*2").split()
 )
@@ -71,22 +58,15 @@ def under(jobs: Jobs, slo: Limits) -> Jobs:
 
 
 def above(
-    config: Config,
-    priced: Any,
-    jobs: Jobs,
-    table: pa.Table,
-    slo: Limits,
-    window_s: float,
-    end_s: float,
-    sharing: bound.Sharing,
+    prices: bound.Prices, jobs: Jobs, table: pa.Table, slo: Limits, spans_s: tuple[float, float], sharing: bound.Sharing
 ) -> Iterator[str]:
-    """Yield the definitions by which a run lies above the bound of its world."""
+    """Yield the definitions by which a run lies above the bound of its world; `spans_s`: of its window, of all."""
     rows = requests.rows(table)
-    offered = (rows.arrival_s >= 0) & (rows.arrival_s < window_s)
+    offered = (rows.arrival_s >= 0) & (rows.arrival_s < spans_s[0])
     for definition in bound.BOUNDED:
         scores = DEFINITIONS[definition].score(rows, slo)
         assert scores is not None
-        most = bound.share(bound.prices(config, priced), under(jobs, slo), definition, window_s, end_s, sharing)
+        most = bound.share(prices, under(jobs, slo), definition, *spans_s, sharing)
         assert most.offered == offered.sum()
         if most.offered and scores[offered].mean() > most.met + 1e-9:
             yield f"{definition}: {scores[offered].mean():.4f} > {most.met:.4f}"
@@ -117,8 +97,8 @@ def drawn(seeds: Iterable[int]) -> None:
         parted = any(isinstance(order, Run) and order.sms is not None for order in orders)
         slo, window_s = limits(np.random.default_rng(seed), w.jobs), float(w.jobs.arrival_s[-1]) + 1.0
         sharing = bound.Sharing(parted, w.options["sharing"] == "turns")
-        table = pa.Table.from_batches(list(sim.rows()))
-        assert not list(above(w.config, w.machine, w.jobs, table, slo, window_s, w.end_s, sharing)), seed
+        prices, table = bound.prices(w.config, w.machine), pa.Table.from_batches(list(sim.rows()))
+        assert not list(above(prices, w.jobs, table, slo, (window_s, w.end_s), sharing)), seed
 
 
 def every_system() -> list[str]:
@@ -177,7 +157,8 @@ def served(world: int, some: int) -> None:
         table, window_s = pa.Table.from_batches(list(engine.rows())), setup.spec.window_s
         slo, sharing = limits(np.random.default_rng(world), jobs), bound.Sharing("Run.sms" in policy.uses, sliced)
         assert window_s is not None
-        assert not list(above(setup.config, setup.machine, jobs, table, slo, window_s, setup.end_s, sharing)), name
+        prices = bound.prices(setup.config, setup.machine)
+        assert not list(above(prices, jobs, table, slo, (window_s, setup.end_s), sharing)), name
 
 
 # ------------------------------------------------------------------ least costs
@@ -273,18 +254,9 @@ def test_overlaps_are_the_most_windows_at_one_instant_of_each() -> None:
 
 
 def few(arrival: list[float], prompt: list[int], ttft_s: list[float], **more: Any) -> Jobs:
-    n = len(arrival)
-    ones = np.ones(n, np.int32)
-    return Jobs(
-        ("m",),
-        np.array(arrival),
-        0 * ones,
-        np.array(prompt, np.int32),
-        ones,
-        np.array(ttft_s),
-        np.full(n, math.inf),
-        **more,
-    )
+    ones, no_limit_s = np.ones(len(arrival), np.int32), np.full(len(arrival), math.inf)
+    tokens = (np.array(prompt, np.int32), ones)
+    return Jobs(("m",), np.array(arrival), 0 * ones, *tokens, np.array(ttft_s), no_limit_s, **more)
 
 
 def test_what_a_prefix_may_spare_is_what_another_request_of_the_model_has_too() -> None:

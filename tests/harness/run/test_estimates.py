@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,8 @@ def test_costs_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> 
 
 
 def test_what_is_left_of_a_sweep_is_the_cost_of_its_runs(tmp_path: Path) -> None:
-    specs = [
-        replace(TINY, system=name, rate_scale=x, seed=seed)
-        for name in ("static", "chunked")
-        for x in (1.0, 4.0)
-        for seed in (0, 1)
-    ]
+    points = product(("static", "chunked"), (1.0, 4.0), (0, 1))
+    specs = [replace(TINY, system=name, rate_scale=x, seed=seed) for name, x, seed in points]
     todo = sweep.tasks(specs)
     ahead = estimates.Ahead(todo, estimates.Costs(), later=1000.0, slots=2)
     order = ahead.longest(todo)

@@ -6,12 +6,9 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from harness.cli import terminal
-from harness.cli.terminal import Terminal
 from harness.run import realtime, sweep
 from harness.run.realtime import Span
 from harness.run.resolve import resolve
@@ -132,20 +129,3 @@ def test_a_dry_run_of_a_spec_knows_its_windows(real: Spec, tmp_path: Path) -> No
     )
     line = bench("run", path, "--dry-run").stdout.splitlines()[-1]
     assert line == "1 run x (5 s of warm-up + 20 s + up to 15 s of drain): 25 to 40 s, beside starts of servers"
-
-
-def test_without_a_terminal_a_line_tells_now_and_then_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    at = [0.0]
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: at[0]))
-    with Terminal() as teller:
-        for done, at_s in ((1962, 0.0), (1963, 0.5), (2000, 31.0), (2100, 32.0), (2426, 65.0), (2890, 70.0)):
-            at[0] = at_s
-            teller.progress("runs", done, 2890)
-        teller.progress("scores", 0, 4)
-    assert capsys.readouterr().err.splitlines() == [
-        "runs: 1,962 of 2,890 are stored",
-        "runs: 2,000 of 2,890, about 12 min left",  # 38 in 31 s
-        "runs: 2,426 of 2,890, about 65 s left",  # 464 in 65 s
-    ]

@@ -115,13 +115,8 @@ def test_greedy_sampling_sorts_nothing_and_captions_say_so() -> None:
 
 
 def test_a_trace_whose_every_row_is_greedy_makes_the_run_greedy(tmp_path: Path) -> None:
-    rows = {
-        "request_id": [1, 2],
-        "arrival_s": [0.0, 5.0],
-        "model": ["a", "a"],
-        "prompt_tokens": [8, 8],
-        "output_tokens": [4, 4],
-    }
+    tokens = {"prompt_tokens": [8, 8], "output_tokens": [4, 4]}
+    rows = {"request_id": [1, 2], "arrival_s": [0.0, 5.0], "model": ["a", "a"], **tokens}
     for words, how in ((["greedy", "greedy"], "greedy"), (["greedy", "checkpoint"], "checkpoint")):
         schema.write(schema.table(rows | {"sampling": words}, {"span_s": 10.0}), path := tmp_path / f"{how}.parquet")
         assert resolve(replace(TINY, trace=str(path), plan="window")).sampling == how

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,24 +62,16 @@ def test_equal_values_hash_alike_however_they_are_written() -> None:
     assert '"rate_scale":1.0' in canonical(first)
 
 
-def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
-    assert "served" not in as_dict(Spec("static"))
-    assert as_dict(Spec("static", served=8192))["served"] == 8192
+ASKED: dict[str, Any] = {"served": 8192, "sampling": "greedy", "sharing": "turns", "assign": "shuffled"}
+ASKED |= {"placement": "static", "homes": (("m", (0, 1)),), "pool_bytes": 5}
 
 
-def test_a_run_by_the_checkpoints_sampling_keeps_its_name() -> None:
-    plain, greedy = Spec("static"), Spec("static", sampling="greedy")
-    assert "sampling" not in as_dict(plain)
-    assert plain.hash8 != greedy.hash8
-    assert from_dict(as_dict(greedy)) == greedy
-
-
-def test_a_run_that_leaves_the_sharing_of_gpus_to_its_system_keeps_its_name() -> None:
-    plain, turns = Spec("static"), Spec("static", sharing="turns")
-    assert "sharing" not in as_dict(plain)
-    assert len({plain.hash8, turns.hash8, Spec("static", sharing="fluid").hash8}) == 3
-    assert from_dict(as_dict(turns)) == turns
-    assert from_dict(as_dict(plain)) == plain
+@cases(("name", "value"), [*ASKED.items(), ("sharing", "fluid")])
+def test_what_is_not_asked_for_is_not_in_a_runs_name(name: str, value: Any) -> None:
+    plain, asked = Spec("static"), replace(Spec("static"), **{name: value})
+    assert name not in as_dict(plain)
+    assert plain.hash8 != asked.hash8
+    assert (from_dict(as_dict(plain)), from_dict(as_dict(asked))) == (plain, asked)
 
 
 def test_what_is_set_of_an_engine_is_part_of_a_run_but_for_the_name_of_a_key() -> None:
@@ -123,15 +116,8 @@ def test_a_file_of_every_kind_of_value_is_read(tmp_path: Path) -> None:
         'system = "static"\npreset = "equal"\nrate_scale = 2\nwarmup_s = 0\ntoken_times = true\n'
         '[fields]\nsize = "rate"\n[slo_s]\n"m/1" = [0.5, 0.05]\n'
     )
-    spec = Spec(
-        "static",
-        preset="equal",
-        fields=(("size", "rate"),),
-        rate_scale=2.0,
-        warmup_s=0.0,
-        token_times=True,
-        slo_s=(("m/1", 0.5, 0.05),),
-    )
+    spec = Spec("static", preset="equal", fields=(("size", "rate"),), rate_scale=2.0, warmup_s=0.0, token_times=True)
+    spec = replace(spec, slo_s=(("m/1", 0.5, 0.05),))
     assert read(path) == replace(spec, pool_bytes=POOL_BYTES)  # as a comparison of the same world
     path.write_text('system = "static"\ngpus = 2\n')
     assert read(path) == Spec("static", gpus=2)  # of another world nothing is supposed

@@ -85,13 +85,8 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     rows = drawn(300, streams=3)
     counts = np.bincount(rows.model)
     file = tmp_path / "gateway.parquet"
-    columns = {
-        "request_id": np.arange(300),
-        "arrival_s": rows.arrival_s,
-        "prompt_tokens": rows.prompt_tokens,
-        "output_tokens": rows.output_tokens,
-        "model": [rows.models[k] for k in rows.model],
-    }
+    columns = {name: getattr(rows, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+    columns |= {"request_id": np.arange(300), "model": [rows.models[k] for k in rows.model]}
     meta = {"name": "gateway", "tier": "replayed", "span_s": SPAN_S}
     pq.write_table(schema.table(columns, meta), file)
 

@@ -94,9 +94,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_resolved_spec_is_closed_and_resolving_again_changes_nothing() -> None:
     spec = resolve(TINY)
     assert resolve(spec) == spec
-    assert [
-        name for name, value in as_dict(spec).items() if value is None
-    ] == "preset table pcie_gbps nvlink_gbps net_gbps disk_gbps process_bytes".split()
+    left_open = "preset table pcie_gbps nvlink_gbps net_gbps disk_gbps process_bytes"
+    assert [name for name, value in as_dict(spec).items() if value is None] == left_open.split()
     assert spec.trace_sha256 == load_trace("sample").sha256
     assert (spec.window_s, spec.warmup_s) == (60.0, 60.0)  # the longer of 60 s and 5 %, at most the span
 
@@ -138,22 +137,13 @@ def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
 @cases(
     ("change", "says"),
     [
-        ({"system": "statik"}, 'no system "statik"; did you mean static?'),
-        ({"system": "./gone.py"}, "gone.py"),
         ({"preset": "equall"}, 'static has no preset "equall"; did you mean equal?'),
         ({"fields": (("sise", "rate"),)}, 'static has no field "sise"; did you mean size?'),
         ({"fields": (("size", "large"),)}, "field size is 'large'"),
         ({"fields": (("size", 3),)}, "field size is 3"),
-        ({"engine": "simm"}, 'no engine "simm"; did you mean sim?'),
-        ({"gpu": "h1000"}, "h100"),
-        ({"host": "vllm-grap"}, "vllm-graph"),
-        ({"trace": "sampel"}, "did you mean sample?"),
-        ({"trace": "gone.parquet"}, "gone.parquet"),
         ({"trace_sha256": "00"}, "sha256"),
-        ({"models": "heavy"}, "did you mean heavy8?"),
         ({"models": "llama-3.3-70b"}, "llama-3.3-70b/1 needs 136.3 GiB on each GPU, h100 has 71.3"),
         ({"models": "llama-3.2-1b*30"}, "30"),
-        ({"table": "gone.toml"}, "gone.toml"),
     ],
 )
 def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -> None:
@@ -174,13 +164,6 @@ def test_fields_are_checked_against_the_system(mine: Path) -> None:
         with pytest.raises(UserError, match=re.escape(says)):
             fields(pair)
     assert Setup(replace(TINY, system=str(mine), preset="slow")).keywords == {"tau": 9}
-
-
-def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad.py"
-    path.write_text("x = 1\ndef f(:\n")
-    with pytest.raises(UserError, match=r"bad\.py:2: invalid syntax"):
-        resolve(replace(TINY, system=str(path)))
 
 
 # ------------------------------------------------------------------ sources
@@ -233,12 +216,6 @@ def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
     assert about["end_s"] <= 60.0 + 64.0
     side = json.loads((folder / record.SIDE).read_text())
     assert side["requests"] == len(jobs)
-
-
-def test_results_hold_no_date_and_no_machine(tmp_path: Path) -> None:
-    spec = resolve(TINY)
-    first, second = (execute(spec, tmp_path / x, code(spec)) for x in "ab")
-    assert (first / record.ROWS).read_bytes() == (second / record.ROWS).read_bytes()
 
 
 def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
@@ -402,19 +379,6 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
     wrong = [replace(TINY, system=str(path), seed=seed) for seed in (1, 2)]
     with pytest.raises(UserError, match=r"a worker died while running dies-.*exit code 7"):
         sweep.sweep([TINY, *wrong], tmp_path / "out", workers=2)
-
-
-def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("in the way")
-    for out in (path, path / "below", Path("/proc/none")):
-        with pytest.raises(UserError) as caught:
-            sweep.sweep([TINY], out, workers=1)
-        assert str(out) in str(caught.value)
-    assert path.read_text() == "in the way"
-
-
-# ------------------------------------------------------------------ SLO bases
 
 
 # ------------------------------------------------------------------ comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from harness.rows import record
 from harness.run import turns
 from harness.run.execute import execute, recorded
 from harness.run.resolve import resolve
-from harness.run.spec import asked, from_dict
+from harness.run.spec import Spec
 from plots import fig_split, fig_switch, fig_turns
 
 
@@ -49,32 +50,20 @@ def test_turns_and_gaps_by_hand() -> None:
     assert seconds == {"m/2": (0.25, 0.75), "m/1": (pytest.approx(5 / 3), pytest.approx(1.0))}
 
 
+def turn(gpus: str, model: str, start_s: float) -> dict[str, Any]:
+    """Return the row of a decode turn of a second."""
+    when = {"start_s": start_s, "end_s": start_s + 1.0}
+    return {"gpus": gpus, "model": model, "phase": "decode", "why": "time", "steps": 1, **when}
+
+
 def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
     """Record a run of two models in turns of a second with these gaps; a load takes 0.1 s and copies for 0.4 s."""
     rows, now = [], 0.0
     for i, gap in enumerate([*gaps, 0.0]):
-        rows.append(
-            {
-                "gpus": "0",
-                "model": f"m/{i % 2}",
-                "phase": "decode",
-                "why": "time",
-                "steps": 1,
-                "start_s": now,
-                "end_s": now + 1.0,
-            }
-        )
+        rows.append(turn("0", f"m/{i % 2}", now))
         now += 1.0 + gap
-    spec = {
-        "system": "aegaeon",
-        "preset": preset,
-        "trace": "t",
-        "models": "two",
-        "gpus": 1,
-        "gpu": "h100",
-        "host": "vllm-graph",
-        "seed": 0,
-    }
+    spec = {"system": "aegaeon", "preset": preset, "trace": "t", "models": "two", "seed": 0}
+    spec |= {"gpus": 1, "gpu": "h100", "host": "vllm-graph"}
     facts = {"spec": spec, "load_s": {"m/0": [0.1, 0.4], "m/1": [0.1, 0.4]}}
     record.write_table(folder / turns.FILE, turns.Turns(rows).table(), facts)
     return folder
@@ -88,10 +77,8 @@ def test_a_switch_by_stage(tmp_path: Path) -> None:
     assert shown[parts].to_numpy() == pytest.approx(np.array([[0.1, 0.1, 0.0, 0.3], [0.1, 0.4, 0.4, 0.0]]))
     idle = fig_switch.points([stored(tmp_path / "idle" / "c", [0.9] * 8 + [500.0])])
     assert idle[parts].to_numpy().sum() == pytest.approx(0.9)  # a gap in which nobody had work does not count
-    assert (fig_switch.draws(tmp_path), fig_switch.draws(tmp_path / "idle")) == (
-        True,
-        False,
-    )  # one run is no comparison
+    assert fig_switch.draws(tmp_path)
+    assert not fig_switch.draws(tmp_path / "idle")  # one run is no comparison
     paths = fig_switch.render(tmp_path, tmp_path / "switch", "x")
     assert paths[0].read_bytes() == fig_switch.render(tmp_path, tmp_path / "again", "x")[0].read_bytes()
 
@@ -99,12 +86,7 @@ def test_a_switch_by_stage(tmp_path: Path) -> None:
 def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
     run = stored(tmp_path / "a", [0.2] * 8)
     assert len(fig_turns.render(run, tmp_path / "turns", "x")) == 3
-    many = pd.DataFrame(
-        [
-            {"gpus": g, "model": "m/1", "phase": "decode", "why": "time", "steps": 1, "start_s": 1.0, "end_s": 2.0}
-            for g in ("10", "9", "8")
-        ]
-    )
+    many = pd.DataFrame([turn(gpus, "m/1", 1.0) for gpus in ("10", "9", "8")])
     assert fig_turns.points(many)["gpus"].unique().tolist() == ["8", "9"]
     with pytest.raises(UserError, match=r"no turns here; bench run SPEC\.toml --record"):
         fig_turns.read(tmp_path)
@@ -133,15 +115,8 @@ def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
-    spec = from_dict(
-        {
-            **asked("pdmux"),
-            "trace": "sample",
-            "models": "llama-3.2-1b",
-            "gpus": 1,
-            "rate_scale": 20.0,
-            "slo": "absolute:ttft=1,tpot=0.01",
-        }
+    spec = Spec(
+        "pdmux", trace="sample", models="llama-3.2-1b", gpus=1, rate_scale=20.0, slo="absolute:ttft=1,tpot=0.01"
     )
     folder = recorded(resolve(spec), tmp_path, "")
     paths = fig_split.render(folder, tmp_path / "split", "x")
@@ -150,7 +125,7 @@ def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
 
 
 def test_recording_changes_no_row(tmp_path: Path) -> None:
-    spec = resolve(from_dict({**asked("aegaeon"), "trace": "sample", "models": "llama-3.2-1b*4", "gpus": 2, "slo": ""}))
+    spec = resolve(Spec("aegaeon", trace="sample", models="llama-3.2-1b*4", gpus=2, slo=""))
     folder = recorded(spec, tmp_path / "a", "")
     rows = record.read(folder)
     assert rows.equals(record.read(execute(spec, tmp_path / "b", "")))

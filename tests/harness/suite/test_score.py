@@ -142,16 +142,8 @@ def test_finished_rows_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
 def full(scenario: str, rps: float, **more: Any) -> Row:
     curve = [[rps / 2, 1.0], [rps * 2, 0.5]]
     rates = {"rps": rps, "tried_rps": rps, "worst_rps": rps, "curve": curve}
-    return {
-        **ROW,
-        **rates,
-        "scenario": scenario,
-        "binds": {"KV": 1.0},
-        "charged_s": 0.0,
-        "decision_s": 1e-6,
-        "never": 0,
-        **more,
-    }
+    facts = {"scenario": scenario, "binds": {"KV": 1.0}, "charged_s": 0.0, "decision_s": 1e-6, "never": 0}
+    return {**ROW, **rates, **facts, **more}
 
 
 def known() -> Suite:
@@ -169,11 +161,8 @@ def made_card(label: str, suite: Suite, light: float, mixed: float) -> score.Car
 def test_the_page_says_first_where_the_gap_to_the_bound_is_widest() -> None:
     suite = known()
     most = {"light": 20.0, "mixed": 60.0}
-    every = [
-        row
-        for c in (made_card("a", suite, 10.0, 5.0), made_card("<b>", suite, 4.0, 8.0))
-        for row in table.of_card(c, suite)
-    ]
+    both = (made_card("a", suite, 10.0, 5.0), made_card("<b>", suite, 4.0, 8.0))
+    every = [row for of in both for row in table.of_card(of, suite)]
     assert table.totals(every, suite) == {"a": 0.75, "<b>": pytest.approx(0.6)}
     every = [{**row, "bound_rps": most[row["scenario"]]} for row in every]
     page = table.page(every, suite, "")
@@ -191,15 +180,8 @@ def test_a_refused_entry_and_a_self_reported_row_are_marked(tmp_path: Path) -> N
     refused = score.Card("bad", suite.version, "", "c" * 64, "d", [], ["pure: line 1: imports os"], None, None, None)
     (row,) = table.of_card(refused, suite)
     assert row["failed"] == "refused: pure: line 1: imports os"
-    mine = {
-        **row,
-        **full("light", 99.0),
-        "binds": "",
-        "failed": None,
-        "entry": "mine",
-        "made": table.SELF,
-        "bound_rps": None,
-    }
+    entry = {"entry": "mine", "made": table.SELF, "failed": None}
+    mine = row | full("light", 99.0, binds="", bound_rps=None) | entry
     assert table.best([mine], "light") is None
     assert "mine (self-reported)" in table.page([mine], suite, "")
     assert table.read(tmp_path / "none.parquet") == []
