@@ -12,6 +12,7 @@ from harness.rows.estimate import NONE
 from harness.study.ledger import Evidence, Ledger, Statement
 from harness.study.rule import CLASSES, SAYS
 
+SHOWN = 2  # results beside a statement
 UNKNOWN = "nothing is known that is sufficient"
 
 
@@ -107,10 +108,19 @@ def escaped(text: str) -> str:
 
 
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row per statement, its class, the paper's number and words, then what classes mean."""
-    stated = [(s.verdict, s.number, f"{s.says} ({_of(s)})") for s in statements if s.stands]
-    yield from Table(("class", "paper", "statement"), stated).text(room)
+    """Yield a table with a row per statement, its class, the paper's number, ours and words, then what classes mean."""
+    standing = [s for s in statements if s.stands]
+    several = len({_of(s) for s in standing}) > 1
+    stated = [(s.verdict, s.number, _here(s), s.says + f" ({_of(s)})" * several) for s in standing]
+    yield from Table(("class", "paper", "here", "statement"), stated).text(room)
     yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
+
+
+def _here(statement: Statement) -> str:
+    """Return the results that judge a statement, without their intervals; the first SHOWN of many."""
+    every = [line.here for line in statement.lines if not line.evidence and line.here != NONE]
+    values = list(dict.fromkeys(text.partition(" [")[0].removeprefix("reached by ") for text in every))
+    return "; ".join([*values[:SHOWN], *([f"{len(values) - SHOWN} more"] if len(values) > SHOWN else [])]) or NONE
 
 
 def counted(statements: Iterable[Statement]) -> str:

@@ -110,7 +110,7 @@ def _next(sized: Sized) -> str:
         and (n := curve.fewest(sized.asked.target)) is not None
     ]
     if not holding:
-        return "no other strategy holds it there" if len(sized.curves) > 1 else ""
+        return "no other strategy holds it there" if len(sized.asked.systems) > 1 else ""
     least = min(holding)[0]
     names = ", ".join(system for n, system in holding if n == least)
     return f"{names} {'need' if ',' in names else 'needs'} {least if least > gpus else 'no more'}"
@@ -262,7 +262,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
         cost = f"${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {sources}"
         yield "rented", f"{rented} and {cost}"
     if sized.lacks:
-        yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}"
+        yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}; shorter steps take less (--set chunk_tokens)"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
         longest = f" to {high:.2g} s" * (high > low)

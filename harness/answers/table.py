@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, TypeAlias
 
 from harness.rows.estimate import NONE
@@ -207,19 +207,27 @@ def clause(text: str, room: int) -> str:
     return text[: max((end for end in ends if end <= room), default=len(text))]
 
 
-def brief(lines: Iterable[str], *, every: bool, tail: Iterable[str] = (), room: int = WIDTH) -> Iterator[str]:
+def brief(
+    lines: Iterable[str | list[str]], *, every: bool, tail: Iterable[str] = (), room: int = WIDTH
+) -> Iterator[str]:
     """Yield lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
 
-    A command to repeat ("next: ...") stays in one line.
+    A list of lines is shown whole, or not at all. A command to repeat ("next: ...") stays in one line.
     """
+    blocks = [[block] if isinstance(block, str) else block for block in lines]
     if every:
-        yield from (*lines, *tail)
+        yield from (*chain.from_iterable(blocks), *tail)
         return
-    shown = [part for line in lines for part in _wrapped(line, room)]
+    folded_blocks = [[part for line in block for part in _wrapped(line, room)] for block in blocks]
     ends = [part for line in tail for part in _wrapped(line, room)]
-    most = MOST - len(ends)
-    if len(shown) > most:
-        shown[most - 1 :] = [f"... {len(shown) - most + 1} more lines: --all"]
+    most, shown = MOST - len(ends), list(chain.from_iterable(folded_blocks))
+    if (count := len(shown)) > most:
+        shown = []
+        for block, parts in zip(blocks, folded_blocks, strict=True):
+            if len(block) > 1 and len(shown) + len(parts) > most - 1:
+                break
+            shown += parts[: most - 1 - len(shown)]
+        shown.append(f"... {count - len(shown)} more lines: --all")
     yield from (*shown, *ends)
 
 

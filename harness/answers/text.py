@@ -52,8 +52,11 @@ def lines(shown: Shown) -> Iterator[str]:
         yield from measured.lines(shown.table, shown.about)
         yield from (*own_degrees(shown.table), *invalid(shown.table), *unchecked_lines(shown.table))
         return
-    body, ends = (printed(some, markdown=shown.markdown) for some in parts(shown))
-    yield from brief(body, every=shown.every or shown.markdown, tail=ends)
+    body, ends = (list(some) for some in parts(shown))
+    several = sum(isinstance(part, Table) for part in body) > 1  # of several tables none is cut
+    blocks = [list(printed([part], markdown=shown.markdown)) for part in body]
+    whole: Iterable[str | list[str]] = blocks if several else chain.from_iterable(blocks)
+    yield from brief(whole, every=shown.every or shown.markdown, tail=printed(ends, markdown=shown.markdown))
 
 
 def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
@@ -75,8 +78,7 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             standings = _standings(shown)
             by_row = groupby(sorted(shown.about.panels, key=_row), key=_row)
             blocks = (_block(shown, list(panels), standings) for _, panels in by_row)
-            body = chain(_answer("panels", standings), chain.from_iterable(blocks))
-            ends = _ends(shown, standings)
+            body = chain(_answer("panels", standings), chain.from_iterable(blocks), _ends(shown, standings))
     left_out = filter(None, [setting.left_out(shown.about.panels)])
     below = (
         shown.about.notes,

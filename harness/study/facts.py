@@ -114,7 +114,7 @@ def _cuts(grid: Grid) -> list[str]:
 
 def _unheld(grid: Grid) -> list[str]:
     """Say where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
-    level = f"{100 * grid.study.level:g} %"
+    level = f"{100 * grid.study.level:g} % of {' and of '.join(map(str.upper, grid.study.definitions))}"
     lines = (
         f"{grid.study.first} holds {level} at no rate on {load_trace(p.first.trace).name}, {p.shown_models}, "
         f"{p.first.gpus} GPU{'s' * (p.first.gpus > 1)}."

@@ -12,9 +12,9 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 61_980, ("tests",): 45_525}
+MOST_CODE = {PRODUCT: 60_900, ("tests",): 43_170}
 # `python -m tests.tools.style` lists these two.
-MOST_FRAGMENTS = {PRODUCT: 133, ("tests",): 128}
+MOST_FRAGMENTS = {PRODUCT: 98, ("tests",): 127}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = {  # files that are longer, each with its reason

@@ -12,7 +12,7 @@ their room. It runs before hits are looked up and before memory in use shrinks: 
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.lanes import step_of
+from harness.engines.sim.kernel.lanes import step_of, wake
 from harness.engines.sim.kernel.memory import held_bytes, needs, needs_far, put
 from harness.engines.sim.kernel.waits import loaded
 from harness.engines.sim.state import *
@@ -135,6 +135,16 @@ def shed_gpu(S: int, g: int) -> None:
             over += full_bytes(S, i)
         if E.blocks == 0:
             dequeue(S, x)
+        if W.piecewise:
+            retry(S, i)
+
+
+@jit
+def retry(S: int, i: int) -> None:
+    """Let prompts that wait for room in an account try again: who finds less takes less for a first piece."""
+    for b in range(world(S).n_batches):
+        if batch_at(S, b).inst == i and batch_at(S, b).blocked:
+            wake(S, 2 * b)
 
 
 @jit
