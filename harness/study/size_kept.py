@@ -69,6 +69,8 @@ def read(folder: Path) -> Kept:
         _ = DEFINITIONS[asked.definition]
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise Damaged(f"{path}: its facts are not those of an answer ({error}); {WAY_OUT}") from None
+    if lost := [name for name in ("gpu", "label", "gpus") if table[name].null_count]:
+        raise Damaged(f"{path}: a row without {lost[0]}; {WAY_OUT}")
     tried = []
     for row in table.to_pylist():
         runs = tuple(folder.parent / name for name in row["runs"] or ())

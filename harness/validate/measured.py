@@ -28,6 +28,7 @@ SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab") 
 ENGINES = ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")  # generations, whose settings rows may leave out
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
 MOST_COUNT = 2**31 - 1  # our tables hold no more
+MOST_SEQS = 65_536  # sequences of a step; no server takes more
 MOST_S = 86_400.0  # a mean latency, or a batch, of a day
 MOST_REQUESTS = 200_000  # a row's load has no more; those of the files that we know have 9,000
 MOST_STAGES = 100
@@ -162,7 +163,11 @@ def _poisson(row: CsvRow) -> Found:
     """Read Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): some chunks have two tokens."""
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
-    flags = {"chunk_tokens": row.count("mbt"), "mem_fraction": row.share("mem"), "batch_cap": row.count("max_num_seqs")}
+    flags = {
+        "chunk_tokens": row.count("mbt"),
+        "mem_fraction": row.share("mem"),
+        "batch_cap": row.count("max_num_seqs", MOST_SEQS),
+    }
     load = Poisson(stages, system, prompt, output)
     setting = row.setting("vllm-0.15", "gpu", "model", "tp", load, **flags)
     row.fits(setting, "system_tokens", "question_tokens", "output_tokens")
