@@ -208,7 +208,7 @@ def test_oracle_notices_wrong_waits_between_two_tokens() -> None:
 def test_oracle_notices_wrong_slices() -> None:
     changes = [
         (31, "        if q.piece > 0:\n            leave_step(S, r)\n", ""),  # computed for nobody
-        (622, "        n.layers_left = 0\n        n.ran += 1\n", "        n.layers_left = 0\n"),  # a step without an end
+        (622, "        n.layers_left = 0\n        n.ran += 1\n", "        n.layers_left = 0\n"),  # no end
         (2, "        return q.piece > 0 and lane_at", "        return q.piece > 0 or lane_at"),  # only whole steps end
         (23, "        if W.reuse and not n.sliced:\n", "        if W.reuse:\n"),  # found before it is there
         (17, "        if W.reuse and n.sliced:\n            publish(S, r)\n", ""),  # never found
