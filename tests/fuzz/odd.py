@@ -86,7 +86,7 @@ def options(table: str) -> list[Option]:
     for entry in re.split(r"\n(?=-)", table.strip()):
         head, _, values = entry.partition(":")
         name, _, culprit = head.partition(" ")
-        wrong, _, odd = values.partition(" | ")
+        wrong, odd = re.split(r"\s\|\s", values + " | ")[:2]
         culprit = {"": name.lstrip("-"), "*": ""}.get(culprit, culprit)
         rows.append(Option(name, culprit, words(wrong), words(odd)))
     return rows
