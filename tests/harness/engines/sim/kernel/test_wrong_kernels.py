@@ -53,7 +53,7 @@ def test_oracle_notices_a_wrong_turn_or_link() -> None:
 def test_oracle_notices_wrong_pages() -> None:
     changes = [
         (144, "        if P.emptied != W.emptied:", "        if True:"),  # a page in two extents stands by the first
-        (144, "    fill_begun(S, i)\n    put(S, i, n)\n", "    put(S, i, n)\n"),  # prompts before the steps under way
+        (1394, "    fill_begun(S, i)\n    put(S, i, n)\n", "    put(S, i, n)\n"),  # prompts before the steps under way
     ]
     assert escaped(0, 400, changes) == []
     begun = [(340, "    batch_at(S, b).filled = batch_at(S, b).tick", "    pass")]  # a step with nobody left
