@@ -311,7 +311,8 @@ def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.M
     part = bench("claims", "--only", "fine", "--all")
     assert (part.exit_code, "## P" in part.stdout) == (0, True)
     first, head, row, *_ = bench("claims", "--only", "fine").stdout.splitlines()
-    assert (first, head.split(), row.split()[0]) == ("1 direction", ["class", "paper", "statement"], "direction")
+    assert (first, head.split()) == ("1 direction", ["class", "paper", "here", "statement"])
+    assert row.split()[:3] == ["direction", "2x", "1.5x"]
     assert (tmp_path / "claims.md").read_text("utf-8") == "all of it"  # a part does not take its place
     assert bench("claims", "--only", "fine", "-o", tmp_path / "part.md").exit_code == 0
     assert "## P" in (tmp_path / "part.md").read_text("utf-8")
