@@ -65,7 +65,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
     spec, looks = facts["spec"], {"prefill": style.BLUE, "decode": style.ORANGE}
     text = [
-        fig_turns.setting_of(spec),
+        fig_turns.setting_text(spec),
         "Ordered; in force from both phases' next boundary.",
         note,
         style.unvetted_of({fig_turns.label(spec): spec["system"]}),

@@ -101,7 +101,7 @@ def label(spec: Mapping[str, Any]) -> str:
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
-def setting_of(spec: Mapping[str, Any]) -> str:
+def setting_text(spec: Mapping[str, Any]) -> str:
     """Write the setting of a recorded run."""
     facts = [
         label(spec),
@@ -125,7 +125,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     )
     key = "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
     late = style.unvetted_of({label(spec): spec["system"]})
-    return " ".join(filter(None, [setting_of(spec), took, key, note, late]))
+    return " ".join(filter(None, [setting_text(spec), took, key, note, late]))
 
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -55,25 +55,24 @@ def ran(out: Path, env: dict[str, str]) -> tuple[str, str, str]:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
-def test_rows_are_equal_or_their_code_is_another(tmp_path: Path) -> None:
+def test_rows_are_equal_or_their_arithmetic_is_another(tmp_path: Path) -> None:
     got = {name: ran(tmp_path / name, env) for name, env in MACHINES.items()}
     usual = got["as it is"]
     assert got["a later processor"] == usual
     for rows, code, arithmetic in got.values():
-        assert (code == usual[1]) == (arithmetic == usual[2])
-        if code == usual[1]:
+        assert code == usual[1]  # arithmetic stands beside it in a run's facts
+        if arithmetic == usual[2]:
             assert rows == usual[0]
     # The kernel has sums, products and roots alone: the same bits for any processor.
     assert got["numba for any processor"][0] == usual[0]
-    assert got["numba for any processor"][1] != usual[1]
+    assert got["numba for any processor"][2] != usual[2]
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # another target is compiled
-def test_runs_of_another_target_are_readable_and_run_again(tmp_path: Path) -> None:
+def test_runs_of_another_target_are_readable_and_stand(tmp_path: Path) -> None:
     first = ran(tmp_path, {"NUMBA_CPU_NAME": "generic"})
-    assert ran(tmp_path, {})[1] != first[1]  # stale, so it was run again in the same folder
-    assert ran(tmp_path, {})[0] == first[0]
+    assert ran(tmp_path, {})[:2] == first[:2]
 
 
 @cases(
