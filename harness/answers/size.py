@@ -273,7 +273,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
     card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
     if sized.placed:
         yield "placement", _placement(sized.placed)
-        if asked.setting.get("sharing") != "turns" and any(len(shares) > 1 for shares in sized.placed.values()):
+        if sized.at_once:
             yield "needs", "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it"
     home = shared.homes(sized.placed)
     for gpu, shares in sized.placed.items():

@@ -129,8 +129,7 @@ def plan(sized: Sized, out: Path) -> Plan:
         notes.append(f"{label} also orders {', '.join(beyond)}, which these servers do not: they may meet fewer SLOs")
     if moves and not any(seat.turns for seat in seats):
         notes.append(f"{label} moves models or takes them out; here each stays where most of its requests ran")
-    sharing = policy.options.get("sharing", "fluid") if spec.sharing == "own" else spec.sharing
-    if sharing == "fluid" and any(seat.beside and not seat.turns for seat in seats):
+    if shared.at_once(setup) and any(seat.beside and not seat.turns for seat in seats):
         notes.append("servers of one GPU compute at the same time under MPS: nvidia-cuda-mps-control -d, before them")
     if any(seat.on.elastic for seat in seats):
         notes.append("servers of one GPU share its KV memory by kvcached, which their environment must have")

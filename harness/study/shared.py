@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.policy.types import Gpus
 from harness.rows import record
+from harness.run.setup import Setup
 
 SHARE = 0.01  # share of a model's requests on a GPU; smaller ones are not listed
 Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share of the model's requests that ran there
@@ -35,6 +36,12 @@ def places(runs: Iterable[Path]) -> dict[str, Gpus]:
         if gpus := tuple(map(int, re.findall(r"\d+", where.partition(">")[0]))):
             on.setdefault(model, Counter())[gpus] += n
     return {model: counts.most_common(1)[0][0] for model, counts in on.items()}
+
+
+def at_once(setup: Setup) -> bool:
+    """Tell whether processes compute at the same time on a GPU, which servers do under MPS, and do not take turns."""
+    usual = setup.policy.options.get("sharing", "fluid")
+    return (usual if setup.spec.sharing == "own" else setup.spec.sharing) == "fluid"
 
 
 def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:

@@ -42,7 +42,7 @@ from harness.study.binds import Hours, by_view, merged, total
 from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
-from harness.study.shared import placed
+from harness.study.shared import Shares, at_once, placed
 from harness.study.sized import Best, Criterion, Curve, Curves, Met, Outcome, Question, Sized
 from harness.study.study import UNSHARED, named
 from harness.study.traffic import View, million_tokens_hour, views
@@ -95,7 +95,9 @@ class SizeSearch:
         """Search all strategies; return the answer, with further facts about the best."""
         curves, best, grown = self.search(list(self.curves()))
         runs = curves[best[:2]].tried[best.gpus].runs if best else ()
-        trace, base = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0])
+        trace, base, shares = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0]), placed(runs)
+        alike = (kind for kind in self.kinds if not mix.mixed(kind))
+        dedicated = {kind: sum(model.tp for model in self.cluster(kind).models.values()) for kind in alike}
         return Sized(
             self.asked,
             self.views,
@@ -104,13 +106,9 @@ class SizeSearch:
             best,
             grown,
             self._cold_s(*best) if best else {},
-            placed(runs),
+            shares,
             million_tokens_hour(trace, base.models, base.spec.assign),
-            {
-                kind: sum(model.tp for model in self.cluster(kind).models.values())
-                for kind in self.kinds
-                if not mix.mixed(kind)
-            },
+            dedicated,
             self._lacks(curves, best) if best else "",
             tails(runs),
             {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
@@ -119,6 +117,7 @@ class SizeSearch:
             tuple(streams.lines(base)),
             self._short(curves),
             self.refused,
+            best is not None and self._at_once(best, shares),
         )
 
     def part(self, shard: Shard) -> tuple[int, int]:
@@ -149,11 +148,10 @@ class SizeSearch:
 
     def curves(self) -> Curves:
         """Return an empty curve for each system on each kind. Raises UserError where none of them can be tried."""
-        kinds = self.asked.kinds
-        keys = product(kinds, self.systems)
+        keys = product(self.asked.kinds, self.systems)
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name)) for kind, name in keys}
         if all(curve.stopped for curve in curves.values()):
-            mixes = ", ".join(kind for kind in kinds if kind not in self.refused)
+            mixes = ", ".join(kind for kind in self.asked.kinds if kind not in self.refused)
             raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
@@ -358,10 +356,13 @@ class SizeSearch:
     def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
         """Compute the seconds to load each model from the host, on idle links."""
         cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
-        return {
-            name: cluster.profile.load_s(Inst(name, tuple(range(model.tp))), "parallel")
-            for name, model in cluster.models.items()
-        }
+        insts = [Inst(name, tuple(range(model.tp))) for name, model in cluster.models.items()]
+        return {inst.model: cluster.profile.load_s(inst, "parallel") for inst in insts}
+
+    def _at_once(self, best: Best, shares: Shares) -> bool:
+        """Tell whether models of a GPU compute there at the same time."""
+        several = any(len(models) > 1 for models in shares.values())
+        return several and at_once(Setup(resolve(self.under(best.gpu, self.views[0]).spec(self.spec(*best)))))
 
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -86,12 +87,12 @@ class Question:
             **more,
         )
 
-    @property
+    @cached_property
     def bounds(self) -> set[str]:
         """Labels that are never recommended: bounds, and GPUs of its own for each model beside other strategies."""
         of = {label: str(asked_system(text)["system"]) for label, text in named(self.systems).items()}
-        shared = set(of.values()) - {UNSHARED, DEDICATED}
-        return {label for label, name in of.items() if name == UNSHARED or (shared and name == DEDICATED)}
+        never = {UNSHARED, DEDICATED} if set(of.values()) - {UNSHARED, DEDICATED} else {UNSHARED}
+        return {label for label, name in of.items() if name in never}
 
     def bought(self, gpus: int) -> int:
         """Return the GPUs to buy if `gpus` are needed: with spares, in whole nodes."""
@@ -243,6 +244,7 @@ class Sized:
     streams: tuple[str, ...] = ()  # the rule that assigns streams to models
     short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
     refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
+    at_once: bool = False  # models of a GPU compute there at the same time, on the best's
 
     @property
     def failed(self) -> bool:

@@ -314,6 +314,7 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
     assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
     assert lines[1] == "GPU 0: a at home 90 %, 1 other with less than 1 %"
     assert lines[2] == "GPU 1: b at home 100 %, c at home 100 %, a 10 %"
+    assert any(line.startswith("needs: MPS") for line in printed(sized(placed=shares, at_once=True)))
 
 
 def test_money_is_of_what_is_held() -> None:
