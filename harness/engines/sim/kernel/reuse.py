@@ -12,7 +12,7 @@ their room. It runs before hits are looked up and before memory in use shrinks: 
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.lanes import step_of, wake
+from harness.engines.sim.kernel.lanes import freed, step_of
 from harness.engines.sim.kernel.memory import held_bytes, needs, needs_far, put
 from harness.engines.sim.kernel.waits import loaded
 from harness.engines.sim.state import *
@@ -118,6 +118,7 @@ def shed_gpu(S: int, g: int) -> None:
     for i in range(W.n_insts):
         if is_on(S, i, g):
             over += full_bytes(S, i)
+    less = -1  # an account that has forgotten some
     while True:
         x = -1
         for i in range(W.n_insts):
@@ -125,9 +126,11 @@ def shed_gpu(S: int, g: int) -> None:
             if y >= 0 and is_on(S, i, g) and (over > 0 or over_limit(S, i)):
                 x = y if x < 0 or entry_at(S, y).stamp < entry_at(S, x).stamp else x
         if x < 0:
+            if less >= 0 and W.piecewise:  # a prompt that finds less takes less for its first piece
+                freed(S, less)
             return
         E = entry_at(S, x)
-        i = E.inst
+        i = less = E.inst
         while E.blocks > 0 and (over > 0 or over_limit(S, i)):
             over -= full_bytes(S, i)
             E.blocks -= 1
@@ -135,16 +138,6 @@ def shed_gpu(S: int, g: int) -> None:
             over += full_bytes(S, i)
         if E.blocks == 0:
             dequeue(S, x)
-        if W.piecewise:
-            retry(S, i)
-
-
-@jit
-def retry(S: int, i: int) -> None:
-    """Let prompts that wait for room in an account try again: who finds less takes less for a first piece."""
-    for b in range(world(S).n_batches):
-        if batch_at(S, b).inst == i and batch_at(S, b).blocked:
-            wake(S, 2 * b)
 
 
 @jit
