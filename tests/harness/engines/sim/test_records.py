@@ -104,8 +104,8 @@ def read(source: str) -> Iterator[tuple[str, str]]:
 
         written = set()
         for node in ast.walk(function):
-            if isinstance(node, ast.Assign):
-                (target,), value = node.targets, node.value
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                value = node.value  # type: ignore[attr-defined]
                 both = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
                 for to, what in zip(target.elts, value.elts, strict=True) if both else [(target, value)]:  # type: ignore[attr-defined]
                     if isinstance(to, ast.Name) and not isinstance(what, ast.Name) and (page := of(what)):
