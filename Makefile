@@ -60,9 +60,9 @@ endef
 # What a paper's figures take: studies by the name of the target, which is the study's own where none stand here.
 STUDIES-fig12 := fig12 prism-ablations
 STUDIES-pdmux := pdmux pdmux-70b
-RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
-# Whether the paper's claims hold is the end of its answer.
-RUN-fig7 = { $(RUN); } && $(BENCH) claims --only fig7
+RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) $(if $(ONLY),--only "$(ONLY)") || exit; done
+# Whether the paper's claims hold is the end of its answer, where all of it ran.
+RUN-fig7 = { $(RUN); } $(if $(ONLY),,&& $(BENCH) claims --only fig7)
 # Figure 7 on the torch engine's devices: what they cost, what the simulator says by that table, and the devices.
 TORCH_AT = results/cpu/torch/fig7
 SHAPES = nemo-12b,llama-3.1-8b,mistral-7b,llama-3.2-3b
@@ -73,7 +73,7 @@ beside = $(STUDY) --engine $(2) -o results/fig7-torch-$(1) >$(TORCH_AT)/$(1).md 
 RUN-fig7-torch = $(MAKE) torch && $(BENCH) calibrate torch+wide=4 --models $(SHAPES) -o $(TORCH_AT) && \
 	$(call beside,simulator,sim) && $(call beside,devices,torch)
 RUN-weaver = $(BENCH) study weaver --full
-reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more; fig7 ENGINE=torch
+reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; ONLY=CONDITION; FULL=1: more; fig7 ENGINE=torch
 	@$(or $(RUN-$*$(ENGINE:%=-%)),$(if $(ENGINE),$(error ENGINE=$(ENGINE) runs no $*; fig7 runs with ENGINE=torch)),$(RUN-$*),$(RUN))
 
 # What `bench study` lists, but for the torch engine's devices and what another of these targets runs as well.

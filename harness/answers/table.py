@@ -212,7 +212,8 @@ def brief(
 ) -> Iterator[str]:
     """Yield lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
 
-    A list of lines is shown whole, or not at all. A command to repeat ("next: ...") stays in one line.
+    A list of lines is shown whole, or not at all; the first one takes a screen of its own if it has to. A command to
+    repeat ("next: ...") stays in one line.
     """
     blocks = [[block] if isinstance(block, str) else block for block in lines]
     if every:
@@ -222,10 +223,13 @@ def brief(
     ends = [part for line in tail for part in _wrapped(line, room)]
     most, shown = MOST - len(ends), list(chain.from_iterable(folded_blocks))
     if (count := len(shown)) > most:
-        shown = []
+        shown, listed = [], False
         for block, parts in zip(blocks, folded_blocks, strict=True):
             if len(block) > 1 and len(shown) + len(parts) > most - 1:
-                break
+                if listed or len(parts) > MOST:
+                    break
+                most = len(shown) + len(parts) + 1
+            listed |= len(block) > 1
             shown += parts[: most - 1 - len(shown)]
         shown.append(f"... {count - len(shown)} more lines: --all")
     yield from (*shown, *ends)

@@ -1,4 +1,4 @@
-"""Worker processes that execute runs: each takes a task at a time through a pipe.
+"""Worker processes that execute and score runs: each takes a call at a time through a pipe.
 
 A worker ends when its pipe closes or its parent is gone, so none outlives its parent, however that dies.
 """
@@ -12,18 +12,19 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from harness.loop.guard import LIMIT_S
 from harness.loop.interrupted import Terminated
 from harness.policy.types import UserError
 from harness.run.execute import execute
-from harness.run.executor import Ended, Why
+from harness.run.executor import Why
 from harness.run.setup import Failed
 from harness.run.sources import Task
 
@@ -31,53 +32,51 @@ ORPHAN_S = 0.8  # how long a worker whose parent died may take to remove what it
 CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 
 
+Args = tuple[Any, ...]
+Calls = Iterable[tuple[str, Args]]  # a run's name, which errors tell, and the arguments of a call about it
+Work = Callable[..., Any]
+
+
 class Crew:
-    """An executor of this machine (`executor.Executor`): workers, started when they are first needed."""
+    """Workers on this machine, at most `slots` of them, started when they are first needed."""
 
     def __init__(self) -> None:
-        self.workers = 1
-        self._queue: list[tuple[Task, Path]] = []
+        self.slots = 1
         self._idle: list[tuple[Connection, BaseProcess]] = []
-        self._busy: dict[Connection, tuple[BaseProcess, Task]] = {}
-
-    @property
-    def slots(self) -> int:
-        """See Executor."""
-        return self.workers
+        self._busy: dict[Connection, tuple[BaseProcess, str, Args]] = {}
 
     @property
     def started(self) -> int:
         """The number of running processes."""
         return len(self._idle) + len(self._busy)
 
-    def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """See Executor."""
-        self._queue = [(task, out) for task in reversed(tasks)]
+    def each(self, work: Work, calls: Calls, left_out: Work = lambda *_: False) -> Iterator[tuple[Args, Any]]:
+        """Call a module's function with each of these arguments; yield them with its answer, as each call ends.
 
-    def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """See Executor; at most `workers` processes work at once."""
-        queue = self._queue
+        Calls that are `left_out` by the time of their turn are not made. Raises what a call raises.
+        """
+        queue = [*calls][::-1]
         try:
             while queue or self._busy:
-                while queue and len(self._busy) < self.workers:
-                    task, out = queue.pop()
-                    if task.spec.label not in failed:
-                        self._give(task, out)
+                while queue and len(self._busy) < self.slots:
+                    run, args = queue.pop()
+                    if not left_out(*args):
+                        self._give(run, work, args)
                 for ready in wait(list(self._busy)):
                     assert isinstance(ready, Connection)
-                    process, task = self._busy.pop(ready)
-                    why = _heard(ready, process, task)
+                    process, run, args = self._busy.pop(ready)
+                    answer = _heard(ready, process, run)
                     self._idle.append((ready, process))
-                    yield Ended(task, why)
+                    yield args, answer
         except BaseException:
             self.shutdown()
             raise
 
     def shutdown(self) -> None:
         """End all processes."""
-        processes = [process for _, process in self._idle] + [process for process, _ in self._busy.values()]
+        processes = [process for _, process in self._idle] + [process for process, *_ in self._busy.values()]
         pipes = [*(pipe for pipe, _ in self._idle), *self._busy]
-        self._idle, self._busy, self._queue = [], {}, []
+        self._idle, self._busy = [], {}
         for process in processes:
             process.terminate()
         for pipe in pipes:  # before any is waited for: one that did not hear the signal ends by its pipe
@@ -88,11 +87,11 @@ class Crew:
             process.kill()
             process.join()
 
-    def _give(self, task: Task, out: Path) -> None:
+    def _give(self, run: str, work: Work, args: Args) -> None:
         pipe, process = self._idle.pop() if self._idle else _started()
-        self._busy[pipe] = (process, task)
+        self._busy[pipe] = (process, run, args)
         with suppress(BrokenPipeError):  # it died: `_heard` reports it
-            pipe.send((task, out))
+            pipe.send((work, args))
 
 
 _KEPT: ContextVar[Crew | None] = ContextVar("_KEPT", default=None)
@@ -140,16 +139,16 @@ def _started() -> tuple[Connection, BaseProcess]:
     return ours, process
 
 
-def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
-    """Receive a worker's answer: return the failures, or raise the worker's error."""
+def _heard(pipe: Connection, process: BaseProcess, run: str) -> Any:
+    """Receive a worker's answer, or raise its error."""
     try:
-        answer: Why | BaseException = pipe.recv()
+        answer = pipe.recv()
     except (EOFError, ConnectionResetError):
         process.join()
         if process.exitcode in {0, -signal.SIGTERM}:  # a batch system ends all processes of a job at once
             raise Terminated from None
         raise UserError(
-            f"a worker died while running {task.folder} (exit code {process.exitcode}; -9 often means that memory "
+            f"a worker died while running {run} (exit code {process.exitcode}; -9 often means that memory "
             f"ran out: --workers 1 takes less)"
         ) from None
     if isinstance(answer, BaseException):
@@ -158,15 +157,15 @@ def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
 
 
 def _serve(pipe: Connection, limit_s: float) -> None:
-    """Execute the tasks that come through the pipe until it closes: the main function of a worker."""
+    """Make the calls that come through the pipe until it closes: the main function of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_follow, daemon=True).start()
     LIMIT_S.set(limit_s)
     with suppress(EOFError, BrokenPipeError):
         while True:
-            task, out = pipe.recv()
+            work, args = pipe.recv()
             try:
-                pipe.send(tried(Task(*task), out))
+                pipe.send(work(*args))
             except UserError as error:
                 pipe.send(error)
             except Terminated:  # the parent closes it

@@ -1,14 +1,16 @@
-"""Executors: where the runs of sweeps are executed. Processes of this machine, unless a command chose a cluster."""
+"""Where the runs of sweeps are executed: in processes of this machine, unless a command chose a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.run.sources import Task
+
+if TYPE_CHECKING:
+    from harness.run.cluster import Cluster
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
@@ -20,45 +22,20 @@ class Ended(NamedTuple):
     why: Why
 
 
-class Executor(Protocol):
-    """Processes that execute the runs of a sweep, on this machine or on many."""
-
-    @property
-    def slots(self) -> int:
-        """The number of runs that are executed at once."""
-        ...
-
-    def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """Take tasks whose runs are to be stored below `out`, in order of importance."""
-        ...
-
-    def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """Yield each task that was run with its failures, until all are done.
-
-        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
-        Raises a run's own errors, and UserError where processes or machines are lost for good.
-        """
-        ...
-
-    def shutdown(self) -> None:
-        """End all processes."""
-        ...
+_CHOSEN: ContextVar[Cluster | None] = ContextVar("_CHOSEN", default=None)
 
 
-_CHOSEN: ContextVar[Executor | None] = ContextVar("_CHOSEN", default=None)
-
-
-def chosen() -> Executor | None:
-    """Return the executor that this command chose, if any."""
+def chosen() -> Cluster | None:
+    """Return the cluster that this command chose, if any."""
     return _CHOSEN.get()
 
 
 @contextmanager
-def using(executor: Executor) -> Iterator[None]:
-    """Execute all runs within the block on an executor, and shut it down."""
-    token = _CHOSEN.set(executor)
+def using(cluster: Cluster) -> Iterator[None]:
+    """Execute all runs within the block on a cluster, and shut it down."""
+    token = _CHOSEN.set(cluster)
     try:
         yield
     finally:
         _CHOSEN.reset(token)
-        executor.shutdown()
+        cluster.shutdown()

@@ -195,9 +195,10 @@ def _executed(
             workers = 1 if few else cpus()
         ahead.slots = workers
         if workers > 1 and len(shared) > 1:
-            workforce.workers = workers
-            workforce.submit(ahead.longest(shared), out)
-            yield from workforce.as_completed(failed)
+            workforce.slots = workers
+            calls = [(task.folder, (task, out)) for task in ahead.longest(shared)]
+            for (task, _), why in workforce.each(crew.tried, calls, lambda task, _: task.spec.label in failed):
+                yield Ended(task, why)
             todo = [task for task in todo if task.spec.engine in exclusive]
         if exclusive:
             workforce.shutdown()

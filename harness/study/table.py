@@ -6,7 +6,6 @@ It has the rows of `tidy` with two columns before them: the key of the panel (`c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 
 from harness.rows import by_window, memo, record, scoring, tidy, vetted
 from harness.rows.definitions import DEFINITIONS
-from harness.run import score, sweep
+from harness.run import crew, score, sweep
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import canonical, digest
@@ -25,6 +24,7 @@ from harness.run.teller import Teller
 from harness.study import columns
 from harness.study.study import Study
 
+MANY = 256  # runs that are scored in workers, also where none has started
 Key = tuple[str, str, str]  # a scored run's folder, system and SLO rule
 
 
@@ -86,28 +86,32 @@ class Scores:
         return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
     def add(self, places: Iterable[Place], teller: Teller) -> None:
-        """Score the runs of those places that are not known yet."""
-        lacks = {place.key: place for place in places if place.key not in self.known}
-        todo = list(lacks.values())
+        """Score the runs of those places that are not known yet, in workers where many are or some work already."""
+        todo = list({place.key: place for place in places if place.key not in self.known}.values())
         nearest = [todo[k] for k in sweep.in_part_order([place.folder for place in todo])]
-        with ThreadPoolExecutor(self.workers or sweep.cpus()) as pool:  # files and arrays release the interpreter lock
-            scored = [(place.key, pool.submit(self._rows, place)) for place in nearest]
-            for done, (key, rows) in enumerate(scored):
+        with crew.hired() as workforce:
+            workforce.slots = self.workers or sweep.cpus()
+            if workforce.slots > 1 and (workforce.started or len(nearest) >= MANY):
+                scored = workforce.each(scores_of, [(p.folder, (p, self.out, self.study)) for p in nearest])
+            else:
+                scored = (((place,), scores_of(place, self.out, self.study)) for place in nearest)
+            for done, ((place, *_), scores) in enumerate(scored, 1):
+                self.known[place.key] = scores
                 teller.progress("scores", done, len(nearest))
-                self.known[key] = rows.result()
-        teller.progress("scores", len(nearest), len(nearest))
 
-    def _rows(self, place: Place) -> pa.Table:
-        study, folder = self.study, self.out / place.folder
-        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
-        more = columns.values(folder, study.measures) if study.measures else ()
-        run = score.scorable(place.system, folder, place.under)
-        scores = scoring.score(run, by_model=study.by_model, definitions=tuple(wanted), more=more)
-        if not study.by_model:
-            beside = ("both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS)
-            shown = pa.array([*study.definitions, *study.measures, *beside], pa.string())
-            scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
-        return scores.cast(pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}]))
+
+def scores_of(place: Place, out: Path, study: Study) -> pa.Table:
+    """Score the run of a place, below `out`, as the table of a study shows it."""
+    folder = out / place.folder
+    wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
+    more = columns.values(folder, study.measures) if study.measures else ()
+    run = score.scorable(place.system, folder, place.under)
+    scores = scoring.score(run, by_model=study.by_model, definitions=tuple(wanted), more=more)
+    if not study.by_model:
+        beside = ("both", "offered_rps", "undefined_tpot", tidy.HELD, *tidy.WEIGHTS, *tidy.CAPS)
+        shown = pa.array([*study.definitions, *study.measures, *beside], pa.string())
+        scores = scores.filter(pc.is_in(scores["definition"].cast(pa.string()), shown))
+    return scores.cast(pa.schema([f for f in record.plain(schema()) if f.name not in {"condition", "x"}]))
 
 
 def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
