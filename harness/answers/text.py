@@ -403,6 +403,9 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
         for v in every:
             reasons.setdefault(v.claim.why, {})[v.says] = None
         yield from (f"{', '.join(says)}: {why}" for why, says in reasons.items() if why)
+    elif len(few := [v for v in every if isinstance(v.claim.paper, float) and not v.claim.evidence and v.here]) <= 8:
+        rows = [[v.claim.label, claims.paper_text(v.claim), v.text.partition(" (")[0], v.says] for v in few]
+        yield from [Table(["the paper's numbers", "paper", "here", "class"], rows)] if rows else []
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     whose = "the paper's claims" if shown.about.paper else "claims"
     yield f"{whose}, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)

@@ -375,7 +375,7 @@ ENOUGH = grouped(
         "--budget",
         type=values.Whole(0, values.MOST_INT),
         metavar="N",
-        help="Simulated requests to spend on more seeds of undecided systems.",
+        help="Simulated requests to spend on more seeds of undecided systems, in each panel.",
     ),
 )
 DEFINITION = click.Choice(list(DEFINITIONS))

@@ -338,22 +338,20 @@ class Work:
 
     def _budget(self, grid: Grid) -> float:
         """Return the requests that more seeds of this work's panels may take."""
-        every, mine = (sum(map(seeds.tells, panels)) for panels in (self.every, grid.panels))
-        return grid.scope.budget * mine / max(1, every)
+        return float(grid.scope.budget * sum(map(seeds.tells, grid.panels)))
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
         """Run more seeds of systems that are not yet told apart."""
         if not grid.scope.budget:
             return []
         so_far = list(points)
-        part = grid.scope.budget / max(1, len({panel.key for panel in self.every if seeds.tells(panel)}))
 
         def run(more: Sequence[Point], what: str, later: float) -> None:
             self.run([point.spec for point in more], what, later)
             so_far.extend(more)
             self._shown(grid, so_far)
 
-        return seeds.refined(grid, points, part, run, self._counted)
+        return seeds.refined(grid, points, run, self._counted)
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, by_window.Windows]]) -> None:
         """Add the misses of runs to the curves by panel and system, for the first definition."""

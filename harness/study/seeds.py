@@ -19,13 +19,12 @@ Windows = dict[str, by_window.Windows]  # keyed by system: misses of its runs by
 def refined(
     grid: Grid,
     points: Sequence[Point],
-    part: float,
     run: Callable[[Sequence[Point], str, float], None],
     add: Callable[[Sequence[Point], dict[str, Windows]], None],
 ) -> list[Point]:
     """Run more seeds of a study's systems, beyond the runs at `points`; returns the runs that were added.
 
-    Each panel may take `part` requests, so that no panel depends on what was run for another. Where the rest does not
+    Each panel may take the scope's budget, so that no panel depends on what is run for another. Where the rest does not
     suffice for all systems, it goes to the study's own, without those that --full adds. `run` runs points, given a
     line that describes them and the number of requests that may follow. `add` adds their misses to curves by panel.
     """
@@ -42,9 +41,9 @@ def refined(
         for key, panel in panels.items():
             for undecided in _more(grid, panel, curves.get(key, {})):
                 more = [pair for pair in undecided if pair[0].place not in had]
-                if more and spent[key] + (cost := _cost(more, known[key])) <= part:
+                if more and spent[key] + (cost := _cost(more, known[key])) <= grid.scope.budget:
                     spent[key], taken = spent[key] + cost, taken + 1
-                    later += part - spent[key]
+                    later += grid.scope.budget - spent[key]
                     known[key] |= {point.spec for point, _ in more}
                     had |= {point.place for point, _ in more}
                     more_points += [point for point, _ in more]

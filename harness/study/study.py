@@ -74,7 +74,7 @@ class Scope:
     points: Natural = 0  # instead of the sample's
     window_s: Seconds = 0.0  # s, for synthetic traces; 0: the trace's span
     replayed_s: Seconds = 0.0  # s, for replayed traces; 0: all that a seed replays
-    budget: Natural = 0  # simulated requests for more seeds of systems that are not yet told apart
+    budget: Natural = 0  # simulated requests, a panel, for more seeds of systems that are not yet told apart
     precision: Share = PRECISION  # a ratio with an interval this narrow, either way, asks for no more
 
 
