@@ -221,15 +221,14 @@ def brief(
         return
     folded_blocks = [[part for line in block for part in _wrapped(line, room)] for block in blocks]
     ends = [part for line in tail for part in _wrapped(line, room)]
-    most, shown = MOST - len(ends), list(chain.from_iterable(folded_blocks))
+    first = next((k + 1 for k, block in enumerate(blocks) if len(block) > 1), 0)  # is shown however long the tail is
+    most = max(MOST - len(ends), min(sum(map(len, folded_blocks[:first])) + 1, 2 * MOST))
+    shown = list(chain.from_iterable(folded_blocks))
     if (count := len(shown)) > most:
-        shown, listed = [], False
+        shown = []
         for block, parts in zip(blocks, folded_blocks, strict=True):
             if len(block) > 1 and len(shown) + len(parts) > most - 1:
-                if listed or len(parts) > MOST:
-                    break
-                most = len(shown) + len(parts) + 1
-            listed |= len(block) > 1
+                break
             shown += parts[: most - 1 - len(shown)]
         shown.append(f"... {count - len(shown)} more lines: --all")
     yield from (*shown, *ends)

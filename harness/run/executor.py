@@ -1,16 +1,14 @@
-"""Where the runs of sweeps are executed: in processes of this machine, unless a command chose a cluster."""
+"""Executors: where the runs of sweeps are executed. Processes of this machine, unless a command chose a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from harness.run.sources import Task
-
-if TYPE_CHECKING:
-    from harness.run.cluster import Cluster
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
@@ -22,20 +20,36 @@ class Ended(NamedTuple):
     why: Why
 
 
-_CHOSEN: ContextVar[Cluster | None] = ContextVar("_CHOSEN", default=None)
+class Executor(Protocol):
+    """Processes that execute the runs of a sweep on many machines."""
+
+    @property
+    def slots(self) -> int:
+        """The number of runs that are executed at once."""
+
+    def submit(self, tasks: Sequence[Task], out: Path) -> None:
+        """Take tasks whose runs are to be stored below `out`, in order of importance."""
+
+    def as_completed(self, failed: Why) -> Iterator[Ended]:
+        """Yield each task that was run with its failures, until all are done.
+
+        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
+        Raises a run's own errors, and UserError where processes or machines are lost for good.
+        """
+
+    def shutdown(self) -> None:
+        """End all processes."""
 
 
-def chosen() -> Cluster | None:
-    """Return the cluster that this command chose, if any."""
-    return _CHOSEN.get()
+CHOSEN: ContextVar[Executor | None] = ContextVar("CHOSEN", default=None)  # is what this command chose; None: this machine
 
 
 @contextmanager
-def using(cluster: Cluster) -> Iterator[None]:
-    """Execute all runs within the block on a cluster, and shut it down."""
-    token = _CHOSEN.set(cluster)
+def using(executor: Executor) -> Iterator[None]:
+    """Execute all runs within the block on an executor, and shut it down."""
+    token = CHOSEN.set(executor)
     try:
         yield
     finally:
-        _CHOSEN.reset(token)
-        cluster.shutdown()
+        CHOSEN.reset(token)
+        executor.shutdown()

@@ -177,7 +177,7 @@ def _executed(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
-    if (cluster := executor.chosen()) is not None:
+    if (cluster := executor.CHOSEN.get()) is not None:
         cluster.submit(todo, out)
         ahead.slots = cluster.slots
         yield from cluster.as_completed(failed)
@@ -207,13 +207,13 @@ def _executed(
                 yield Ended(task, clock.execute(task, out))
 
 
-def in_part_order(runs: Sequence[str | Path]) -> list[int]:
-    """Return the positions of runs in the order in which to read many of them: those of a part one after the other.
+def part_order(run: str | Path) -> str:
+    """Return the key by which to sort many runs that are to be read: those of a part one after the other.
 
     The facts of a part are checked as a whole, and those of few parts are kept in memory: in any other order, most runs
     would need a part to be checked again.
     """
-    return sorted(range(len(runs)), key=lambda k: Path(runs[k]).name.rpartition("-")[2])
+    return Path(run).name.rpartition("-")[2]
 
 
 class Batches:

@@ -317,9 +317,8 @@ class Work:
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
         """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
         room: dict[_Group, bool] = {}
-        for k in sweep.in_part_order(folders):
-            if folders[k].name not in self._ran:
-                self._ran[folders[k].name] = score.ran(folders[k])
+        new = {folder for folder in folders if folder.name not in self._ran}
+        self._ran.update((folder.name, score.ran(folder)) for folder in sorted(new, key=sweep.part_order))
         decide = [k for k, run in enumerate(runs) if not run.ask.last or self._decides(run.point)]
         places = {k: self._place(runs[k].point, folders[k].name) for k in decide}
         self.scores.add(places.values(), Silent())

@@ -87,8 +87,8 @@ class Scores:
 
     def add(self, places: Iterable[Place], teller: Teller) -> None:
         """Score the runs of those places that are not known yet, in workers where many are or some work already."""
-        todo = list({place.key: place for place in places if place.key not in self.known}.values())
-        nearest = [todo[k] for k in sweep.in_part_order([place.folder for place in todo])]
+        todo = {place.key: place for place in places if place.key not in self.known}.values()
+        nearest = sorted(todo, key=lambda place: sweep.part_order(place.folder))
         with crew.hired() as workforce:
             workforce.slots = self.workers or sweep.cpus()
             if workforce.slots > 1 and (workforce.started or len(nearest) >= MANY):

@@ -19,7 +19,7 @@ def test_an_executor_that_is_not_installed_is_one_line(monkeypatch: pytest.Monke
     monkeypatch.setattr("harness.run.cluster.find_spec", lambda _: None)
     with pytest.raises(UserError, match="ray is not here: make cluster"), executor.using(cluster.named("ray")):
         pass
-    assert executor.chosen() is None
+    assert executor.CHOSEN.get() is None
 
 
 MISMATCH = """Version mismatch: The cluster was started with:
