@@ -41,7 +41,7 @@ class Executor(Protocol):
         """End all processes."""
 
 
-CHOSEN: ContextVar[Executor | None] = ContextVar("CHOSEN", default=None)  # is what this command chose; None: this machine
+CHOSEN: ContextVar[Executor | None] = ContextVar("CHOSEN", default=None)  # None: processes of this machine
 
 
 @contextmanager
