@@ -89,9 +89,9 @@ def weak(verdict: Verdict) -> str:
     if verdict.support is None:
         return "misses and windows unknown"
     misses, windows = verdict.support
-    few = [f"{misses} misses of {LEAST_MISSES}"] if misses is not None and misses < LEAST_MISSES else []
-    few += [f"{windows} windows of {LEAST_WINDOWS}"] if windows < LEAST_WINDOWS else []
-    return " and ".join(few)
+    few = [f"{misses} of the {LEAST_MISSES} misses"] if misses is not None and misses < LEAST_MISSES else []
+    few += [f"{windows} of the {LEAST_WINDOWS} windows"] if windows < LEAST_WINDOWS else []
+    return f"{' and '.join(few)} that the rule asks for" if few else ""
 
 
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:

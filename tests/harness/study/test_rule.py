@@ -205,11 +205,11 @@ def test_size_is_within_direction_and_never_contradicted(paper: float, mean: flo
     ("support", "short"),
     [
         (Support(10, 5), ""),
-        (Support(9, 5), "9 misses"),
-        (Support(10, 4), "4 windows"),
-        (Support(0, 1), "0 misses of 10 and 1 windows of 5"),
+        (Support(9, 5), "9 of the 10 misses that"),
+        (Support(10, 4), "4 of the 5 windows that"),
+        (Support(0, 1), "0 of the 10 misses and 1 of the 5 windows that the rule asks for"),
         (Support(None, 5), ""),
-        (Support(None, 3), "3 windows"),
+        (Support(None, 3), "3 of the 5 windows"),
         (None, "misses and windows unknown"),
     ],
 )
