@@ -227,4 +227,4 @@ def test_what_states_its_limit_needs_no_misses() -> None:
     assert weak(by_number(gain(input="a constant"), None, here(3.0, 2.6, 3.4), "", few)) == ""
     assert weak(Verdict(gain("never"), None, None, "0 of 5", "direction", "", "n = 5")) == ""
     assert weak(by_number(plain(0.266), None, here(0.257, 0.257, 0.257, n=3))) == ""  # a calculation
-    assert "3 windows" in weak(by_number(plain(), None, here(110.0, 100.0, 120.0, n=3)))  # a driver's runs
+    assert "3 of the 5 windows" in weak(by_number(plain(), None, here(110.0, 100.0, 120.0, n=3)))  # a driver's runs
