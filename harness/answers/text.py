@@ -383,7 +383,7 @@ def _parts(shown: Shown) -> list[Ablation]:
 
 
 def _claims(shown: Shown) -> Iterator[str | Table]:
-    """Count the claims of each class; with `every` list each of them. `bench claims` has them by statement."""
+    """Count the claims of each class, beside the paper's numbers where they are few; with `every` list each of them."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     stated = [claim for claim in claims.claims_of(shown.about) if claim.paper is not None]
     if absent := dict.fromkeys(name for claim in stated for name in claims.lacking(claim, shown.about)):
@@ -403,9 +403,9 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
         for v in every:
             reasons.setdefault(v.claim.why, {})[v.says] = None
         yield from (f"{', '.join(says)}: {why}" for why, says in reasons.items() if why)
-    elif len(few := [v for v in every if isinstance(v.claim.paper, float) and not v.claim.evidence and v.here]) <= 8:
+    elif 0 < len(few := [v for v in every if type(v.claim.paper) is float and v.here and not v.claim.evidence]) <= 8:
         rows = [[v.claim.label, claims.paper_text(v.claim), v.text.partition(" (")[0], v.says] for v in few]
-        yield from [Table(["the paper's numbers", "paper", "here", "class"], rows)] if rows else []
+        yield Table(["the paper's numbers", "paper", "here", "class"], rows)
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
     whose = "the paper's claims" if shown.about.paper else "claims"
     yield f"{whose}, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)

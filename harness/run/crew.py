@@ -31,9 +31,8 @@ from harness.run.sources import Task
 ORPHAN_S = 0.8  # how long a worker whose parent died may take to remove what it writes
 CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 
-
 Args = tuple[Any, ...]
-Calls = Iterable[tuple[str, Args]]  # a run's name, which errors tell, and the arguments of a call about it
+Calls = Iterable[tuple[str, Args]]  # the name of a run, for errors, and the arguments of a call about it
 Work = Callable[..., Any]
 
 
