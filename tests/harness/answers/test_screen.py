@@ -89,11 +89,11 @@ def test_a_table_is_aligned_or_markdown() -> None:
 def test_a_screen_keeps_its_tail_and_says_how_much_is_left_out() -> None:
     lines = [f"line {k}" for k in range(40)]
     shown = list(brief(lines, every=False, tail=["next: bench list"]))
-    assert (len(shown), shown[-1]) == (MOST, "next: bench list")
-    assert shown[:-2] == lines[:28]
-    assert shown[-2] == "... 12 more lines: --all"
+    assert (len(shown), shown) == (MOST, [*lines[:28], "... 12 more lines: --all", "next: bench list"])
     assert list(brief(lines, every=True, tail=["end"])) == [*lines, "end"]
     assert list(brief(lines[:30], every=False)) == lines[:30]
+    table, notes = lines[:20], [f"note {k}" for k in range(25)]  # the first table stands, however long the tail is
+    assert list(brief([table, *lines], every=False, tail=notes)) == [*table, "... 40 more lines: --all", *notes]
 
 
 def test_long_lines_are_folded_at_words_and_lose_none() -> None:
