@@ -156,6 +156,12 @@ def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrap
 
 
+def count(name: str, default: int, least: int, most: int | None, metavar: str, text: str) -> Callable[[Any], Any]:
+    """Return an option that takes a whole number; its help shows the default."""
+    kind = click.IntRange(least, most)
+    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=text)
+
+
 ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: one screen]")
 OUT = out("Folder for runs, and for logs that are converted.  [default: results/]")
 

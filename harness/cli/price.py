@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from harness.answers.table import printed
-from harness.cli.options import SET, examples
+from harness.cli.options import SET, count, examples
 from harness.cli.values import Number, read_pairs
 
 
@@ -19,22 +19,8 @@ from harness.cli.values import Number, read_pairs
     )
 )
 @click.argument("offers", nargs=-1, metavar="[MODEL@[Nx]KIND]...")
-@click.option(
-    "--prompt",
-    type=click.IntRange(1, 1_000_000),
-    default=1024,
-    show_default=True,
-    metavar="TOKENS",
-    help="Prompt of a request.",
-)
-@click.option(
-    "--output",
-    type=click.IntRange(1, 1_000_000),
-    default=256,
-    show_default=True,
-    metavar="TOKENS",
-    help="Output of a request.",
-)
+@count("--prompt", 1024, 1, 1_000_000, "TOKENS", "Prompt of a request.")
+@count("--output", 256, 1, 1_000_000, "TOKENS", "Output of a request.")
 @click.option(
     "--tpot",
     type=Number(0, 60_000, min_open=True),

@@ -11,7 +11,7 @@ import click
 
 from harness.answers.commands import short_path
 from harness.cli.codes import Code
-from harness.cli.options import RESULTS, complete, examples, system_names
+from harness.cli.options import RESULTS, complete, count, examples, system_names
 from harness.cli.terminal import screen
 from harness.cli.values import PATH, listed
 from harness.policy.types import UserError
@@ -38,8 +38,7 @@ MOST_WORKERS = 64
 @click.option("--table", "whole", is_flag=True, help="Score every system and entry, and write the table and its page.")
 @click.option("--systems", metavar="LIST", help="Only these systems of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--workers", type=click.IntRange(1, MOST_WORKERS), default=2, show_default=True, metavar="N",
-              help="Processes of an entry.")  # fmt: skip
+@count("--workers", 2, 1, MOST_WORKERS, "N", "Processes of an entry.")
 @click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs and cards.  [default: results/scores]")
 def score(
     *, system: str | None, only: str | None, quick: bool, beacon: str, whole: bool, systems: str | None, as_json: bool,

@@ -67,22 +67,10 @@ MOST_GPUS = 4096
     metavar="KIND=USD",
     help="Price of a GPU an hour, instead of the listed one; several by commas.",
 )
-@click.option(
-    "--spare",
-    type=click.IntRange(0, MOST_GPUS),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="GPUs to rent beside those that the target takes: arithmetic, no failure is run.",
+@options.count(
+    "--spare", 0, 0, MOST_GPUS, "N", "GPUs to rent beside those that the target takes: arithmetic, no failure is run."
 )
-@click.option(
-    "--node",
-    type=click.IntRange(1, MOST_GPUS),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="GPUs of a node: whole ones are bought.",
-)
+@options.count("--node", 1, 1, MOST_GPUS, "N", "GPUs of a node: whole ones are bought.")
 @click.option(
     "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
 )
@@ -95,14 +83,7 @@ MOST_GPUS = 4096
 @options.SERVING
 @options.SLO
 @click.option("--definition", type=options.DEFINITION, help="Definition of attainment.  [default: that of --slo]")
-@click.option(
-    "--windows",
-    type=click.IntRange(1, 50),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Windows that a generator draws.",
-)
+@options.count("--windows", 3, 1, 50, "N", "Windows that a generator draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option(

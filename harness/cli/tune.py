@@ -26,14 +26,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 
 @click.command(epilog=options.examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
 @options.systems("Systems by name.", default=SYSTEMS, show_default=True)
-@click.option(
-    "--draws",
-    default=16,
-    show_default=True,
-    type=click.IntRange(2),
-    metavar="N",
-    help="Settings that each system tries, the first its defaults.",
-)
+@options.count("--draws", 16, 2, None, "N", "Settings that each system tries, the first its defaults.")
 @click.option(
     "--gpus",
     type=click.IntRange(1),

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned, laid
-from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, examples
+from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, count, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
 from harness.policy import fields
@@ -95,14 +95,7 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option(
     "--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True, help="With --engine: seconds of a run."
 )
-@click.option(
-    "--again",
-    type=click.IntRange(0),
-    metavar="N",
-    default=0,
-    show_default=True,
-    help="With --engine: retries of an invalid run.",
-)
+@count("--again", 0, 0, None, "N", "With --engine: retries of an invalid run.")
 @click.option(
     "--slo",
     metavar="RULE",

@@ -68,9 +68,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises UserError if another machine took it for a dead writer's and removed it, and OSError if the disk refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    nest = _nest(path)  # a folder: holds the new and, for a moment, the old
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, nest, ignore_errors=True)
+    with _nest(path) as nest:  # holds the new and, for a moment, the old
         _swept(path.parent, path.name, nest.stat().st_mtime)
         try:
             yield nest / "new"
@@ -85,10 +83,25 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(path.parent)
 
 
-def _nest(path: Path) -> Path:
+@contextlib.contextmanager
+def _nest(path: Path) -> Iterator[Path]:
+    """Give a new temporary folder beside `path`; it is removed even if a signal raises while it is made or removed."""
     nest = path.parent / f".{path.name}.{machine()}-{os.getpid()}-{secrets.token_hex(4)}.part"
-    nest.mkdir()
-    return nest
+    try:
+        nest.mkdir()
+        yield nest
+    finally:
+        try:
+            _remove(nest)
+        finally:  # a signal may have ended the first call; a second signal raises nothing
+            _remove(nest)
+
+
+def _remove(nest: Path) -> None:
+    """Remove a folder that nobody else writes to. Unlike `shutil.rmtree`, a call that was cut short can be repeated."""
+    for path in [*sorted(nest.rglob("*"), reverse=True), nest]:
+        with contextlib.suppress(OSError):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _into_place(nest: Path, path: Path) -> None:
@@ -124,12 +137,8 @@ def sync(folder: Path) -> None:
 def clean(folder: Path, name: str = "*") -> None:
     """Remove what killed writers of `name` left in a folder. UserError where the age is not a number of seconds."""
     if any(folder.glob(f".{name}.*.part")):
-        with contextlib.suppress(OSError):  # a folder that may be read alone
-            nest = _nest(folder / "clean")
-            try:
-                _swept(folder, name, nest.stat().st_mtime)
-            finally:
-                shutil.rmtree(nest, ignore_errors=True)
+        with contextlib.suppress(OSError), _nest(folder / "clean") as nest:  # suppressed: a folder that is read alone
+            _swept(folder, name, nest.stat().st_mtime)
 
 
 def _swept(folder: Path, name: str, now_s: float) -> None:

@@ -41,30 +41,18 @@ WRONG = [  # what a policy does when it first hears of a request, and what is sa
 
 
 AT_ONCE = [  # a file that goes wrong before anything is run: what stands in it instead of what, and what is said
-    (
-        "def __post_init__",
-        "import no_such_module\n    def __post_init__",
-        r"ModuleNotFoundError at mine\.py:\d+ \(No module",
-    ),
+    ("def __post_init__", "import no_such\n    def __post_init__", r"ModuleNotFoundError at mine\.py:\d+ \(No mod"),
     ("@dataclass\nclass Mine:", "raise SystemExit(0)\n@dataclass\nclass Mine:", r"SystemExit at mine\.py:\d+ \(0\)"),
     ("self.names = list(self.cluster.models)", "1 / 0", r"ZeroDivisionError at mine\.py:\d+ \(division by zero\)"),
     ("self.names = list(self.cluster.models)", "raise SystemExit(0)", r"SystemExit at mine\.py:\d+ \(0\)"),
-    (
-        "self.names = list(self.cluster.models)",
-        "\n        while True: pass",
-        r"no answer within 0\.2 s at mine\.py:\d+",
-    ),
+    ("self.names = list(self.cluster.models)", "\n        while True: pass", r"no answer within 0\.2 s at mine\.py:\d"),
     ("hears = ", "heard = ", r"has no `hears`, a frozenset of event classes"),
     ("uses = frozenset(", "uses = set(", r"has no `uses`, a frozenset of names"),
     ('options = {"kv": "paged"}', "", r"has no `options`, a mapping of names to values"),
     ('presets = {"slow": {"tau": 9}}', "", r"has no `presets`, a mapping of names to fields"),
     ("DECISION_S = 0.004", "DECISION_S = 'fast'", r"DECISION_S is 'fast', not seconds"),
     ("def __post_init__", "gpus_needed = 3\n    def __post_init__", r"TypeError \('int' object is not callable\)"),
-    (
-        "on(self, event, view)",
-        "on(self, event)",
-        r"TypeError \(.*positional arguments.*\), t = -60 s, Woke\(key='start'\)",
-    ),
+    ("on(self, event, view)", "on(self, event)", r"TypeError \(.*positional arguments.*\), t = -60 s, Woke"),
 ]
 
 

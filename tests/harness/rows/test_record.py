@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from itertools import count, pairwise, takewhile
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
+from harness.loop.interrupted import Terminated
 from harness.policy.types import UserError
 from harness.rows import loaded, parts, record, scoring, tidy, whole
 from harness.rows.sealed import Damaged
@@ -131,7 +133,7 @@ def test_bytes_depend_on_rows_alone(tmp_path_factory: pytest.TempPathFactory, cu
     folder = tmp_path_factory.mktemp("r")
     ends = [0, *sorted(cuts), 1000]
     words = [("b", "a", "unused"), ("a", "b"), ("x", "b", "a")]
-    parts = [batch(b - a, a, words[a % 3]) for a, b in itertools.pairwise(ends)]
+    parts = [batch(b - a, a, words[a % 3]) for a, b in pairwise(ends)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record, "ROW_GROUP", group)
         record.write(folder / "one", [batch(1000)], META)
@@ -188,7 +190,7 @@ KILLS = """
     import pyarrow.parquet as pq
 
     run, old, new = Path(sys.argv[1]), [batch(10)], [batch(70_000), batch(70_000, 70_000)]
-    points = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (shutil, "rmtree"),
+    points = [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (Path, "rmdir"),
               (pq.ParquetWriter, "write"), (pq.ParquetWriter, "close")]
 
     def write_until(left):
@@ -234,6 +236,35 @@ def test_killed_anywhere_the_run_is_whole_or_absent(tmp_path: Path, case: str) -
     record.write(tmp_path / "whole", [batch(140_000)], META)
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
     assert names(tmp_path) == ["run", "whole"]  # what killed writers left is gone
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # what was about to be used in a `with`
+def test_a_signal_at_any_moment_of_a_write_leaves_no_temporary(tmp_path: Path) -> None:
+    """Python raises a signal's exception where a function begins or a built-in one returns."""
+
+    def stopped(at: int) -> bool:
+        moments = count(1)
+
+        def stop(_frame: FrameType, event: str, _arg: object) -> None:
+            if event in {"call", "c_return"} and next(moments) == at:
+                sys.setprofile(None)
+                raise Terminated
+
+        sys.setprofile(stop)
+        try:
+            record.write_files(tmp_path / "run", {"a": b"1", "b": b"2"})
+        except Terminated:
+            pass
+        finally:
+            sys.setprofile(None)
+        return next(moments) > at
+
+    assert not stopped(10_000)  # what is done once, such as compiling a pattern, is done
+    assert not stopped(10_000)
+    last = 0
+    for last in takewhile(stopped, count(1)):
+        assert names(tmp_path) in ([], ["run"]), f"stopped at moment {last}"
+    assert last > 200
 
 
 def test_a_living_writer_is_not_cleaned_away(tmp_path: Path) -> None:
