@@ -36,7 +36,7 @@ def digest(*inputs: object) -> str:
 
 
 def named(path: Path) -> Facts:
-    """Return no facts, for a thing whose inputs are in its name. Raises OSError if nothing is at `path`."""
+    """Return no facts, for a stored object whose file name identifies its inputs. OSError if it does not exist."""
     path.stat()
     return {}
 

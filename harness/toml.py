@@ -54,7 +54,10 @@ MOST_LISTED = 12  # keys
 
 
 class _Table:
-    """The annotation of pairs, (key, value) or (key, value, value, ...), that a file holds as a table."""
+    """The annotation of a tuple of pairs that a file writes as a table.
+
+    A pair is (key, value) or (key, value, value, ...).
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -145,7 +148,10 @@ def shown(value: Any) -> str:
 
 
 def _validated(kind: Any, data: Any) -> Any:
-    """Validate as JSON, whose strict types are those of TOML: strict Python would want tuples and dataclasses."""
+    """Return parsed TOML converted to a type. UserError names the key of a mistake.
+
+    It is validated as JSON, whose strict types are those of TOML: strict Python would want tuples and dataclasses.
+    """
     from pydantic import ValidationError
 
     try:
@@ -173,7 +179,7 @@ def _unchecked(kind: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert what JSON has no form of: dates to text, and dataclasses to the tables that they are in a file."""
+    """Convert a value that JSON cannot represent: a date or time to text, a dataclass to the table that a file has."""
     if isinstance(value, date | time):
         return value.isoformat()
     kind: Any = type(value)
@@ -203,7 +209,7 @@ def _written(name: str) -> str:
 
 @cache
 def _paired(kind: Any) -> frozenset[str]:
-    """Return the fields of a dataclass that are pairs here and tables in a file."""
+    """Return the names of a dataclass's fields that are pairs in Python and tables in a file."""
     return frozenset(name for name, hint in _hints(kind).items() if TABLE in _metadata(hint))
 
 
@@ -326,7 +332,10 @@ def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
 
 
 def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
-    """Follow the steps of an error's location; at a union a step names a member: stop there if none fits the value."""
+    """Return the place in a file to which the steps of an error's location lead.
+
+    At a union, a step names a member. If no member fits the value, the place is that of the union.
+    """
     at, steps = _Place("", "", data, kind), iter(loc)
     for step in steps:
         if not (members := _members(_bare(at.kind))):
@@ -344,7 +353,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _form(at: _Place) -> str:
-    """Return a key, or the head of its table as a file has it: `[key]` or `[[key]]`."""
+    """Return a key as an error names it: the key itself or, for a table, its head in the file, `[key]` or `[[key]]`."""
     if at.table or not _is_table(_items(at.kind)[0] if _is_list(at.kind) else at.kind):
         return at.key
     return f"[[{at.key}]]" if _is_list(at.kind) else f"[{at.key}]"
@@ -386,7 +395,7 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def _words(kind: Any, key: str = "") -> str:
-    """Return a type in words; `key` tells how a file writes a table."""
+    """Describe a type in words. With a `key`, a table is described with the head that it has in a file."""
     if set(members := _members(bare := _bare(kind))) == {int, float}:
         return WORDS[float][0]
     if members:

@@ -118,7 +118,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Observed(Protocol):
-    """An engine whose requests were seen by a client of real servers; its answers are asked for after `rows`."""
+    """An engine whose requests were seen by a client of real servers. Its methods are called after `rows`."""
 
     def about(self) -> Mapping[str, Any]:
         """Return facts for the run's metadata, as JSON values.

@@ -100,7 +100,11 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Call code of a policy's file other than `on`: any exception is a Fault, but for those that it may raise."""
+    """Turn exceptions of the block, which calls code of a policy's file other than `on`, into a Fault.
+
+    Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the limit of `Watch`, and what it
+    prints goes to stderr.
+    """
     with Watch() as watch, quiet():
         watch.call = 1
         try:

@@ -87,7 +87,10 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Replace the files of each rewrite, if `files` has all of them, by those before it, which stored runs know."""
+    """Replace the present files of each rewrite by the files before it, which the hashes of stored runs cover.
+
+    A rewrite is skipped unless `files` has all of its present files.
+    """
     for now, before in rewrites():
         if now <= files:
             files = files - now | before
@@ -96,7 +99,7 @@ def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str
 
 @cache
 def rewrites() -> tuple[tuple[AbstractSet[tuple[str, str]], AbstractSet[tuple[str, str]]], ...]:
-    """Read the rewrites: the files of each by name and digest, now and before."""
+    """Read the rewrites of sources: for each, its files by name and digest as they are now and as they were before."""
     entries = tomllib.loads(REWRITES.read_text("utf-8")).get("rewrite", [])
     return tuple((frozenset(entry["now"].items()), frozenset(entry["before"].items())) for entry in entries)
 
@@ -129,7 +132,7 @@ def _kept() -> dict[str, Source]:
 
 
 def keep() -> None:
-    """Keep the meanings of new sources on this machine; where nothing can be written they are made again."""
+    """Save the meanings of new sources on this machine; where nothing can be written they are computed again."""
     if not _NEW:
         return
     _NEW.clear()
@@ -148,7 +151,10 @@ def keep() -> None:
 
 
 def told(node: object) -> str:
-    """Return a tree as text, equal for all versions of Python that have its nodes: what is empty is left out."""
+    """Return a syntax tree as text. The text is equal in all versions of Python that have the tree's nodes.
+
+    Empty fields of nodes are left out.
+    """
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!r}"
     if isinstance(node, ast.AST):
@@ -165,14 +171,17 @@ class Wordless(ast.NodeTransformer):
         self.made = 0
 
     def name(self, name: str) -> str:
-        """Return what a name becomes here. Functions do not see the names of a class around them."""
+        """Return the new name of a local in the present scope; other names stay.
+
+        Functions do not see the names of a class around them.
+        """
         for k, (names, of_class) in enumerate(reversed(self.scopes)):
             if name in names and (k == 0 or not of_class):
                 return names[name]
         return name
 
     def scope(self, bound: Iterable[str], same: Iterable[str] = ()) -> dict[str, str]:
-        """Return what names of a new scope become; the `same` stay as they are."""
+        """Return the new name of each name in a new scope; the `same` stay as they are."""
         names = {name: name for name in same}
         for name in bound:
             if name not in names:
@@ -254,7 +263,7 @@ class Wordless(ast.NodeTransformer):
         return node
 
     def generic_visit(self, node: Any) -> ast.AST:
-        """Visit a node; rename what else has a local's name."""
+        """Visit a node, and rename locals that its fields hold as text."""
         super().generic_visit(node)
         for kind, field in NAMED:
             if isinstance(node, kind) and getattr(node, field):
@@ -269,7 +278,10 @@ def _listed(node: Any) -> list[Any]:
 
 
 def _own(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield nodes and all below them in the same scope; of inner functions, classes and comprehensions, their head."""
+    """Yield nodes, and all nodes below them that belong to the same scope.
+
+    Below an inner function or class these are its decorators, below a comprehension its assignments (`:=`).
+    """
     for node in nodes:
         yield node
         inner: Iterable[ast.AST] = ast.iter_child_nodes(node)

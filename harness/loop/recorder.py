@@ -18,7 +18,8 @@ Fate = Literal["refused", "issued", "withdrawn"]
 class Note:
     """An event of a standing order (harness/loop/standing.py).
 
-    It was refused, with the engine's reason; issued again, and accepted; or withdrawn for a newer action of the policy.
+    The order was refused, with the engine's reason; issued again, and accepted; or withdrawn for a newer action of the
+    policy.
     """
 
     now_s: float
@@ -39,7 +40,7 @@ class Log(Protocol):
         ...
 
     def stood(self, note: Note) -> None:
-        """Record what happened to an order that stands."""
+        """Record an event of a standing order."""
         ...
 
 
@@ -94,7 +95,10 @@ class Watched:
 
 @dataclass(slots=True)
 class Recorder:
-    """A log of all notes, and of all decisions with their queries: enough to ask a fresh policy again."""
+    """A log of all notes, and of all decisions with the policy's queries and their answers.
+
+    With these, a new instance of the policy can be asked for the same decisions.
+    """
 
     decisions: list[Decision] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)

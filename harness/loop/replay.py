@@ -90,10 +90,10 @@ TRUE_LENGTHS = "view.oracle_tokens"
 
 
 def missing(system: System, engine: Engine) -> list[str]:
-    """List what a system asks for that an engine cannot do, tell or offer.
+    """List the actions, queries, events and options that a system needs and an engine lacks.
 
-    Names of what it reads of its input (`Request.`, `Cluster.`) do not concern engines. Options in FORESEES need
-    TRUE_LENGTHS too.
+    Names of a policy's own input (`Request.`, `Cluster.`) are skipped, as engines do not provide it. An option in
+    FORESEES is listed also if the system does not use TRUE_LENGTHS.
     """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
@@ -140,7 +140,7 @@ def replay(
 
 
 class Replay:
-    """A run under way: events heard and not decided, the agenda, and orders that stand refused."""
+    """A run in progress: events that wait for a decision, the agenda, and standing orders."""
 
     def __init__(self, system: System, engine: Engine, decision_s: float, control_s: float, log: Log | None) -> None:
         self.system, self.engine, self.log = system, engine, log
@@ -163,7 +163,7 @@ class Replay:
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:
-        """Decide the event heard first, else let time pass, until all has ended or nothing comes any more."""
+        """Let the policy decide the oldest event, or else let time pass, until all has ended or nothing comes."""
         idle, heard, view = self.engine.idle, self.heard, self.view
         while not idle():
             if heard and not self.thinking and view.now_s >= self.free_s:
@@ -245,7 +245,10 @@ class Replay:
         return actions
 
     def apply(self, actions: Sequence[Action], delay_s: float) -> None:
-        """Set timers and issue actions; issue those that place things, and the turns beside them, `delay_s` later."""
+        """Set timers and issue actions.
+
+        If one of the actions is in PLACING, it is issued `delay_s` later, and so are the turns among the actions.
+        """
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
         for action in actions:

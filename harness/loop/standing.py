@@ -36,7 +36,10 @@ class Standing:
         return gone
 
     def awaited(self, turn: Action) -> bool:
-        """Tell whether an action is a turn on weights whose Load stands: before that, it would end at once."""
+        """Tell whether an action is a turn on weights whose Load is a standing order.
+
+        If it were issued before the Load, the turn would end at once.
+        """
         return is_turn(turn) and any(isinstance(a, Load) and a.inst == turn.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:

@@ -20,7 +20,7 @@ END = ".py"
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Import no file of code but those that are named from here on, until the end of the context."""
+    """Allow imports of only those files of code that `name` allows within the block."""
     before = os.environ.get(LIMIT)
     os.environ[LIMIT] = ""
     try:
@@ -33,7 +33,7 @@ def limited() -> Iterator[None]:
 
 
 def name(*words: str) -> None:
-    """Allow the files of code that a user's words name: those of a command line, or values of a TOML file."""
+    """Allow the files of code that a user's words name, such as words of a command line or values of a TOML file."""
     limit = os.environ.get(LIMIT, ANY)
     if limit != ANY:
         more = (path for word in words for path in _named(word))
@@ -59,7 +59,7 @@ def known(file: Path) -> None:
 
 
 def _named(word: str) -> Iterator[str]:
-    """Yield the paths that a word may name, alone or as one of a list or the value of an option."""
+    """Yield the paths of Python files that a word may name: alone, as an item of a list, or as an option's value."""
     begins = [0, *(i + 1 for i, c in enumerate(word) if c in ",=")]
     at = word.find(END)
     while at >= 0:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def user_cache() -> Path:
-    """Return the folder of what the bench keeps for this user. Raises RuntimeError for a user without a home."""
+    """Return the folder in which the bench keeps files of this user. Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"
 
 
@@ -58,7 +58,10 @@ class Make(Protocol):
 
 
 def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
-    """Call a system's class. Raises Infeasible where it says so, and Fault for any other mistake in it."""
+    """Make a system for a cluster, with the values of its fields.
+
+    Raises Infeasible or Unsupported if the system does, and Fault for any other mistake in it.
+    """
     with guarded():
         policy = make(cluster, **fields)
         for name, members in (("hears", type), ("uses", str)):
@@ -112,7 +115,7 @@ def module(name: str) -> ModuleType:
 
 
 def find(name: str) -> Any:
-    """Find the class of a system: the one in its file that has `on`, and names its presets.
+    """Find the class of a system: the only class in its file that has a method `on`.
 
     Raises as `module` does, UserError if there is not exactly one, and Fault if it has no `presets`.
     """

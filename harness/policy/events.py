@@ -46,7 +46,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request reached its end, and is a member of its batch no more.
+    """A request ended, and has left its batch.
 
     Example: `Finished(17, Batch(Inst("chat", (0,))), "done")`
     """
@@ -85,9 +85,9 @@ class TurnEnded:
 class Done:
     """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
 
-    No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the
-    policy speaks of the same thing (harness/loop/standing.py). Other refusals always come; a successful end comes if
-    the action's type is in `hears`.
+    No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the policy
+    gives a newer action on the same subject (harness/loop/standing.py). Other refusals always come; a successful end
+    comes if the action's type is in `hears`.
 
     Example: `Done(Load(Inst("chat", (0,))), "never", "chat needs 90.1 GiB, more than the GPU has")`
     """

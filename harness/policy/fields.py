@@ -33,7 +33,7 @@ QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Domain(NamedTuple):
-    """The values of a field: some choices, or a range of numbers; anything of the default's type where neither is."""
+    """The values that a field may have: some choices, a range of numbers, or else any value of the default's type."""
 
     default: Any  # inspect.Parameter.empty where a value must be given
     choices: tuple[Option, ...] = ()
@@ -89,7 +89,7 @@ def numbers(system: Any, name: str, models: Iterable[str], default: float) -> di
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """Return the domain of each field of a class, in order; a class that is no dataclass declares types alone."""
+    """Return the domain of each field of a class, in order. Without a declaration, it is the type of the default."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {field.name: field.metadata[DOMAIN] for field in declared if DOMAIN in field.metadata}
     takes = inspect.signature(make).parameters

@@ -23,9 +23,9 @@ def mixed(gpu: str) -> bool:
 
 @cache
 def parts(gpu: str) -> tuple[tuple[str, int], ...]:
-    """Return the kinds of a mix with their GPUs in one copy; a kind by itself has one.
+    """Return the GPU kinds of a mix, each with its number of GPUs in one copy of the mix; a kind by itself has 1.
 
-    Raises UserError for another form, a count of 0, and a single kind with a count.
+    Raises UserError for text of another form, a count of 0, and a single kind with a count.
     """
     if not mixed(gpu):
         return ((gpu, 1),)
@@ -63,7 +63,10 @@ def canonical(gpu: str, name: Callable[[str], str]) -> str:
 
 
 def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
-    """Return the kinds of a cluster of `gpus` GPUs, and its GPUs of each. Raises UserError for a part of a copy."""
+    """Return the kinds of a cluster of `gpus` GPUs, each with its number of GPUs.
+
+    Raises UserError if `gpus` is not a whole number of copies of the mix.
+    """
     times, rest = divmod(gpus, size(gpu))
     if rest or not times:
         n = size(gpu)
@@ -73,7 +76,7 @@ def copies(gpu: str, gpus: int) -> list[tuple[str, int]]:
 
 @cache
 def kinds(gpu: str, gpus: int) -> tuple[str, ...]:
-    """Return the kind of each GPU of a cluster. UserError for a part of a copy."""
+    """Return the kind of each GPU of a cluster. Raises UserError as `copies` does."""
     return tuple(kind for kind, n in copies(gpu, gpus) for _ in range(n))
 
 
@@ -99,7 +102,10 @@ def told(gpu: str, gpus: int) -> str:
 
 
 def all_told(gpus: Iterable[float], kinds: Iterable[str], conjunction: str = ", ") -> str:
-    """Return clusters in words: one as `told`, several by their least and most GPUs and by their kinds."""
+    """Return clusters in words. A single one is described as by `told`.
+
+    Several are described by their least and most GPUs and by their kinds.
+    """
     counts, names = sorted({*map(int, gpus)}), [*dict.fromkeys(kinds)]
     if len(counts) == len(names) == 1:
         return told(names[0], counts[0])

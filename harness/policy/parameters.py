@@ -13,7 +13,10 @@ PLAIN_BYTES = 2  # bytes of a 16-bit number
 
 
 class Parameters(NamedTuple):
-    """Counts of parameters by group: those of `Formats`, the last two of which are its `rest`."""
+    """Numbers of parameters by group of modules. The groups are those of `Formats`.
+
+    `router` and `norms` together are the `rest` of `Formats`; `embedding` has a format of its own.
+    """
 
     attention: int
     ffn: int
@@ -28,9 +31,9 @@ class Parameters(NamedTuple):
 def parameters(shape: Shape, tp: int = 1) -> Parameters:
     """Count the parameters on each GPU of a tensor-parallel group of `tp`.
 
-    Columns and rows are cut, and KV heads are copied if they are fewer than the GPUs. Routers, and the compressing
-    matrices of latent attention, are copied. Data-parallel attention has a copy in each of its `dp` groups, and expert
-    parallelism deals whole experts. One GPU (`tp` 1) stands for the whole model.
+    Matrices are cut by columns or rows, and KV heads are copied if they are fewer than the GPUs. Routers, and the
+    compressing matrices of latent attention, are copied. Data-parallel attention has a copy in each of its `dp` groups,
+    and expert parallelism assigns whole experts to GPUs. One GPU (`tp` 1) stands for the whole model.
     """
     d, mats, moe = shape.hidden, 3 if shape.gated else 2, shape.experts
     dense = shape.layers - (moe.layers if moe else 0)
@@ -63,9 +66,9 @@ def attention_gpus(shape: Shape, tp: int) -> int:
 
 
 def kv_numbers(shape: Shape, tp: int = 1) -> int:
-    """Return how many numbers of KV a token has on each GPU of a group of `tp`, in all layers.
+    """Return the count of numbers in a token's KV on each GPU of a group of `tp`, over all layers.
 
-    Keys and values are two vectors also where one projection makes both, as only keys are rotated.
+    Keys and values are two vectors even where one projection makes both, as only keys are rotated.
     """
     if shape.latent is not None:
         return shape.layers * (shape.latent.kv_rank + shape.latent.rope_dim)
@@ -74,7 +77,7 @@ def kv_numbers(shape: Shape, tp: int = 1) -> int:
 
 
 def kept_numbers(shape: Shape) -> int:
-    """Return `kv_numbers` of a token that has left the window of sliding layers."""
+    """Return the count of numbers in a token's KV once the token has left the window of the sliding layers."""
     if shape.sliding is None:
         return kv_numbers(shape)
     rest = alike(shape)[-1]
@@ -82,7 +85,7 @@ def kept_numbers(shape: Shape) -> int:
 
 
 def alike(shape: Shape) -> tuple[Shape, ...]:
-    """Return a shape's layers as shapes whose attention is the same in each layer but for the window.
+    """Return a shape's layers as shapes within which all layers have the same attention, apart from the window.
 
     That is the shape itself or, if their heads differ, one shape of the layers that slide and one of the others.
     """
@@ -102,7 +105,10 @@ def alike(shape: Shape) -> tuple[Shape, ...]:
 
 
 def attention(shape: Shape, tp: int = 1) -> list[tuple[str, int]]:
-    """List the matrices of a layer's attention by name, with their parameters on each GPU, for a shape of `alike`."""
+    """List the matrices of a layer's attention by name, with their parameters on each GPU.
+
+    `shape` is one that `alike` returns, so that all its layers have the same matrices.
+    """
     tp = attention_gpus(shape, tp)
     d, heads = shape.hidden, shape.q_heads // tp
     if (mla := shape.latent) is None:

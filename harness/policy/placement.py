@@ -28,7 +28,7 @@ def groups(cluster: Cluster, tp: int) -> list[Gpus]:
 
 
 def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
-    """Return the GPUs of one kind that give each model its own, groups within a node."""
+    """Return the number of GPUs of one kind with which each model has its own group of GPUs, within one node."""
     g = 0
     for model in models.values():
         g = _within_node(g, model.tp, node_gpus) + model.tp
@@ -36,9 +36,10 @@ def gpus_apart(models: Mapping[str, Model], node_gpus: int) -> int:
 
 
 def apart(cluster: Cluster) -> dict[str, Gpus]:
-    """Give each model the next free GPUs: of several kinds those of the least memory that hold it with one request.
+    """Give each model GPUs of its own: the next free ones.
 
-    Raises Infeasible where there are too few.
+    Of several kinds of GPU, take the one with the least memory that holds the model with one longest request. Raises
+    Infeasible where there are too few.
     """
     of: dict[str, list[int]] = {}  # GPUs by kind
     for g, gpu in enumerate(cluster.gpus):
@@ -72,8 +73,9 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
          searched   of all placements the one with the lowest largest KV demand over free memory
 
-    Where `pressure` leaves a model without room, the placement is as for `searched`. Homes that are given stand
-    instead. Raises Infeasible when there is no placement, or a GPU cannot hold what is given to it.
+    Where `pressure` leaves a model without room, the placement is as for `searched`. If the cluster has given homes,
+    return these instead. Raises Infeasible if no placement is found, or a GPU cannot hold its models in the given
+    homes.
     """
     if cluster.homes:
         return given(cluster, elastic)
@@ -97,7 +99,7 @@ def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Map
 
 
 def _memory(cluster: Cluster) -> str:
-    """Return the GiB of the GPUs, each amount once."""
+    """Return the memory of the GPUs in GiB as text, each amount once."""
     return " and ".join(dict.fromkeys(f"{gpu.mem_bytes / GIB:.1f}" for gpu in cluster.gpus))
 
 
@@ -135,12 +137,12 @@ def searched(
     free: bool = True,
     known: Mapping[str, Gpus] | None = None,
 ) -> dict[str, Gpus] | None:
-    """Return the placement whose largest pressure is lowest: `d` over the memory beside weights, or `d` alone.
+    """Return the placement whose largest pressure on a GPU is lowest.
 
-    `free` selects the first of the two pressures.
+    A GPU's pressure is the sum of its models' `d` over the memory beside weights or, without `free`, the sum alone.
 
     The placement holds all models with one longest request each, and is no worse than a `known` one that does. Return
-    None if none is found.
+    None if no placement is found.
     """
     parts = {}
     for name, model in cluster.models.items():
@@ -150,7 +152,10 @@ def searched(
 
 
 def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
-    """Return the given placement. Infeasible if a GPU cannot hold its models with one longest request each."""
+    """Return the placement that the cluster is given (`Cluster.homes`).
+
+    Raises Infeasible if a GPU cannot hold its models with one longest request each.
+    """
     for g, gpu in enumerate(cluster.gpus):
         here = [m.at(len(at)) for name, m in cluster.models.items() if g in (at := cluster.homes[name])]
         need = sum(footprint(m, elastic) + one_request(m) for m in here)
@@ -165,8 +170,8 @@ def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
 def busy(cluster: Cluster, model: str, place: Gpus) -> float:
     """Return the GPU-seconds a second for which a model's forecast traffic keeps each GPU of a place busy.
 
-    All tokens of a request are priced as one prefill: that is their cost where enough of them are together, so that
-    parts of the traffic add up to the whole.
+    All tokens of a request are priced as one prefill. That is their cost in large batches, where parts of the traffic
+    add up to the whole.
     """
     plan = cluster.plan.get(model)
     tokens = 0 if plan is None else round(plan.prompt_tokens + plan.output_tokens)
@@ -174,12 +179,12 @@ def busy(cluster: Cluster, model: str, place: Gpus) -> float:
 
 
 def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Return each model's places: its home, and those of copies while one more lightens the busiest GPU.
+    """Return each model's places: its home, then copies for as long as one more makes the busiest GPU less busy.
 
     A model's copies have equal parts of its traffic, and each GPU is as busy as `busy` forecasts. Each copy has room
-    for its weights and one longest request beside all others. The next copy, of a model on the busiest GPU, is the one
-    after which the busiest GPU, then the second busiest and so on, is least busy. Loads compare in whole hundredths of
-    what all GPUs do together: less is not worth a copy's memory. Ties go to the first.
+    for its weights and one longest request beside all others. Each new copy is of a model on the busiest GPU. It is the
+    one that makes the busiest GPU, then the second busiest and so on, least busy. Loads are compared in whole
+    hundredths of the load of all GPUs together: a smaller gain is not worth a copy's memory. Ties go to the first.
     """
     places = {m: [home] for m, home in homes.items()}
     rank = {m: k for k, m in enumerate(homes)}
@@ -240,7 +245,10 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
 
 
 def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Return the `copies`. Unsupported if no model has any, since a placement without them says the same."""
+    """Return the places of each model as `copies` does.
+
+    Raises Unsupported if no model has a second place, as the result then equals that of a placement without copies.
+    """
     places = copies(cluster, homes, elastic)
     if all(len(each) == 1 for each in places.values()):
         raise Unsupported("replicas: no second copy has room and lightens the busiest GPU")
@@ -262,12 +270,15 @@ def footprint(model: Model, elastic: bool) -> int:
 
 
 def one_request(model: Model) -> int:
-    """Return the KV bytes of one longest request, and a granule to spare."""
+    """Return the KV bytes of one longest request, and one page to spare."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
 
 
 def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Split a total by weight with a floor each: a share below gets the floor, the rest scales down."""
+    """Split a total in proportion to weights, with a floor for each share.
+
+    A share below its floor is raised to it, and the other shares are scaled down.
+    """
     fixed: set[int] = set()
     while True:
         left = total - sum(floors[i] for i in fixed)
@@ -285,12 +296,13 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
     """Return disjoint GPU groups that serve one model at a time.
 
-    The largest tensor-parallel degree comes first, by its share of work, on the nodes whose GPUs have most memory.
+    The largest tensor-parallel degree is served first, by its share of work, on the nodes whose GPUs have most memory.
 
-    `work` is GPU-seconds a second by model. Each degree has `least` groups, if they can be had, and one for each of its
-    models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each model is to
-    live in one. Homes that are given stand instead. Raises Infeasible if no node holds the largest degree, or GPUs lack
-    room for a model and one longest request, or given homes overlap or have another degree than their model.
+    `work` is GPU-seconds a second by model. Each degree has `least` groups if there are GPUs for them. It has one for
+    each of its models as long as lower degrees have enough GPUs left for theirs. With `homes` it has at most one for
+    each of its models, as each model is to live in one group. If the cluster has given homes, return these groups
+    instead. Raises Infeasible if no node holds the largest degree, or GPUs lack room for a model and one longest
+    request, or given homes overlap or have another degree than their model.
     """
     for m, model in cluster.models.items():
         if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):

@@ -65,7 +65,7 @@ class Board:
         self.need[g], self.w[g], self.d[g] = (fsum(part[k] for part in parts) for k in (1, 2, 3))
 
     def move(self, homes: Mapping[str, Gpus]) -> dict[str, Gpus]:
-        """Place some parts anew; returns where they were."""
+        """Move some parts to new places; return their places before."""
         before = {name: self.at[name] for name in homes}
         for name in before:
             self.take(name)
@@ -93,8 +93,9 @@ def search(
 ) -> dict[str, Gpus] | None:
     """Place each part within one node, so that no GPU lacks room and the largest pressure is as low as can be.
 
-    None: there is none, or local search found none. Pressure = d / (room - w). What is found is no worse than a `known`
-    placement of all parts that lacks no room. Deterministic.
+    A GPU's pressure is d / (room - w), with d and w summed over its parts. Return None if no placement exists, or local
+    search did not find one. The result is no worse than a `known` placement of all parts that lacks no room. The search
+    is deterministic.
     """
     if any(part.tp > max(map(nodes.count, nodes), default=0) for part in parts.values()):
         return None

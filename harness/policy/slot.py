@@ -11,7 +11,7 @@ from harness.policy.types import Batch, Cluster, Gpus, Inst
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """GPUs that hold one model at a time; a next one may come ahead of its turn."""
+    """GPUs that serve one model at a time. The weights of a next model may be loaded ahead of its turn."""
 
     cluster: Cluster
     gpus: Gpus
@@ -20,7 +20,7 @@ class Slot:
 
     @property
     def model(self) -> str | None:
-        """The model that is held: in or on its way."""
+        """The model whose turn it is, with weights on the GPUs or on their way; None before the first one."""
         return self.models[0] if self.models else None
 
     @property
@@ -29,7 +29,7 @@ class Slot:
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Tell whether there are GPUs enough for a model; if homes are given, whether this is its own."""
+        """Tell whether the slot can serve a model: it has enough GPUs or, if homes are given, is the model's home."""
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
@@ -48,7 +48,7 @@ class Slot:
         return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
     def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
-        """Evict the weights of other models but those to keep, and load this model's unless they are here."""
+        """Evict the weights of other models, except those in `keep`, and load this model's unless they are here."""
         for old in self.models:
             if old != m and old not in keep:
                 yield Evict(self.inst(old), drain)
@@ -64,7 +64,10 @@ class Slot:
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
-    """Start each slot with the next model that fits it, its lane open; after the last model comes the first."""
+    """Load a model into each slot and open its lane.
+
+    Each slot gets the next model that fits it; after the last model comes the first.
+    """
     for k, slot in enumerate(slots):
         m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))
         yield from slot.hold(m, way)

@@ -96,9 +96,9 @@ class Prefix(NamedTuple):
 class Jobs:
     """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
 
-    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop a request may come
-    `think_s` after its client has the end (done, dropped or failed) of the request `after`; its arrival is infinite
-    here, and the engine says when it came.
+    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop a request with an
+    `after` arrives `think_s` after its client has the end (done, dropped or failed) of that request. Its `arrival_s` is
+    infinite, and the engine reports the arrival.
     """
 
     models: tuple[str, ...]
@@ -121,7 +121,7 @@ class Jobs:
         return tuple(getattr(self, field.name) for field in fields(self)[1:-1])
 
     def part(self, begin: int, end: int) -> Jobs:
-        """Return the requests [begin, end) of a workload, without what links them to others."""
+        """Return the requests [begin, end) of a workload, without prefixes and without the links of closed loops."""
         return Jobs(self.models, *(rows[begin:end] for rows in self.columns[:6] if rows is not None))
 
     def first(self, n: int) -> Jobs:
@@ -154,7 +154,7 @@ class Formats(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """A mixture of experts: of each token's FFN in some layers, `top` of `routed` experts and the shared ones."""
+    """A mixture of experts. In some layers, a token's FFN is `top` of `routed` experts and the shared ones."""
 
     layers: int  # with experts; the others have the shape's dense FFN
     routed: int  # experts of a layer
@@ -280,14 +280,14 @@ class Profile(Protocol):
         ...
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of one layer's attention in such a decode step, alone on its GPUs.
+        """Return the seconds of one layer's attention in a decode step as in `step_s`, alone on its GPUs.
 
-        This is what attention that is moved to these GPUs takes.
+        Attention that is moved to these GPUs takes this time.
         """
         ...
 
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
-        """Return the seconds of each kernel of such a step, in the order in which they run.
+        """Return the seconds of each kernel of a decode step as in `step_s`, in the order in which they run.
 
         They sum to the GPU's part of the step.
 

@@ -64,7 +64,7 @@ class View(Protocol):
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances that `weights` does not call "out", in order of `Load`; of a host those that it holds.
+        """Return the instances whose `weights` are not "out", in order of `Load`; of a host, those that it holds.
 
         Example: `view.insts(0)`
         """
@@ -108,7 +108,7 @@ class View(Protocol):
         ...
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the order in force, SMs as granted; None: the lane is closed.
+        """Return the `Run` in force on a lane, with the SMs that were granted; None if the lane is closed.
 
         Example: `view.lane(Batch(Inst("chat", (0,))), "mixed")`
         """

@@ -90,7 +90,7 @@ def _counted(table: pa.Table) -> dict[int, Counted]:
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:
-    """Line up the windows of these seeds, at the x that all of them have; None where there is no such x."""
+    """Return the counts of these seeds at each x that all of them have, a row for each x; None if they share no x."""
     mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
     xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
     if not xs:
@@ -109,7 +109,7 @@ class Unfit(NamedTuple):
 
     @property
     def every(self) -> bool:
-        """Tell whether no seed is left."""
+        """True if the system has no value with any seed."""
         return self.seeds == self.of
 
 

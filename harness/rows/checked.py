@@ -25,7 +25,7 @@ def pairs() -> dict[str, list[str]]:
 
 
 def kernels_only() -> list[str]:
-    """List the GPU kinds whose cost table rests on kernels alone, with no end-to-end row of any engine."""
+    """List the GPU kinds whose cost table uses measured kernels alone, with no end-to-end row of any engine."""
     kinds: list[str] = _file()["kernels_only"]
     return kinds
 

@@ -38,7 +38,7 @@ def _of_condition(table: pa.Table, condition: str) -> pa.Table:
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
-    """Return the panels with these facts, as a claim chooses them."""
+    """Return the panels that match `on`, the facts by which a claim chooses its panels."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
 
 
@@ -205,7 +205,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
-    """Return the rows of the seeds that ran at the most rates: seeds added later ran only near one level."""
+    """Return the rows of the seeds with the most runs, without seeds that were added later near one level only."""
     every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()

@@ -111,9 +111,9 @@ def token(rows: Rows, slo: Limits) -> Floats:
 
 @definition("ttft tpot", part="first late token", beside="token qos both", by_token=True)
 def token_mean(rows: Rows, slo: Limits) -> Floats:
-    """Share of a request's own tokens that are in time, as `token` has it; 0 unless done.
+    """Share of a request's own tokens that are in time, as `token` defines it; 0 unless done.
 
-    The mean over requests, as Aegaeon's artifact takes it of `qos`: a short request counts as much as a long one.
+    The mean is over requests, as it is for `qos` in Aegaeon's artifact: a short request counts as much as a long one.
     """
     import numpy as np
 
@@ -148,7 +148,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
 
 @definition("tpot", part="longest gap", beside="ttft tpot", by_token=True)
 def itl(rows: Rows, slo: Limits) -> Floats:
-    """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
+    """Share of a request's gaps between tokens that are <= TPOT; 1 for a single token without gaps, 0 unless done.
 
     At 99 % the P99 of the time between tokens (ITL, or TBT) meets the limit, each request counting alike.
     """

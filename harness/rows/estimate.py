@@ -57,7 +57,7 @@ class Estimate:
     def text(self, style: Style = RATE, *, spread: bool = True) -> str:
         """Return the estimate as text; without `spread` its mean alone.
 
-        An infinite mean is that of a latency that never came: "never".
+        An infinite mean is shown as "never": it is that of a latency that never ended.
         """
         if math.isnan(self.mean):
             return NONE
@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def _informs(self) -> bool:
-        """True where the interval says more than the mean and its sign: that of `>24.0 [24.0, inf]` does not."""
+        """True if the interval says more than the mean and its sign do. That of `>24.0 [24.0, inf]` does not."""
         ends = [x for x in (self.low, self.high) if x is not None]
         return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
 

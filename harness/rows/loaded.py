@@ -54,7 +54,7 @@ class Requests:
         return sum(sum((record.meta(folder).get("counts") or {}).values()) for folder in self._folders.values())
 
     def __repr__(self) -> str:
-        """Say how many there are, and how they are read."""
+        """Return a line with the numbers of requests and runs, and the ways to read them."""
         return f"<{len(self):,} requests of {len(self._folders):,} runs: .of(RUN), .frame(), .scan(), or in a loop>"
 
     def __iter__(self) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -36,7 +36,7 @@ NAME = pa.field("run", pa.dictionary(pa.int32(), pa.string()), nullable=False)
 
 
 class Partition(NamedTuple):
-    """The files of a shard of a study."""
+    """The place of one shard of a study among the results: its folder, and the parts in it."""
 
     study: str
     shard: str  # I-N

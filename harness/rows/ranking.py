@@ -65,7 +65,10 @@ def verdict_text(standing: Standing, *, between: str = " ") -> str:
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
-    """Judge who is ahead on a panel; a note says where a system lacks room, or the rates run end too early."""
+    """Judge which of two systems is ahead on a panel.
+
+    A note says if a system lacks room, or if the rates that were run end too early.
+    """
     unfit = {name: gone for name in systems if (gone := by_window.unfit(rows, name))}
     notes = [
         f"{name} does not fit"
@@ -140,7 +143,7 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 def corrected(standings: Sequence[Standing]) -> list[Standing]:
     """Correct the standings of one table: those that chance alone may give become undecided (Holm's correction).
 
-    Standings with equal numbers rest on the same runs under several conditions: they count once.
+    Standings with equal numbers come from the same runs under several conditions: they count once.
     """
     sided = [i for i, s in enumerate(standings) if s.says.startswith(SIDED)]
     ps = {(s.p, s.ratio, s.differences): s.p for s in (standings[i] for i in sided)}
@@ -197,7 +200,10 @@ class Claimed(NamedTuple):
 
 
 def claimed(table: pa.Table, facts: About) -> list[Claimed]:
-    """List every ratio that a study claims, on each panel that it is about; corrected together."""
+    """List every ratio that a study claims, on each panel that the claim is about.
+
+    The standings are corrected together, for chance (`corrected`).
+    """
     each = []
     for claim in facts.claims:
         pair = (claim["system"], claim["over"])

@@ -92,9 +92,9 @@ def write(
 ) -> None:
     """Write a run: all of it or nothing, in place of an earlier one.
 
-    `batches` (of `SCHEMA`, in order of id) are streamed; `metadata` (and `counts`: rows by state) goes to the footer
-    as JSON; `side` to side.json; `files` are further files by name, each a stream of bytes. A skipped run has no rows
-    but the reason in `metadata["skipped"]`. Raises UserError where the disk refuses.
+    `batches` (of `SCHEMA`, in order of id) are streamed; `metadata` (and `counts`: rows by state) goes to the footer as
+    JSON; `side` to side.json; `files` are further files by name, each a stream of bytes. A skipped run has no rows, and
+    `metadata["skipped"]` has the reason. Raises UserError where the disk refuses.
     """
     folder = Path(folder)
     with _told(folder), replacing(folder) as part:
@@ -265,7 +265,7 @@ def dumps(value: Any) -> str:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into one line for the user."""
+    """Turn an error of the disk into a UserError of one line."""
     try:
         yield
     except OSError as error:
@@ -470,9 +470,10 @@ def _opened(folder: Path, use: Any, of_part: Any) -> Any:
 
 
 def runs(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the sorted paths of runs: `path` itself, all under it, or those beside it that its sweep's table names.
+    """Return the sorted paths of runs: `path` itself if it is a run, else all runs under it.
 
-    Raises UserError if there is none.
+    If it has only the table of a sweep, return the runs beside it that the table names. Raises UserError if no run is
+    found.
     """
     path = Path(path)
     if exists(path):

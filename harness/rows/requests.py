@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token stamps: request i's are `ns[at[i]:at[i + 1]]`, from its intended arrival."""
+    """The times of tokens in ns from their request's intended arrival: those of request i are `ns[at[i]:at[i + 1]]`."""
 
     ns: NDArray[np.int64]
     at: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Tokens:
         return np.repeat(np.arange(len(self.at) - 1), self.counts)
 
     def gaps(self) -> tuple[NDArray[np.int64], Floats]:
-        """Return each gap between two tokens of a request: that request, and the seconds."""
+        """Return the request of each gap between two successive tokens, and the seconds of each gap."""
         owner = self.owner
         within = owner[1:] == owner[:-1]
         return owner[1:][within], np.diff(self.ns)[within] / 1e9
@@ -129,7 +129,7 @@ def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
 
 
 def of_models(rows: Rows, models: tuple[str, ...]) -> Rows:
-    """Return rows whose codes index the models of the whole run."""
+    """Return the rows with codes that index `models`, the models of the whole run."""
     if rows.models == models:
         return rows
     return replace(rows, models=models, model=np.array([models.index(m) for m in rows.models], np.int32)[rows.model])

@@ -128,9 +128,10 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
 def tallied(
     run: Run, spec: Mapping[str, Any], definitions: Collection[str], *, measured: bool = True, by_model: bool = True
 ) -> Tally:
-    """Sum attainment over the offered requests of a run, a piece after another.
+    """Sum attainment over the offered requests of a run, which is read in pieces if it is long.
 
-    `measured` also sums the measures beside attainment, by model too if `by_model`, and the causes of misses.
+    With `measured`, the measures beside attainment and the causes of misses are summed too. With `by_model` as well,
+    these measures are also summed for each model.
     """
     pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
     needed = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, record.Pieces) else pieces

@@ -42,7 +42,7 @@ class Facts(dict[str, Any]):
 
 
 def _told(where: str, value: Any) -> Any:
-    """Make tables within a value Facts too, with their place in the file."""
+    """Convert tables within a value to Facts, each with its place in the file."""
     if isinstance(value, dict):
         return Facts(where, value)
     if isinstance(value, list):
@@ -98,11 +98,11 @@ def facts(path: Path, form: Mapping[str, Any]) -> Facts:
 
 
 def fault(value: Any, form: Any, name: str) -> str:
-    """Say how a value departs from a form, beginning with its name; empty where it does not.
+    """Describe how a value departs from a form, beginning with `name`; empty if it has the form.
 
-    A form is a type, None, or a tuple of alternative forms. [form] is a list of any length, [form, form] one of two.
+    A form is a type, None, or a tuple of alternative forms. [form] is a list of any length, [form, form] a list of two.
     {str: form} is a table of any keys, {"key": form} one whose keys, if present, have these forms. A frozenset has the
-    allowed words. A whole number is a float too.
+    allowed words. Where a form is float, a whole number is allowed too.
     """
     if isinstance(form, tuple):
         if type(value) in form or (value is None and None in form):
@@ -119,7 +119,7 @@ def fault(value: Any, form: Any, name: str) -> str:
 
 
 def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the parts of a value for which the form has a form of their own: each with that form and its name."""
+    """Yield each part of a list or table that the form describes, with the part's own form and its name."""
     match form:
         case [_, _, *_]:
             yield from ((x, part, name) for x, part in zip(value, form, strict=True))
@@ -132,7 +132,7 @@ def _inside(value: Any, form: Any, name: str) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _is_like(value: Any, form: Any) -> bool:
-    """Tell whether a value is of the kind of a form, whatever its parts are."""
+    """Tell whether a value has the type that a form asks for. Its parts are not checked."""
     match form:
         case tuple():
             return any(_is_like(value, part) for part in form)

@@ -19,14 +19,14 @@ LAW = "kernels take turns"  # the law by which models share a GPU in the simulat
 
 
 def fidelities(kinds: Iterable[str]) -> str:
-    """Name how runs were made, each kind once, with the law by which models share a GPU where that is simulated."""
+    """Describe how runs were made, each kind once. For simulated runs, add the law by which models share a GPU."""
     return ", ".join(f"{kind} ({LAW})" if kind == "simulated" else kind for kind in dict.fromkeys(kinds))
 
 
 def plans(origins: Iterable[str]) -> str:
-    """Name the requests that planners saw.
+    """Describe which requests planners saw.
 
-    If some plans do not know the window, those of a bound, which knows it, are left out.
+    If some planners do not know the window, those that know it are left out: they are those of a bound.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
@@ -39,7 +39,7 @@ def scaled(factors: Mapping[str, float]) -> str:
 
 
 def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
-    """Name the requests left out of logs, which no model serves, a log once; empty where there are none."""
+    """Describe the requests of each log that were left out, as no model serves them; empty without any."""
     texts = {
         str(panel["trace"]).partition("+")[0]: text
         for panel in panels
@@ -61,7 +61,7 @@ ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square
 
 
 def machine(spec: Mapping[str, Any]) -> str | None:
-    """Name the processes and links of a run's spec for a caption, where they are not the default; None if all are."""
+    """Describe for a caption the settings of a run's spec that are not the defaults; None if all are defaults."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [

@@ -21,7 +21,7 @@ Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
 
 
 def stamp(path: Path) -> Stamp:
-    """Return a file's bytes and the ns of its last change; None where there is no file."""
+    """Return a file's size in bytes and the time of its last change in ns; None if there is no file."""
     with suppress(OSError):
         about = path.stat()
         return [about.st_size, about.st_mtime_ns]
@@ -29,12 +29,15 @@ def stamp(path: Path) -> Stamp:
 
 
 def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
-    """Tell whether files, by their paths below `root`, have these stamps."""
+    """Tell whether files still have these stamps. Their paths are relative to `root`."""
     return all(stamp(root / path) == at for path, at in stamps.items())
 
 
 def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
-    """Return the kind of tables of a form. `rows` computes an input from stored rows, which the footer leaves out."""
+    """Return the kind (`store.Kind`) of tables with the columns of a form.
+
+    `rows` computes the input "rows" from a stored table: the footer does not have it.
+    """
 
     def write(path: Path, table: pa.Table, inputs: Facts) -> None:
         record.write_table(path, table, {key: value for key, value in inputs.items() if key != "rows"})
@@ -43,7 +46,7 @@ def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) ->
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """Read a note. Raises ValueError if it is not one, or if a file whose stamp it has was changed."""
+    """Read a note. Raises ValueError if it is not a table, or if a file has changed since the note took its stamp."""
     note = json.loads(path.read_bytes())
     if not isinstance(note, dict) or not unchanged(dict(note.get("files", ()))):
         raise ValueError(path)

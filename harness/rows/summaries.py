@@ -52,8 +52,8 @@ def infeasible(table: pa.Table) -> dict[str, str]:
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
     """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one per model).
 
-    `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. It is None along an axis of
-    GPUs, where a label of which all runs took one number set its own.
+    `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. Along an axis of GPUs,
+    `asked` is None. A label then set its own number if all its runs took the same, and the panel has several numbers.
     """
     several = len(set().union(*took.values())) > 1
     return {
@@ -110,7 +110,7 @@ class Bound(NamedTuple):
 
 
 def bound(table: pa.Table) -> list[Bound]:
-    """Find the caps that bound, in the order of `CAPS`, and in which systems, by name."""
+    """Return the caps that limited steps of systems, in the order of `CAPS`, then by the system's name."""
     names = pa.array([*CAPS, "offered_rps"])
     pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
     wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))

@@ -148,7 +148,7 @@ def _mean(sums: tuple[float, int]) -> float:
 
 
 class Tally:
-    """The sums over requests that are added in order, of a run of at most `most` requests."""
+    """The sums over the requests of a run, which are added in order; there are at most `most` of them."""
 
     def __init__(self, models: tuple[str, ...], window_s: float, most: int, definitions: Sequence[str]) -> None:
         self.models, self.window_s = models, window_s
@@ -164,7 +164,7 @@ class Tally:
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}
 
     def add(self, rows: Rows, slo: Limits, *, why: bool = True) -> None:
-        """Add offered requests to the sums of attainment, and to those of what misses waited for unless not `why`."""
+        """Add offered requests to the sums of attainment and, with `why`, to the sums of what misses waited for."""
         self.offered += np.bincount(rows.model, minlength=len(self.models))
         for name in self.attained:
             self._score(name, rows, slo, why)

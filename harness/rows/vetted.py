@@ -30,15 +30,15 @@ HEAD = """\
 
 
 def content(name: str) -> str:
-    """Return the hash of a system's whole file, by name or path, as a law reads its texts too.
+    """Return the SHA-256 of a system's whole file, by name or path. It covers comments and docstrings.
 
-    Raises UserError if there is none.
+    Some laws of `bench check` read these too. Raises UserError if there is no such system.
     """
     return sha256(path(name).read_bytes()).hexdigest()
 
 
 def vetted(name: str) -> bool:
-    """Tell whether a system's file, as it is now, has passed."""
+    """Tell whether a system's file, as it is now, has passed `bench check`."""
     try:
         passed = content(name)
     except UserError:  # it ran, and is gone
@@ -63,17 +63,20 @@ def mark(name: str) -> str:
 
 
 def unchecked(names: Iterable[str]) -> list[str]:
-    """Return those of some systems that are given by path and have not passed."""
+    """Return the systems among `names` that are given by path and have not passed `bench check`."""
     return [name for name in dict.fromkeys(names) if name.endswith(".py") and not vetted(name)]
 
 
 def shipped() -> dict[str, str]:
-    """Read the stored hash of each system on hand that passed, by name."""
+    """Return the stored hash of each shipped system that passed `bench check`, by name."""
     return {name: passed for name, passed in _read().items() if isinstance(passed, str)}
 
 
 def at_length(under: str) -> dict[str, str]:
-    """Read the stored hash of each system that passed at full length; `under` is the digest of what it passed under."""
+    """Return the stored hash of each system that passed `bench check --full`, by name.
+
+    `under` is the digest of the laws, cases and engine. The result is empty if systems passed under another digest.
+    """
     full: dict[str, str] = _read().get("full", {})
     return {name: passed for name, passed in full.items() if name != "under"} if full.get("under") == under else {}
 
@@ -83,7 +86,7 @@ def _read() -> dict[str, Any]:
 
 
 def keep(passed: str, unreached: str = "") -> None:
-    """Note on this machine that a file of this hash has passed, and what of it no case reached.
+    """Record on this machine that a file of this hash has passed, and which of its code no case reached.
 
     Raises UserError where nothing can be written.
     """
@@ -91,9 +94,10 @@ def keep(passed: str, unreached: str = "") -> None:
 
 
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
-    """Write the systems that passed into the repository; others of `names`, which are on hand, stay.
+    """Write the hashes of systems that passed into the repository.
 
-    `under` is the digest of the laws, cases and engine of a check at full length.
+    `names` are the systems on hand: those among them that did not pass now keep their entries. `under` is the digest of
+    the laws, cases and engine of a check at full length.
     """
     full = _read().get("full", {})
     if under is not None:

@@ -67,7 +67,7 @@ MARGIN_S = 5e-9  # stamps are whole nanoseconds
 
 
 class Sharing(NamedTuple):
-    """The ways in which policies may divide a GPU, beside lanes whose kernels take turns."""
+    """The ways in which policies may divide a GPU, in addition to lanes whose kernels take turns."""
 
     parted: bool = False  # cut it into partitions of SMs
     sliced: bool = False  # let processes take turns by slices of time
@@ -84,7 +84,10 @@ class Share(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """The least costs of a model, each over all degrees and kinds of GPU, in GPU seconds unless a comment differs."""
+    """The least cost of each kind of work on a model: the minimum over all degrees and kinds of GPU.
+
+    Costs are in GPU seconds unless the comment of a field differs.
+    """
 
     token_s: float
     member_s: F8  # (cuts, cap + 1)
@@ -98,7 +101,10 @@ class _Model(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """The needs of requests for each resource, in the window of the prompt and that of all steps, and the windows."""
+    """The resources that each request needs, and the windows of time in which it needs them.
+
+    `prompt` is needed in the window of the prompt, `decode` in the window of all steps.
+    """
 
     prompt: F8  # (requests, resources)
     decode: F8  # (requests, resources)
@@ -109,7 +115,7 @@ class _Need(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """A run's machine with the least costs of work on it, which no rate and no seed changes."""
+    """The least costs of work on a run's machine. They depend neither on the rate of requests nor on the seed."""
 
     config: Config
     machine: Machine
@@ -119,10 +125,10 @@ class Prices(NamedTuple):
 def share(
     prices: Prices, jobs: Jobs, definition: str, window_s: float, end_s: float, sharing: Sharing = WHOLE
 ) -> Share:
-    """Return the largest part of the offered requests of a workload that any policy can meet, as the module says.
+    """Return an upper bound of the part of the offered requests that any policy can meet (see the module's docstring).
 
-    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for another, and for closed
-    loops, whose arrivals depend on the policy.
+    `definition` is one of BOUNDED, and the limits are those of the jobs. Raises ValueError for any other definition,
+    and for closed loops, whose arrivals depend on the policy.
     """
     if definition not in BOUNDED:
         raise ValueError(f"no bound by {definition}: it limits no request's end")
@@ -182,7 +188,11 @@ def _models(prices: Prices) -> list[_Model]:
 
 
 def _capacity(prices: Prices, sharing: Sharing) -> F8:
-    """Return the capacity of each resource per second: GPU time, once for each resource of it, and memory."""
+    """Return the amount of each resource that the cluster provides in one second.
+
+    The first entries are GPU seconds, the same number for each resource that takes GPU time. The last entry is the
+    memory in bytes. GPU seconds are divided by the least factors of noise and interference, so that the bound holds.
+    """
     config, machine = prices.config, prices.machine
     every = [row for each in prices.rows.values() for row, _ in each]
     u = min(row.duty for row in every)
@@ -196,7 +206,10 @@ def _capacity(prices: Prices, sharing: Sharing) -> F8:
 
 
 def least_factor(sigma: float) -> float:
-    """Return the least factor of a step's seconds, where its four uniforms are all 0 (kernel/cost.py)."""
+    """Return the least factor by which noise of standard deviation `sigma` can multiply a step's seconds.
+
+    The factor is least if all four uniform draws of the noise are 0 (kernel/cost.py).
+    """
     return 1.0 - 2.0 * math.sqrt(3.0) * sigma
 
 
@@ -204,7 +217,10 @@ def least_factor(sigma: float) -> float:
 
 
 def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: float, parted: bool) -> _Need:
-    """Return the needs of the offered requests."""
+    """Return the resources that each offered request needs, and its windows of time.
+
+    With `parted` the resources are those of GPUs that may be cut into partitions (item 4 of the module's docstring).
+    """
     config = prices.config
     arrival, which = jobs.arrival_s[offered], np.asarray(jobs.model)[offered]
     prompt, n = (np.asarray(x)[offered].astype(np.float64) for x in (jobs.prompt_tokens, jobs.output_tokens))
@@ -250,7 +266,11 @@ def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: floa
 
 
 def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, other_each: float) -> F8:
-    """Return a lower bound of the mean, over contexts between `ends`, of the lesser of two lines: its chord's mean."""
+    """Return a lower bound of the mean of the lesser of two lines, over contexts between `ends`.
+
+    The lines are `once + each x` and `other_once + other_each x` at context x. Their lesser is concave, so the mean of
+    its chord is a lower bound.
+    """
     first, last = (np.minimum(once + each * x, other_once + other_each * x) for x in ends)
     return 0.5 * (first + last)
 
@@ -272,7 +292,10 @@ def _overlaps(begin: F8, end: F8) -> I8:
 
 
 def _spared(jobs: Jobs, block_tokens: int) -> F8:
-    """Return the leading tokens of each prompt that another request of its model has too; never the last token."""
+    """Return the number of leading tokens of each prompt that the prompt of another request of its model shares.
+
+    The last token of a prompt is never counted.
+    """
     spared = np.zeros(len(jobs))
     if (prefix := jobs.prefix) is None or not len(prefix.ids):
         return spared
@@ -293,7 +316,7 @@ def _spared(jobs: Jobs, block_tokens: int) -> F8:
 
 
 def _most(need: _Need, capacity: F8) -> float:
-    """Return the largest part of the requests that intervals have room for."""
+    """Return an upper bound of the part of the requests for which the capacity of all intervals of time suffices."""
     from scipy.optimize import linprog
 
     points = _points(np.concatenate([need.begin_s, need.first_s, need.end_s]))
@@ -334,7 +357,10 @@ def _most(need: _Need, capacity: F8) -> float:
 
 
 def _points(times: F8) -> F8:
-    """Return the ends of cells of time: every time that windows begin or end, or as many quantiles as MOST allows."""
+    """Return the times between which intervals lie: every time at which a window begins or ends.
+
+    If these times would make more than MOST intervals, return CELLS + 1 quantiles of them instead.
+    """
     every = np.unique(times[np.isfinite(times)])
     if len(every) * (len(every) - 1) // 2 <= MOST:
         return every
@@ -342,7 +368,11 @@ def _points(times: F8) -> F8:
 
 
 def _intervals(points: int) -> I8:
-    """Return the intervals between points, as pairs: all, or of 1, 2, 4, ... cells at every half of their length."""
+    """Return the intervals between points, as pairs of indices of points.
+
+    They are all pairs if there are at most MOST. Else they are the intervals of 1, 2, 4, ... cells, which begin at
+    every half of their length, and the whole span.
+    """
     if points * (points - 1) // 2 <= MOST:
         return np.array([(i, j) for j in range(points) for i in range(j)], np.int64).reshape(-1, 2)
     spans = [1 << k for k in range((points - 1).bit_length())]

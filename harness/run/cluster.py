@@ -120,7 +120,7 @@ class Cluster:
     # -------------------------------------------------------------- the process that talks to it
 
     def _connect(self, tasks: Sequence[Task]) -> None:
-        """Start the driver with all files that the tasks need; restart it if the files that it has lack some."""
+        """Start the driver with all files that the tasks need. Restart a running driver if it lacks one of them."""
         files = {path for task in tasks for path in _files(task.spec).values()}
         if self._process is not None:
             if all((self._staged / _travelling(path)).exists() for path in files):
@@ -227,12 +227,15 @@ def _files(spec: Spec) -> dict[str, Path]:
 
 
 def _travelling(path: Path) -> Path:
-    """Return a user's file's path among the sources that travel: a hash of its content, then its name for labels."""
+    """Return the path that a user's file has among the sources that are sent to the cluster.
+
+    It consists of a hash of the file's content and of the file's name, which labels show.
+    """
     return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
 
 
 def _moved(spec: Spec) -> Spec:
-    """Return a spec that names its files as the node has them."""
+    """Return a spec in which the paths of the user's files are those that they have on a node of the cluster."""
     changes: dict[str, Any] = {}
     for key, path in _files(spec).items():
         rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")
@@ -241,7 +244,7 @@ def _moved(spec: Spec) -> Spec:
 
 
 def _stage(folder: Path, files: set[Path]) -> None:
-    """Lay our packages and a user's files into a folder."""
+    """Copy our packages and a user's files into a folder."""
     for name in sources.PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for path in files:

@@ -50,9 +50,10 @@ class Crew:
         return len(self._idle) + len(self._busy)
 
     def each(self, work: Work, calls: Calls, left_out: Work = lambda *_: False) -> Iterator[tuple[Args, Any]]:
-        """Call a module's function with each of these arguments; yield them with its answer, as each call ends.
+        """Call `work`, a module's function, in the workers; yield the arguments and the answer of each call as it ends.
 
-        Calls that are `left_out` by the time of their turn are not made. Raises what a call raises.
+        `calls` has the arguments of each call. A call is skipped if `left_out` is true of its arguments when its turn
+        comes. Raises what a call raises, after all processes have ended.
         """
         queue = [*calls][::-1]
         try:
@@ -109,7 +110,7 @@ def shared() -> Iterator[None]:
 
 @contextmanager
 def hired() -> Iterator[Crew]:
-    """Give the crew that is kept, or else a crew that ends with the block."""
+    """Yield the crew that `shared` keeps, or else a new crew that is shut down at the end of the block."""
     if crew := _KEPT.get():
         yield crew
         return
@@ -174,7 +175,10 @@ def _serve(pipe: Connection, limit_s: float) -> None:
 
 
 def _follow() -> None:
-    """End this process as SIGTERM does once its parent is gone; at the latest `ORPHAN_S` later."""
+    """Wait until the parent process is gone, and then end this process by SIGTERM.
+
+    If it is still alive `ORPHAN_S` later, exit at once.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

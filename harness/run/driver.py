@@ -27,7 +27,7 @@ RETRIES = 5  # tries of a batch whose worker or node died
 
 
 class Place(NamedTuple):
-    """A cluster, and what its workers are given."""
+    """The address of a cluster, and the sources and environment variables that its workers get."""
 
     address: str  # "": a running one of this machine
     sources: str  # folder of our packages and of the user's files, which travels
@@ -110,7 +110,7 @@ VERSIONS = re.compile(r"(Ray|Python): *([\w.+]+)")
 
 
 def sentence(error: BaseException) -> str:
-    """Return the error of a cluster as one line; for a mismatch of versions, one with both."""
+    """Return an error of the cluster as one line. For a mismatch of versions it names the cluster's and ours."""
     text = str(error)
     if "ersion mismatch" in text and len(versions := VERSIONS.findall(text)) == 4:
         theirs, ours = (

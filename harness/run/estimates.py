@@ -130,7 +130,10 @@ def requests_in(spec: Spec) -> float:
 
 @cache
 def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
-    """Return the requests of a window of a trace at rate scale 1, on average."""
+    """Return the mean number of a trace's requests in a warm-up and a window at rate scale 1.
+
+    Without a window, return the number of all its requests.
+    """
     trace = load_trace(name)
     return len(trace) * ((window_s + warmup_s) / trace.span_s if window_s and trace.span_s else 1.0)
 
@@ -144,10 +147,10 @@ def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
 
 
 class Ahead:
-    """The runs that are left of a sweep, and how long they take.
+    """The runs that a sweep still has to execute, with an estimate of the time that they take.
 
-    `later` is the number of requests of further runs that may follow: 0 none, inf where nothing bounds them. `slots` is
-    the number of runs at once.
+    `later` is the number of requests of further runs that may follow: 0 for no such run, inf if nothing bounds them.
+    `slots` is the number of runs at once.
     """
 
     def __init__(self, todo: Sequence[Task], costs: Costs, later: float = 0.0, slots: int = 1) -> None:
@@ -173,18 +176,18 @@ class Ahead:
         return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
 
     def ended(self, task: Task, out: Path) -> None:
-        """Take a run off that ended, and learn from it if it was stored."""
+        """Remove a run that has ended from those ahead, and learn its cost if it was stored."""
         self._groups[_group(task)] -= 1
         cpu_s, wall_s = self._costs.learn(task.spec, out / task.folder, requests_in(task.spec))
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:
-        """Take off the runs of systems whose policy failed."""
+        """Remove the runs of systems whose policy failed from those ahead."""
         for label in labels:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 
     def left(self) -> Left:
-        """Return what is left; it is summed only now and then, and at the end."""
+        """Return an estimate of the time left. It is computed again only now and then, and when no run is left."""
         if (begun_s := time.monotonic()) >= self._next_s or not any(self._groups.values()):
             self._last = self._summed()
             now_s = time.monotonic()

@@ -28,9 +28,9 @@ OWN_DEGREES = "Cluster.degrees"  # a system that chooses degrees of parallelism 
 
 
 def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
-    """Describe how a run's engine departs from its system's paper; None where it does not.
+    """Describe how a run's way of sharing GPUs departs from its system's paper; None if it does not.
 
-    A system needs the way of sharing that its `options` name; with "none" no spec can depart.
+    The paper's way is the option `sharing` among the system's `options`. If that is "none", no run departs from it.
     """
     needed = options.get("sharing", "none")
     if needed == "none" or spec.sharing in ("own", needed):
@@ -39,9 +39,10 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """Run as `execute` does, and store the turns beside the rows (turns.FILE), with loads' seconds on idle links.
+    """Execute a run as `execute` does, and store its turns beside the rows (turns.FILE).
 
-    The seconds are missing for an engine without a cost table.
+    The facts of that file have the mean seconds of each model's loads on idle links, unless the engine has no cost
+    table.
     """
     from harness.run import turns
 
@@ -61,8 +62,9 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 def execute(spec: Spec, out: Path, code_hash: str) -> Path:
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
-    Where the engine lacks something or the system has no room, the run has no rows but the reason. Raises Failed, and
-    writes nothing, where the policy fails. The engine is always closed; SIGTERM ends the run as Ctrl-C does.
+    If the engine lacks something or the system has no room, the run is stored without rows, and its facts have the
+    reason. Raises Failed, and writes nothing, where the policy fails. The engine is always closed; SIGTERM ends the run
+    as Ctrl-C does.
     """
     return _run(Setup(spec), out, code_hash)
 

@@ -33,8 +33,8 @@ class Executor(Protocol):
     def as_completed(self, failed: Why) -> Iterator[Ended]:
         """Yield each task that was run with its failures, until all are done.
 
-        Tasks of systems in `failed`, which may grow, are left out. A caller that stops early, or an error, ends all.
-        Raises a run's own errors, and UserError where processes or machines are lost for good.
+        Tasks of systems in `failed`, which may grow, are left out. If the caller stops early or an error occurs, all
+        tasks end. Raises a run's own errors, and UserError where processes or machines are lost for good.
         """
 
     def shutdown(self) -> None:

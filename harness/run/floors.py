@@ -14,7 +14,7 @@ from harness.policy.types import Cluster, Gpus, UserError
 
 
 def places(cluster: Cluster, name: str) -> list[Gpus]:
-    """Return the groups of GPUs on which a model may live: of each of its degrees, side by side within a node."""
+    """Return the groups of GPUs on which a model may live: adjacent GPUs of one node, for each of its degrees."""
     gpus = len(cluster.gpus)
     return [
         tuple(range(g, g + tp))
@@ -25,12 +25,12 @@ def places(cluster: Cluster, name: str) -> list[Gpus]:
 
 
 def first_fit(cluster: Cluster, seed: int = 0) -> dict[str, Gpus]:  # noqa: ARG001 - one of `FLOORS`
-    """Place models as "first-fit". UserError where one has no room."""
+    """Place each model, in the set's order, on the first GPUs with room. UserError if one has no room."""
     return _fitted(cluster, lambda name, _: places(cluster, name))
 
 
 def random(cluster: Cluster, seed: int) -> dict[str, Gpus]:
-    """Place models as "random". UserError where one has no room."""
+    """Place each model on GPUs that the seed draws among those with room. UserError if one has no room."""
 
     def shuffled(name: str, k: int) -> list[Gpus]:
         every = places(cluster, name)

@@ -50,9 +50,10 @@ class Watched(dict[str, Plan]):
 
 
 def reads_plan(spec: Spec) -> bool:
-    """Tell whether a spec's system plans from requests: its file names forecasts, or its start reads them.
+    """Tell whether a spec's system uses forecasts: its file names them, or the system reads them at its start.
 
-    Raises Failed where the system's file fails.
+    Return True also if the system cannot start, as it is then unknown what it reads. Raises Failed where the system's
+    file fails.
     """
     trace = sized(spec.trace, len(load_models(spec.models).members))
     with blamed(spec):

@@ -45,7 +45,10 @@ T = TypeVar("T")
 
 
 class Lack(NamedTuple):
-    """The reason why a pair does not run: names that the engine lacks, or, if it lacks none, another reason."""
+    """The reason why a system with a preset does not run on an engine.
+
+    `names` lists what the engine lacks. If it lacks nothing, `why` has another reason. Both are empty if the pair runs.
+    """
 
     names: tuple[str, ...] = ()
     why: str = ""
@@ -109,7 +112,10 @@ def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = N
 
 
 def parts(table: Sequence[Coverage]) -> tuple[list[list[str]], str]:
-    """Return the matrix as cells, the head first and presets that are alike in one row; and what short names mean."""
+    """Return the rows of the matrix as lists of cells, and a text that explains its short names.
+
+    The first row is the head. Presets of a system with equal cells share a row.
+    """
     engines = list(table[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]
     names = {where: {name for row in table for name in row.lacks[where].names} for where in engines}

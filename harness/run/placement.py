@@ -31,7 +31,7 @@ Where = Annotated[tuple[Natural, ...], MinLen(1)]
 
 
 def homes(setup: Setup) -> Homes:
-    """Return the GPUs of each model under the spec's `placement`; none where each system places its own models.
+    """Return the GPUs of each model under the spec's `placement`; empty if each system places its own models.
 
     Raises UserError for a file or a system that does not place every model on GPUs that exist.
     """
@@ -69,7 +69,10 @@ def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
 
 
 def _start(spec: Spec) -> Mapping[str, Gpus]:
-    """Return the GPUs on which a system loads each model at its start; the first ones of a model loaded twice."""
+    """Return the GPUs on which a system loads each model at its start: the first ones of a model loaded twice.
+
+    Raises UserError if the system cannot start or its policy fails.
+    """
     places: dict[str, Gpus] = {}
     try:
         for action in begun(spec):

@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The parts in words."""
+        """The warm-up, window and drain in words, with their seconds."""
         warmup = f"{self.warmup_s:g} s of warm-up + " if self.warmup_s else ""
         window = f"{self.window_s:g} s" if math.isfinite(self.window_s) else "its requests"
         drain = f" + up to {self.drain_s:g} s of drain" if math.isfinite(self.drain_s) else " + drain"

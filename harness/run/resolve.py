@@ -50,16 +50,16 @@ class Traits(NamedTuple):
 
 
 def traits(spec: Spec) -> Traits:
-    """Return facts of a spec's system (some bring their own number of GPUs) and of its engine; nothing is started.
+    """Return facts about a spec's system and its engine, such as the number of GPUs. Nothing is started.
 
-    Raises Failed where the system's file fails.
+    The number is the spec's, unless the system sets its own. Raises Failed where the system's file fails.
     """
     with blamed(spec):
         return _traits(unloaded(spec))
 
 
 def unloaded(spec: Spec) -> Spec:
-    """Return the spec without its load, its SLO and its placement, so that results for its system can be kept."""
+    """Return a spec whose load, SLO and placement are the defaults, so that results for its system can be cached."""
     return replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
                    slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
 
@@ -92,9 +92,10 @@ def _sized(setup: Setup) -> Setup:
 
 
 def _holding(spec: Spec, needed: int) -> Setup:
-    """Return the setup of a system that sets its own number of GPUs: for a mix, the fewest copies on which it starts.
+    """Return the setup of a system that sets its own number of GPUs, of which it needs at least `needed`.
 
-    If it starts on none of the numbers tried, the setup has the largest of them.
+    For a mix of GPU kinds, the setup has the fewest copies of the mix on which the system starts. If it starts on no
+    number that is tried, the setup has the largest of them.
     """
     for gpus in islice(mix.counts(spec.gpu, needed), MOST_COPIES):
         setup = Setup(replace(spec, gpus=gpus))
@@ -202,9 +203,10 @@ def resolve(spec: Spec) -> Spec:
 
 
 def _measured(spec: Spec) -> Spec:
-    """Set a spec's GPU kind, and for a cost table of a machine that machine's settings, as they were measured.
+    """Return the spec with the canonical name of its GPU kind and, for a measured machine, that machine's settings.
 
-    UserError where the spec names another machine than its table's.
+    A cost table of a whole machine sets those fields that the spec leaves open. Raises UserError if the spec names
+    another GPU or host than the table, or if it has a table and a mix of GPU kinds.
     """
     from harness.engines.costs import quantities, servers
 
@@ -228,7 +230,7 @@ def _measured(spec: Spec) -> Spec:
 def _timed(spec: Spec) -> Spec:
     """Return the spec of a run on a wall clock, where decisions, calls and noise take their real time.
 
-    UserError where the spec sets their seconds or scales a part of the machine.
+    Raises UserError if the spec sets seconds for these, or scales a part of the machine.
     """
     for name in ("decision_s", "control_s", "noise"):
         if getattr(spec, name):
@@ -244,13 +246,20 @@ def _located(name: str, suffix: str) -> str:
 
 
 def alone(setup: Setup, m: Member, tp: int) -> tuple[int, int]:
-    """Return what `Setup.alone` returns; for a mix, on its GPUs with the most memory."""
+    """Return the bytes that a model alone takes on each of `tp` GPUs, and the bytes that engines may use there.
+
+    For a mix these are the GPUs with the most memory.
+    """
     most = max((kind.spec for kind in setup.machine.all), key=lambda card: card.mem_bytes)
     return setup.alone(m, tp, most)
 
 
 def _hold(setup: Setup) -> None:
-    """Raise UserError if a model alone exceeds its GPUs at its degree, or a memory of the spec exceeds the card's."""
+    """Raise UserError if a model alone does not fit on its GPUs, or the spec states more memory than there is.
+
+    Each model is taken at its own degree. The spec's `pool_bytes` may not exceed a GPU's memory, and its `host_bytes`
+    may not exceed a node's.
+    """
     from harness.engines.costs import shapes
 
     spec = setup.spec
@@ -276,9 +285,10 @@ def _hold(setup: Setup) -> None:
 
 @cache
 def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
-    """Return the names that an engine lacks for a system, tried on the committed sample with room for every model.
+    """Return the names that an engine lacks for a system with a preset.
 
-    If a run is impossible for another reason, return that reason. Each pair is tried once per process.
+    The run that is tried replays the committed sample trace with room for every model. If it is impossible for another
+    reason, return that reason. Each combination is tried once per process.
     """
     spec = Spec(name, preset=preset, engine=engine, **ROOMY)
     with blamed(spec):

@@ -68,7 +68,10 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
 
 @contextmanager
 def _again(run: Path) -> Iterator[None]:
-    """Name the run in errors of a replay that has no room, or whose spec is refused."""
+    """Turn the errors of a replay into errors that name the run.
+
+    Raises Lost if the replay has no room or the engine lacks something, and UserError if the run's spec is refused.
+    """
     try:
         yield
     except Infeasible as why:
@@ -84,9 +87,9 @@ def _otherwise(run: Path, how: str) -> str:
 
 
 def _equal(made: pa.Table, stored: pa.Table) -> bool:
-    """Tell whether two tables have the same rows, however their words are coded.
+    """Tell whether two tables have the same rows, with or without dictionaries for their strings.
 
-    A column that is null throughout in the stored table does not count: it may be newer than the run.
+    Columns that are null throughout in the stored table are not compared: they may be newer than the run.
     """
     plain = record.plain(record.SCHEMA)
     names = [name for name in stored.column_names if stored[name].null_count < len(stored)]
@@ -97,10 +100,10 @@ def _equal(made: pa.Table, stored: pa.Table) -> bool:
 
 
 def parts(row: Mapping[str, Any], stretches: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """Divide a request's time from arrival to end into adjacent parts without gaps, and fold these.
+    """Divide a request's time from arrival to end into adjacent parts without gaps, and join some of them (`folded`).
 
-    `row` is the request's row of requests.parquet; `stretches` are the request's, in order. `transfers` explain waits
-    for loads and moves.
+    `row` is the request's row of requests.parquet; `stretches` are the request's waits and steps, in order. `transfers`
+    explain waits for loads and moves.
     """
     loads, moves = list[Transfer](), list[Transfer]()
     for transfer in transfers:
@@ -135,9 +138,10 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """Divide a wait for weights or KV into seconds without a transfer, for its memory, on links, and its last ones.
+    """Return the seconds of a wait for weights or KV by the state of the transfer, and the transfer's bytes.
 
-    The transfer of weights is to the batch's instance; without a batch, it is the first of the model's to end.
+    The states are: no transfer yet, waiting for memory, on links, and the fixed seconds at the end. The transfer of
+    weights is the load to the batch's instance. Without a batch, it is the first load of the model to end.
     """
     carriers = [x for x in transfers if x.asked_s < wait.end_s and not x.end_s <= wait.start_s]
     if wait.doing == "load":

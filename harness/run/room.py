@@ -24,13 +24,13 @@ STEP_BYTES = GIB // 10
 
 
 class Remedy(NamedTuple):
-    """A change with which systems have room: fields of their specs, and as options of `bench compare`."""
+    """A change of fields of specs with which systems have room."""
 
     fields: tuple[tuple[str, Any], ...]
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Words of a command line."""
+        """The change as words of a command line, for `bench compare`."""
         return tuple(
             word
             for key, value in self.fields
@@ -76,10 +76,11 @@ def short_bytes(spec: Spec) -> int | None:
 
 
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
-    """Return the cheapest change of memory, then of the number of GPUs, with which all specs have room, each tried.
+    """Return the cheapest change of memory, and then of the number of GPUs, with which all specs have room.
 
-    Of changes of memory, the engine's share of a card comes first, then fewer tokens and sequences of a step, for which
-    a process holds memory. A process's bytes beside weights come last, as they are a fact of the engine and no choice.
+    Each change is tried. Of changes of memory, the engine's share of a card comes first, then fewer tokens and
+    sequences of a step, for which a process holds memory. A process's bytes beside weights come last, as they are a
+    fact of the engine and no choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):

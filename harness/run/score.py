@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def scorable(label: str, run: Path, under: SloTarget) -> scoring.Run:
-    """Return a stored run, with the limits of an SLO target, as `scoring` takes it."""
+    """Return a stored run in the form that `scoring` takes, with the limits of an SLO target."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
@@ -37,9 +37,10 @@ def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
 def by_model(
     run: Path, under: SloTarget, definitions: Collection[str]
 ) -> dict[str, tuple[tuple[str, ...], Floats, Floats]]:
-    """Return a run's models, and its misses and offered requests as (models, blocks), by definition.
+    """Return for each definition a run's models, their misses and their offered requests.
 
-    The result is empty if the run could not run. Raises UserError if a definition needs token times and there are none.
+    Misses and offered requests are arrays (models, blocks of the window). The result is empty if the run was skipped or
+    is infeasible. Raises UserError if a definition needs token times and the run has none.
     """
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:

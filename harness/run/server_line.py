@@ -14,9 +14,10 @@ SHORT = 10_000  # tokens from which on thousands are counted
 
 
 def server_line(setup: Setup) -> str:
-    """Return `server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 44k tokens`.
+    """Return a line on the server: its release, its settings, and the KV memory that they leave.
 
-    KV memory is that of a model alone on its GPUs; of several models, that of the model with room for fewest tokens.
+    Example: `server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 44k tokens`. KV memory is
+    that of a model alone on its GPUs. Of several models, it is that of the model with room for the fewest tokens.
     """
     spec, its = setup.spec, setup.settings
     step = (
@@ -31,7 +32,7 @@ def server_line(setup: Setup) -> str:
 
 
 def name(setup: Setup) -> str:
-    """Return the name of the server: a release, or what stands for one."""
+    """Return the name of the server: its release, or else its engine, its measured table or its host profile."""
     spec = setup.spec
     if fields.asked(spec.engine).name != SIMULATOR:
         return spec.engine

@@ -41,9 +41,10 @@ SIMULATOR = "sim"  # the engine that takes GPUs of several kinds
 
 
 class Failed(UserError):
-    """Failures of policies that raised, answered nonsense or did not end: by label, with the command that checks each.
+    """The failures of policies that raised, answered nonsense or did not end.
 
-    The mistake is in one system's file, so it ends that system's runs and no other's.
+    `why` has, by label, the failure and the command that checks the system. The mistake is in one system's file, so it
+    ends that system's runs and no other's.
     """
 
     def __init__(self, why: Mapping[str, str]) -> None:
@@ -71,7 +72,7 @@ def blamed(spec: Spec) -> Iterator[None]:
 
 @lru_cache(8)
 def load_trace(name: str) -> Trace:
-    """Load a trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
+    """Load a trace by name or path, or draw it from a generator (NAME+FIELD=VALUE...). UserError if it is missing."""
     from traces.load import trace
 
     return trace(name)
@@ -79,7 +80,7 @@ def load_trace(name: str) -> Trace:
 
 @cache
 def load_models(name: str) -> ModelSet:
-    """Load a model set by name, path or shapes; UserError where there is none."""
+    """Load a model set by name, path or shapes; UserError if it does not exist."""
     from workloads.models import model_set
 
     return model_set(name)
@@ -106,10 +107,10 @@ class Setup:
 
     @cached_property
     def served(self) -> ModelSet:
-        """The models with the longest prompt + output that each serves: at most its limit, and `spec.served`.
+        """The models, each with the most tokens of prompt + output that it serves.
 
-        Where the spec leaves that open, it is the trace's longest, rounded up to a power of two, as an operator would
-        set it.
+        That is the model's own limit or, if it is less, `spec.served`. If the spec leaves `served` open, its place
+        is taken by the trace's longest request, rounded up to a power of two, as an operator would set it.
         """
         most = self.spec.served
         if most is None:
@@ -121,7 +122,7 @@ class Setup:
 
     @property
     def realism(self) -> str | None:
-        """The fit of a synthetic trace to its target, by the models' streams; None: not measured."""
+        """A text on the fit of a synthetic trace to its target, for the models' streams; None if not measured."""
         from traces import realism
 
         return realism.fit_of(self.trace, self.models.streams)
@@ -136,15 +137,16 @@ class Setup:
 
     @property
     def measured(self) -> bool:
-        """True where the cost table is of a machine that was measured whole."""
+        """True if the cost table describes a machine that was measured as a whole (engines/costs/whole.py)."""
         return quantities.machine(self.spec.table) is not None
 
     @cached_property
     def settings(self) -> servers.Settings:
         """The settings of the servers: the spec's own, else those of its host profile's release on these cards.
 
-        For a mix they are the least over its kinds. Servers in real time, and those of a machine that was measured
-        whole, get the bench's. If the spec states `mem_fraction`, the bytes of a process are computed from its parts.
+        For a mix, each setting is the least over its GPU kinds. Real servers, and a machine that was measured as a
+        whole, get the bench's own settings. If the spec states `mem_fraction`, the bytes of a process are computed from
+        its parts.
         """
         spec = self.spec
         if fields.asked(spec.engine).name != SIMULATOR or self.measured:
@@ -226,10 +228,11 @@ class Setup:
         return room - taken
 
     def base_gpu(self, asked: str = "") -> str:
-        """Return the kind of GPU on which a model alone is the base of an SLO: as asked for, else that of the run.
+        """Return the kind of GPU on which a model alone has the latencies that an SLO scales.
 
-        For a mix it is the first kind on which each model fits with one longest request. Raises UserError if there is
-        none, for an unknown kind, and for a kind that differs from that of the engine or the cost table.
+        It is the kind `asked` for, or else that of the run. For a mix it is the first kind on which each model fits
+        with one longest request. Raises UserError if no kind of a mix is large enough, for an unknown kind, and for a
+        kind that differs from that of the engine or the cost table.
         """
         spec = self.spec
         if asked:
@@ -259,7 +262,8 @@ class Setup:
     def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
         """Make an engine with a system's options, without starting it. Raises UserError for an unknown name.
 
-        Raises UserError also for a mix of kinds of GPU on any engine but the simulator: others have the GPUs they find.
+        Raises UserError also for a mix of GPU kinds on an engine other than the simulator, as others use the GPUs that
+        are there.
         """
         if mix.mixed(self.spec.gpu) and fields.asked(self.spec.engine).name != SIMULATOR:
             raise UserError(f"engine {self.spec.engine}: {SIMULATOR} alone takes a mix of kinds, as {self.spec.gpu}")
@@ -267,12 +271,12 @@ class Setup:
 
     @cached_property
     def bare_engine(self) -> engines.Engine:
-        """The engine before a system asks anything of it."""
+        """The engine without any option of a system."""
         return self.make_engine({})
 
     @property
     def cluster(self) -> Cluster:
-        """The machine as policies know it without options: with the smallest pages and a process per model."""
+        """The cluster that a policy without options sees, with the smallest pages and one process per model."""
         return self.bare_engine.cluster
 
     @cached_property
@@ -282,7 +286,10 @@ class Setup:
 
     @cached_property
     def keywords(self) -> dict[str, Option]:
-        """Keyword arguments of the system: its preset, then the spec's fields. UserError for what it does not take."""
+        """The keyword arguments of the system: its preset, then the spec's fields.
+
+        Raises UserError for an unknown field, and for a value out of range.
+        """
         asked = fields.Asked(self.spec.system, self.spec.preset, dict(self.spec.fields))
         return fields.values(asked, fields.domains(self.make_policy), self.make_policy.presets)
 
@@ -334,7 +341,10 @@ class Setup:
     # ------------------------------------------------------------ requests
 
     def jobs(self) -> Jobs:
-        """Build the requests of a resolved spec. UserError if they cannot be served, scaled so, or held in memory."""
+        """Build the requests of a resolved spec.
+
+        Raises UserError if they cannot be served, cannot be scaled to the spec's rate, or do not fit in memory.
+        """
         from workloads import slo
         from workloads.base import base
         from workloads.build import build, hold
@@ -369,8 +379,8 @@ class Setup:
     def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4, *, gpu: str = "") -> tuple[F8, F8]:
         """Compute TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. Constants are taken unscaled, and steps from the
-        cost table whatever policies see, so that a run with other constants or such a profile has the same SLOs.
+        `model` indexes the spec's set, and `gpu` is as for `base_gpu`. The spec's scaled constants and the profile that
+        policies see are ignored, so that runs which differ in these have the same SLOs.
         """
         import numpy as np
 
@@ -399,7 +409,7 @@ class Setup:
 
 
 def _serving(cluster: Cluster, block_tokens: int) -> None:
-    """Raise Infeasible where KV memory cannot hold a model's longest request, with the longest that fits.
+    """Raise Infeasible if KV memory cannot hold a model's longest request. The message has the length that fits.
 
     A server would not start then. Each model is taken alone on GPUs with the most memory, at the degree that leaves
     room for the most tokens.
@@ -418,9 +428,9 @@ def _serving(cluster: Cluster, block_tokens: int) -> None:
 
 
 def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
-    """Return the degrees at which a model may be served beside its own; none on a machine that was measured whole.
+    """Return the degrees at which a model may be served beside its own; empty on a machine measured as a whole.
 
-    Where policies see a profile, these are the degrees at which it was measured.
+    If policies see a profile, these are the degrees at which it was measured.
     """
     every = shapes.degrees(shape) if quantities.machine(table) is None else ()
     return tuple(tp for tp in every if tp in profiled.degrees(profile, shape)) if profile else every
@@ -441,7 +451,7 @@ def _models(name: str, table: str | None, sampling: str) -> ModelSet:
 def _plan(
     trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
 ) -> Mapping[str, Plan]:
-    """Return the plans that planners see, computed once for all that ask while a run is made."""
+    """Return the forecasts that planners see, by model. They are cached, as several callers need them for one run."""
     from workloads.build import plan
 
     return plan(load_trace(trace), models, rate_scale, origin, seed, assign)
@@ -465,7 +475,7 @@ def _machine(
 
 
 def _grains(spec: Spec) -> dict[str, Any]:
-    """Return pages of elastic KV memory and pieces of copies, where the machine of a cost table has its own."""
+    """Return the config fields of elastic KV pages and of pieces of copies that the machine of a cost table sets."""
     measured, grains = quantities.machine(spec.table), dict[str, Any]()
     if measured is not None and measured.pages is not None:
         grains |= {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}

@@ -13,7 +13,7 @@ MOST = 1_000_000
 
 
 class Shard(NamedTuple):
-    """The `number`-th of `of` shards, from 1."""
+    """One of several parts of a study's work: shard `number`, counted from 1, of `of` shards."""
 
     number: int
     of: int

@@ -34,7 +34,7 @@ class SloTarget(NamedTuple):
     drain_s: float = math.nan  # seconds for which runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
-        """Return the spec under this rule, whose seconds and `drain_s` fill in for those that the spec lacks."""
+        """Return the spec under this rule, with the target's seconds and `drain_s` where the spec leaves them open."""
         rows = tuple((model, *pair) for model, pair in (self.seconds or {}).items())
         drain_s = self.drain_s if spec.drain_s is None else spec.drain_s
         return replace(spec, slo=self.rule, slo_s=spec.slo_s or rows, drain_s=drain_s)
@@ -76,9 +76,9 @@ _SOLO = threading.Lock()  # one thread derives and writes, the others read
 def stored_solo(run: Path, gpu: str) -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
-    They are stored beside the rows (`record.SOLO`). Where that file is missing, cut, or of other rows or another kind
-    of GPU, it is derived from the rows and the cost table, and written, unless the run lies in a part. A run of older
-    sources is priced by the present table, once.
+    They are stored beside the rows (`record.SOLO`). If that file is missing, damaged, or made for other rows or another
+    kind of GPU, they are computed from the rows and the cost table, and stored. For a run in a part they are not
+    stored. A run of older sources is priced by the present table, once.
     """
     import pyarrow as pa
 
@@ -100,7 +100,10 @@ def stored_solo(run: Path, gpu: str) -> requests.Limits:
 
 
 def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
-    """Return each request's model, as an index into the set of the run's spec. Raises Damaged where that lacks it."""
+    """Return each request's model, as an index into the model set of the run's spec.
+
+    Raises Damaged if a request's model is not in that set.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -151,9 +154,9 @@ class Ruling(NamedTuple):
 
 
 def rulings(run: Path) -> tuple[list[Ruling], list[str]]:
-    """Return the targets that judged a run, by the tables beside it, newest first; each (rule, seconds) once.
+    """Return the targets that judged a run, newest first, and a line for each table that cannot be read.
 
-    Also return a line for each table that cannot be read.
+    They come from the tables beside the run. Targets with the same rule and seconds are listed once.
     """
     tables = [path for path in run.parent.glob(f"*/{record.SWEEP}") if path.is_file()]
     by_target, lost = dict[str, Ruling](), list[str]()

@@ -53,7 +53,7 @@ def code(spec: Spec) -> str:
 
 
 def codes() -> Callable[[Spec], str]:
-    """Return `code` for many specs: those that name the same sources are hashed once."""
+    """Return a function that hashes specs as `code` does, but only once for specs with the same sources."""
     hashes: dict[tuple[str | None, ...], str] = {}
 
     def known(spec: Spec) -> str:
@@ -69,12 +69,12 @@ def scoring(module: str) -> str:
 
 
 def tree(*packages: str) -> str:
-    """Return the SHA-256 over all sources and tables of packages, read or not: too much rather than too little."""
+    """Return the SHA-256 over all Python and TOML files of packages, including those that no run reads."""
     return _hash({path for name in packages for end in ("py", "toml") for path in (ROOT / name).rglob(f"*.{end}")})
 
 
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
-    """Hash files by name and meaning, and those that a user named by meaning alone."""
+    """Return the hash of files: by name and meaning or, for those that a user named (`asked`), by meaning alone."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
     for name, digest in sorted(meaning.as_before({(name, meaning.digest(path)) for name, path in pairs})):
@@ -111,7 +111,7 @@ def _imported(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """Yield the file of the module or package that a dotted name is, or lies in."""
+    """Yield the file of the module or package with a dotted name or, if it does not exist, that of its parent."""
     parts = name.split(".")
     if parts[0] in PACKAGES:
         for k in (len(parts), len(parts) - 1):
@@ -141,7 +141,7 @@ def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None)
 
 
 def relocate(spec: Spec, out: Path) -> None:
-    """Store the present paths of the files in a current run's spec, if it was made from equal files elsewhere."""
+    """Update the paths of files in the spec of a current run, if it was made from equal files at other paths."""
     asked = as_dict(spec)
     if by_content(asked) != asked and record.meta(out / spec.folder)["spec"] != asked:
         record.restate(out / spec.folder, {"spec": asked})

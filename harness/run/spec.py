@@ -189,7 +189,7 @@ def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoint(path: str) -> str:
-    """Name a checkpoint by the hash of what is read of it, and a lost one by its path."""
+    """Return a name for a checkpoint: the hash of what is read of it, or its path if it cannot be read."""
     try:
         return sha256(repr(checkpoint.read(path)).encode()).hexdigest()
     except UserError:
@@ -197,9 +197,9 @@ def _checkpoint(path: str) -> str:
 
 
 def _content(path: str) -> str:
-    """Name a file by the digest of its meaning, a trace by its ending alone, and a lost file by its path.
+    """Return a name for a file: the digest of its meaning with its ending, or its path if the file is missing.
 
-    A trace needs no hash here, as its rows have their own.
+    A trace is named by its ending alone, as its rows have a hash of their own.
     """
     file = Path(path)
     if file.suffix == ".parquet":
@@ -243,7 +243,7 @@ def as_dict(spec: Spec) -> dict[str, Any]:
 
 
 def _identity(engine: str) -> str:
-    """Return an engine's name as asked for, without the fields that do not change its runs."""
+    """Return the text that asks for an engine, without the fields that do not change its runs."""
     given = fields.asked(engine)
     kept = {name: value for name, value in given.fields.items() if not name.endswith(UNHASHED)}
     return str(given._replace(fields=kept))
@@ -260,7 +260,7 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 def stored(values: Mapping[str, Any]) -> Spec:
     """Rebuild the spec of a stored run, also of a release in which fields of engines had keys of their own.
 
-    UserError names the file of `values`, where these are its facts.
+    If `values` are facts of a file, UserError names that file.
     """
     where = f"{values.where}: " if isinstance(values, Facts) else ""
     given = {MOVED[key].partition("+")[2]: values[key] for key in MOVED if values.get(key)}
@@ -288,6 +288,6 @@ def asked(text: str) -> dict[str, Any]:
 
 
 def another(spec: Spec, text: str) -> Spec:
-    """Return the same run of another system, as `asked` names it."""
+    """Return the spec with another system, preset and fields, as `text` names them (see `asked`)."""
     other = from_dict({"trace": spec.trace, **asked(text)})
     return replace(spec, system=other.system, preset=other.preset, fields=other.fields)

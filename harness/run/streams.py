@@ -59,7 +59,7 @@ def stem(text: str) -> str:
 
 
 def halves(setup: Setup) -> None:
-    """Raise UserError where half of a log has no requests, and is to be replayed or planned from."""
+    """Raise UserError if a half of a log has no requests, and one half is to be replayed and the other planned from."""
     from workloads.picking import window_fold
 
     trace, spec = setup.trace, setup.spec
@@ -75,14 +75,15 @@ def halves(setup: Setup) -> None:
 
 
 def share(kept: float) -> str:
-    """Say which share of a log's requests is replayed; empty where that is all of them."""
+    """Return a phrase with the share of a log's requests that is replayed; empty if all of them are."""
     return "" if kept >= 1 else f"of {min(99.9, 100 * kept):.3g} % of the log's requests"
 
 
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
-    """Say by which rule models get streams, and which get a stream of another name; [] for a shipped trace.
+    """Describe the rule by which models get streams, and list the models whose stream has another name.
 
-    `every` lists all models, not the first `MOST` of other names. Raises UserError if the trace has too few streams.
+    Return [] for a shipped trace. With `every`, all models are listed, else the first `MOST` with another name. Raises
+    UserError if the trace has too few streams.
     """
     from workloads.picking import assigned, square_seeds
 
@@ -107,7 +108,7 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
 
 
 def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> str:
-    """List models, each with its stream where that has another name, and the requests."""
+    """List models with their numbers of requests, and with the stream's name if it is not the model's."""
     return ", ".join(
         f"{model + f' <- {stream}' * (model != stream)} ({requests.get(stream, 0):,} requests)"
         for model, stream in pairs
@@ -115,7 +116,7 @@ def _listed(pairs: Iterable[tuple[str, str]], requests: Mapping[str, int]) -> st
 
 
 def of_all(specs: Iterable[Spec], *, every: bool = False) -> list[str]:
-    """Return the lines of specs, once for each trace, model set and assignment."""
+    """Return the `lines` of several specs, once for each combination of trace, model set and assignment."""
     from harness.run.setup import Setup
 
     once = {(spec.trace, spec.models, spec.assign): spec for spec in specs}

@@ -12,7 +12,10 @@ COUNTED = ("prefill", "decode")  # their waits between steps are counted, not li
 
 
 class Part(NamedTuple):
-    """A part of a request's time, in whole nanoseconds from the window's start. `ns` sums to its length."""
+    """A part of a request's time, in whole nanoseconds from the window's start.
+
+    The values of `ns` sum to its length.
+    """
 
     doing: str  # host, admission, load, transfer, queue, prefill or decode
     start_ns: int
@@ -24,9 +27,9 @@ class Part(NamedTuple):
 
 
 def folded(parts: Iterable[Part]) -> list[Part]:
-    """Join adjacent parts of one kind; a queue between two stretches of like steps is joined with them.
+    """Join adjacent parts of one kind. A queue between two prefill or two decode parts is joined with them.
 
-    All else keeps its order: a queue behind the last prefill, or before a recompute, stays in its place.
+    Other parts keep their order: a queue behind the last prefill, or before a recompute, remains a part of its own.
     """
     merged: list[Part] = []
     for part in parts:

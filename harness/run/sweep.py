@@ -40,7 +40,7 @@ FEW_S = 6.0  # estimated seconds below which starting processes would take longe
 
 
 class Missing(UserError):
-    """Runs that are not stored, where nothing is to be run."""
+    """The error for runs that are not stored, in a block that may not execute any (`stored_only`)."""
 
     exits = "MISSING"  # the name of the exit code of the command
 
@@ -54,7 +54,7 @@ _STORED: ContextVar[bool] = ContextVar("_STORED", default=False)
 
 @contextmanager
 def stored_only() -> Iterator[None]:
-    """Run nothing within the block: a sweep of which a run is not stored raises Missing."""
+    """Forbid the execution of runs within the block: a sweep with a run that is not stored raises Missing."""
     token = _STORED.set(True)
     try:
         yield
@@ -63,9 +63,10 @@ def stored_only() -> Iterator[None]:
 
 
 def stored_so_far(search: tuple[str, ...], act: Callable[[], object], made: Callable[[], int]) -> Progress:
-    """Return the progress of a search that `act` does, up to the first sweep with a run that is not stored.
+    """Return the progress of a search: the numbers of its runs that are stored and that are missing.
 
-    `made` counts the runs of its sweeps before.
+    `act` performs the search, up to its first sweep with a run that is not stored. `made` returns the number of runs in
+    the sweeps before that one.
     """
     with stored_only():
         try:
@@ -97,10 +98,10 @@ def sweep(
     """Execute the specs without a current run in `out`; return all folders in the order of the specs.
 
     `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps
-    that may follow, for the estimate of the time left (inf: nothing bounds them). With `into` runs lie in parts of that
-    partition (`rows/parts.py`), where they have no folder yet. A system whose policy fails is not
-    tried again, and Failed is raised after all others. Raises UserError, and an engine's own errors: finished runs are
-    kept. Within `stored_only` Missing is raised instead of running anything.
+    that may follow, for the estimate of the time left (inf: nothing bounds them). With `into`, runs that have no folder
+    yet are stored in parts of that partition (`rows/parts.py`). If a system's policy fails, its other runs are skipped,
+    and Failed is raised after all other systems' runs. Raises UserError, and an engine's own errors: finished runs are
+    kept. Within `stored_only`, Missing is raised before anything is executed.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -156,7 +157,7 @@ def sweep(
 
 
 def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
-    """Return what is ahead of a sweep, by the costs of runs in its folder, among them its own that are stored."""
+    """Return the runs ahead of a sweep, with costs learned from runs in its folder, its own stored ones among them."""
     costs = Costs.of(out) if todo else Costs()
     for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
         costs.learn(task.spec, out / task.folder, requests_in(task.spec))
@@ -224,23 +225,23 @@ class Batches:
         self._staged = into.staged(out)
 
     def key(self, task: Task) -> tuple[str, str]:
-        """Return the part that a task's run belongs to, and its name: in this order parts are complete early."""
+        """Return a sort key: the part that a task's run belongs to, and its name. In this order parts fill early."""
         name = task.folder
         return name.rpartition("-")[2][: self._into.digits], name
 
     def waiting(self, todo: Iterable[Task]) -> set[Task]:
-        """Return the tasks whose whole runs a killed call left beside the parts."""
+        """Return the tasks whose whole runs already lie beside the parts, where a killed call left them."""
         return {task for task in todo if not self._apart(task) and current(task, self._staged)}
 
     def _apart(self, task: Task) -> bool:
-        """Tell whether a task's run has a folder, where it stays."""
+        """Tell whether a task's run already has a folder of its own outside the parts. Such a run stays there."""
         return (self._out / task.folder / record.ROWS).exists()
 
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
 
-        Whole runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, and those
-        of one part more, lie beside the parts at a time.
+        Whole runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, plus
+        those of one part, lie beside the parts at a time.
         """
         parts.clean(self._into, self._out)
         self._tidied({task.folder for task in todo})
@@ -257,7 +258,7 @@ class Batches:
         parts.dismissed(self._staged)
 
     def _tidied(self, wanted: AbstractSet[str]) -> None:
-        """Remove the folders of runs that stand in parts, left by a call that was killed in between."""
+        """Remove folders of runs that parts already hold, which a call left when it was killed in between."""
         for run in self._staged.glob("*-*"):
             if run.name not in wanted and record.exists(self._out / run.name):
                 shutil.rmtree(run)
@@ -293,7 +294,7 @@ class Batches:
 
 
 class _Clock:
-    """Reports of the duration of runs in real time, and of each run's outcome; none where time is simulated."""
+    """The reports on runs in real time: their duration, and each run's outcome. Simulated runs are not reported."""
 
     def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
         spans = {task.folder: realtime.span(task.spec) for task in todo}

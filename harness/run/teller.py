@@ -22,7 +22,7 @@ class Teller(Protocol):
         ...
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Report that `done` of `total` runs of a phase are finished; a phase begins with those stored before.
+        """Report that `done` of `total` runs of a phase are finished, those that were stored before it included.
 
         `left` is None where the count alone tells how much is left.
         """
@@ -30,7 +30,7 @@ class Teller(Protocol):
 
 
 class Silent:
-    """A receiver that ignores all."""
+    """A `Teller` that reports nothing."""
 
     def say(self, line: str) -> None:
         """See Teller."""

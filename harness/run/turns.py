@@ -23,10 +23,11 @@ FILE = record.TURNS
 
 @dataclass(slots=True)
 class Turns:
-    """A log (`recorder.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for.
+    """A log (`recorder.Log`) of a run's turns, loads, refused orders and partitions; times are from the window's start.
 
-    `orders` are those that the engine refused for now, in order: time, action, fate and reason. `partitions` are the
-    SMs that lanes were given: time, model, phase and number (None: all; 0: the lane closes).
+    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` are those that
+    the engine refused for now, in order: time, action, fate and reason. `partitions` are the SMs that lanes were given:
+    time, model, phase and number (None: all; 0: the lane closes).
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -85,7 +86,7 @@ def schema() -> pa.Schema:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean fixed seconds of its loads, and those of their copies of weights on idle links.
+    """Return for each model the mean seconds of its loads: their fixed part, and their copy of weights on idle links.
 
     Copies are from host memory, or from the disk if the way of the load starts there.
     """
