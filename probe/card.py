@@ -23,7 +23,7 @@ SM_CLOCK, MEM_CLOCK = 1, 2  # nvmlClockType_t
 
 
 class Card:
-    """Models, graphs and streams of this process, each made once."""
+    """The duel device of this process on a GPU: models, graphs and streams, each made once and then reused."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, int], llama.Model] = {}
@@ -35,7 +35,7 @@ class Card:
     # ----------------------------------------------------------------------------------------------- lanes
 
     def build(self, work: Work, twin: int) -> float:
-        """See Device: the graph of a unit."""
+        """Build the CUDA graph of a lane's unit; return the seconds that it took (see Device)."""
         begun = time.perf_counter()
         self._launch(work, twin)
         torch.cuda.synchronize()
@@ -79,7 +79,7 @@ class Card:
         return self._kv[of]
 
     def _part(self, work: Work, lane: int) -> rig.Part:
-        """Return the SMs of a lane and a stream that no other lane of its cell has."""
+        """Return a lane's partition of the SMs, with a stream that belongs to lane number `lane` of a cell alone."""
         key = work.part, work.priority, lane
         if key not in self._streams:
             if not work.part:
@@ -106,7 +106,11 @@ class Card:
     # ----------------------------------------------------------------------------------------------- duels
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
-        """See Device: units wait in each stream, but for lanes with gaps, which launch one after the other."""
+        """Run lanes concurrently for `seconds` (see Device).
+
+        Up to AHEAD units are queued in a lane's stream. A lane with gaps has only one unit queued at a time, and
+        launches the next one `gap_ms` after its end.
+        """
         parts = [self._part(work, k) for k, (work, _) in enumerate(cell)]
         launches = [self._launch(work, twin) for work, twin in cell]
         marks: list[list[Any]] = [[] for _ in cell]
@@ -136,7 +140,11 @@ class Card:
         return ran
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-        """See Device: by CUPTI. A unit of each lane alone, in order, tells which stream is whose."""
+        """Run lanes concurrently and record their kernels with CUPTI (see Device).
+
+        One unit of each lane runs alone first, in the order of lanes, to tell which of CUPTI's stream ids belongs to
+        which lane.
+        """
         from torch.profiler import ProfilerActivity, profile
 
         self.duel(cell, seconds)
@@ -166,7 +174,7 @@ class Card:
 
     @cached_property
     def _library(self) -> tuple[Any, Any] | None:
-        """NVML and its handle of the first card; None where it is not there."""
+        """The NVML library and its handle of the first GPU; None if NVML is missing or does not start."""
         try:
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
         except OSError:
@@ -190,5 +198,5 @@ class Card:
 
 @cache
 def device() -> Card:
-    """Return this process's lanes."""
+    """Return the GPU as a machine that runs lanes; every call returns the same `Card`."""
     return Card()

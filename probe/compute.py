@@ -26,7 +26,11 @@ NEAR = 0.02  # relative error that bf16 results may have
 
 
 def device(box: Box) -> Iterator[Sample]:
-    """Read attributes and granularity; measure the ceilings: bytes of a kernel that copies, FLOPs of a large GEMM."""
+    """Read device attributes, page granularity and SM step; measure the card's peak bandwidth and arithmetic.
+
+    The bandwidth is that of a kernel that copies. The arithmetic is that of a large GEMM, on random numbers and on
+    zeros.
+    """
     dev = driver.device()
     for name in ATTRIBUTES:
         if box.todo("attribute", name=name):
@@ -65,7 +69,11 @@ def seen(p: rig.Part) -> set[int]:
 
 
 def splits(box: Box) -> Iterator[Sample]:
-    """Measure the true SM counts of (n, rest), whether the two are disjoint, and what a partition costs."""
+    """Split the SMs into about n and the rest, for every eighth n, and time each split.
+
+    A sample's facts are the true SM counts of both partitions, the SMs that their kernels ran on and those that both
+    share, the seconds to create a partition, and the bytes that both take.
+    """
     dev, everything = driver.device(), seen(rig.whole())
     yield sample("seen", len(everything), "SMs", rig.sms(), of="whole")
     for n in range(8, rig.sms(), 8):
@@ -95,7 +103,10 @@ def splits(box: Box) -> Iterator[Sample]:
 
 
 def gemm(box: Box) -> Iterator[Sample]:
-    """Time each GEMM of a layer and the head of three models: tokens x SMs, over weights larger than the cache."""
+    """Time the GEMMs of a layer and of the output head of three models, by number of tokens and SMs.
+
+    Calls rotate over weights that together are larger than the L2 cache.
+    """
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
@@ -138,7 +149,7 @@ def gemm(box: Box) -> Iterator[Sample]:
 
 @contextmanager
 def sm_target(count: int) -> Iterator[None]:
-    """Tell cuBLAS, for the captures inside, that it has `count` SMs; 0: all that it finds."""
+    """Set the number of SMs that cuBLAS assumes for what is captured in the context; 0 keeps its default, all SMs."""
 
     def tell(n: int) -> None:
         status = ctypes.CDLL("libcublas.so.13").cublasSetSmCountTarget(
@@ -157,7 +168,11 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Time paged decode attention of a layer, checked: rows x context x SMs, then splits, stages, page layouts."""
+    """Time paged decode attention of one layer, after a check of its result against a reference.
+
+    It is timed over sequences, context lengths and SMs, then over splits and pipeline stages, then on driver pages of
+    three sizes.
+    """
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
         a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
@@ -204,12 +219,15 @@ def one_attention(
 
 
 def block_of(page: int) -> int:
-    """Return the tokens of a block of KV on driver pages of one size; 0: in plain memory."""
+    """Return the tokens of a KV block on driver pages of `page` bytes; 0 stands for plain memory."""
     return 16 if 0 < page < 16 * rig.MIB else 64
 
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
-    """Time 64 rows of 2,048 tokens of the 8B on driver pages of one size: smaller pages hold fewer tokens."""
+    """Time decode attention of 64 sequences of 2,048 tokens of the 8B, with KV on driver pages of `page` bytes.
+
+    Smaller pages hold fewer tokens each.
+    """
     m, rows, ctx = llama.DIMS["8B"], 64, 2048
     tokens = llama.page_tokens(m, page, block_of(page))
     count = rows * -(-ctx // tokens)
@@ -225,7 +243,10 @@ def paged(box: Box, page: int) -> Iterator[Sample]:
 
 
 def prefill(box: Box) -> Iterator[Sample]:
-    """Time four layers of the 8B over tokens x SMs, and the attention alone; check the masks of torch's kernels."""
+    """Time prefills of four layers of the 8B, by prompt tokens and SMs, and their attention alone.
+
+    Attention is also timed with cuDNN, and on the 1B and the 3B. The causal masks of torch's kernels are checked first.
+    """
     yield from masks(box)
     layers = 4
     model = llama.Model(llama.DIMS["8B"], layers=layers)
@@ -247,7 +268,7 @@ def prefill(box: Box) -> Iterator[Sample]:
 
 
 def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
-    """Compute attention of one prompt in one layer."""
+    """Time causal attention of one prompt in one layer. Yield a sample `refused` if cuDNN does not offer the call."""
     m = model.m
     params: dict[str, Value] = {"of": m.name, "tokens": tokens, **m.attention, "ask": ask, "backend": backend}
     if box.todo("prefill_attention", **params) and box.todo("refused", call="prefill_attention", **params):
@@ -266,7 +287,10 @@ def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) ->
 
 
 def refused(what: str, error: Exception, **params: Value) -> Sample:
-    """Return a sample of a call that a library does not offer: a finding, no failure of the probe."""
+    """Return a sample which records that a library does not offer a call.
+
+    That is a finding, not a failure of the probe.
+    """
     why = str(error).split("\n", maxsplit=1)[0][:120]
     return Sample("refused", [1], "1", {"call": what, **params}, facts={"why": why})
 
@@ -299,7 +323,7 @@ Edges = tuple[torch.Tensor, torch.Tensor]
 
 
 def edges(queries: int, keys: int, device: torch.device) -> Edges:
-    """Return where one packed sequence of `queries` queries and `keys` keys begins and ends."""
+    """Return the start and end of one packed sequence, first among all queries, then among all keys (int32)."""
     of = torch.tensor([[0, queries], [0, keys]], dtype=torch.int32).to(device)
     return of[0], of[1]
 
@@ -315,7 +339,10 @@ def packed() -> Callable[..., torch.Tensor]:
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Edges | None = None) -> torch.Tensor:
-    """Compute causal attention of one packed sequence; `ends` are its edges where they have been made."""
+    """Compute causal attention of one packed sequence.
+
+    `ends` are its `edges`, which are computed if they are not given.
+    """
     return packed()(q, k, v, *(ends or edges(len(q), len(k), q.device)), len(q), len(k))
 
 
@@ -349,7 +376,7 @@ def step(box: Box) -> Iterator[Sample]:
 
 
 def launches(p: rig.Part, graph: torch.cuda.CUDAGraph) -> list[float]:
-    """Return the host seconds of each of 30 calls of a replay, with the device idle."""
+    """Return the host seconds of each of 30 launches of a graph, each on an idle device."""
     out = []
     with torch.cuda.stream(p.stream):
         for _ in range(30):

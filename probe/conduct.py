@@ -31,16 +31,19 @@ Line = dict[str, Any]
 
 
 def aloud(line: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line and flush it, so that it appears at once in a pipe too."""
     print(line, flush=True)
 
 
 class NoGpuError(Exception):
-    """No GPU to probe: one line with the reason and the way out."""
+    """An error: there is no GPU to probe. Its message is one line with the reason and what to do."""
 
 
 class OldRows(Exception):
-    """A file of rows in a form that is no longer read: one line with the way out."""
+    """An error: a file has rows of an older form that is no longer read.
+
+    Its message is one line that says what to do.
+    """
 
 
 class Late(Exception):
@@ -52,7 +55,7 @@ class Gone(Exception):
 
 
 class Child:
-    """A worker process: lines out, lines in, its own output in a file."""
+    """A worker process that exchanges lines of JSON with this one; its own output goes to a temporary file."""
 
     def __init__(self, rig: str, clock: Callable[[], float]) -> None:
         self._clock, self._rest = clock, b""
@@ -140,7 +143,7 @@ def lines(path: Path) -> Iterator[Line]:
 
 
 def made(known: Sequence[Line], probe: str) -> list[Key]:
-    """Return the measurements of a probe that are on file."""
+    """Return the keys of a probe's measurements among the known lines of a journal."""
     return [key(line["quantity"], line["at"]) for line in known if line["source"] == probe and "quantity" in line]
 
 
@@ -167,7 +170,7 @@ def write(file: IO[bytes], text: str) -> None:
 
 
 class Journal:
-    """raw.jsonl: appends lines, each flushed and synced, with the call's number and the time."""
+    """The journal raw.jsonl; each line is appended with the call's number and the time, and synced to the disk."""
 
     def __init__(self, path: Path) -> None:
         self.known = list(lines(path))
@@ -195,10 +198,10 @@ def conduct(
     say: Callable[[str], None] = aloud,
     clock: Callable[[], float] = time.monotonic,
 ) -> Path:
-    """Run the rest of the plan, within `minutes`, into `out`/<GPU name>, and return that folder.
+    """Run the probes of the plan that have not ended yet, for at most `minutes`, and return the folder of results.
 
-    `again`: probes to do once more although they faulted, hung or finished; `only`: leave out all others. Raises
-    NoGpuError where a worker cannot open the device.
+    The folder is `out`/<GPU name>. `only`: leave out all other probes. `again`: probes to repeat although they
+    finished, faulted or hung on an earlier call. Raises NoGpuError where a worker cannot open the device.
     """
     end = clock() + 60 * minutes
     child: Child | None
@@ -269,7 +272,10 @@ def _turn(
     *,
     fresh: bool,
 ) -> tuple[Child | None, Line]:
-    """Run a probe in `child`, or in a process of its own; return the worker that is left, and the line of the end."""
+    """Run one probe in a worker; return the worker if it can run the next probe, and the line on the probe's end.
+
+    The worker is `child`, or a new one for a probe that must run alone. `fresh`: repeat measurements that are on file.
+    """
     if child is not None and probe.alone:
         child.close()
         child = None

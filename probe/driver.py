@@ -60,7 +60,7 @@ def primary(dev: Any) -> Any:
 
 
 def set_current(context: Any) -> None:
-    """Make a context this thread's."""
+    """Make a context the current one of this thread."""
     ok(drv.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
@@ -126,7 +126,10 @@ def allow(at: int, size: int, ordinal: int = 0) -> None:
 
 
 def unmap(at: int, size: int) -> None:
-    """Take away exactly what was mapped; the handle lives on. No kernel that may touch it may be running."""
+    """Unmap a range exactly as it was mapped; its handle lives on.
+
+    No kernel that may touch the range may be running.
+    """
     ok(drv.cuMemUnmap(at, size), "cuMemUnmap")
 
 
@@ -227,5 +230,5 @@ def write_word(stream: int, at: int, value: int) -> None:
 
 
 def wait_word(stream: int, at: int, value: int) -> None:
-    """Hold the stream until the 32-bit word is at least `value`. The scheduler does not see this edge."""
+    """Hold the stream until the 32-bit word is at least `value`. The scheduler does not know of this dependency."""
     ok(drv.cuStreamWaitValue32(stream, at, value, AT_LEAST), "cuStreamWaitValue32")

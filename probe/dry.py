@@ -30,13 +30,16 @@ def tidy() -> None:
 
 
 def sms(work: Work) -> int:
-    """Return the SMs of a lane's part."""
+    """Return the number of SMs of a lane's partition."""
     n = int(work.part.rstrip("-") or SMS)
     return SMS - n if work.part.endswith("-") else n
 
 
 def layer_s(work: Work) -> float:
-    """Return the seconds of a layer alone on its part: prompts scale with its SMs, decodes less."""
+    """Return the seconds of one layer of a lane that runs alone on its partition.
+
+    Prompts slow down in proportion as the SMs get fewer. Decodes do so only below half of the card's SMs.
+    """
     share = sms(work) / SMS
     if work.act in {"spin", "copy"}:
         return 1e-3
@@ -46,12 +49,12 @@ def layer_s(work: Work) -> float:
 
 
 def prompts(work: Work) -> bool:
-    """Tell whether the law counts a lane's steps as those of prompts."""
+    """Tell whether the law counts a lane's steps as prompts: prefills, and mixed steps of over MIXED tokens."""
     return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
 
 
 class Dry:
-    """Lanes whose units take as long as the law says."""
+    """A duel device without a card, on which units take as long as the law of rounds predicts."""
 
     def build(self, work: Work, twin: int) -> float:
         """See Device: there is nothing to prepare."""
@@ -75,7 +78,7 @@ class Dry:
         return law.Lane(layer_s(work), prompts(work), busy_s / unit_s, bandwidth, work.part), unit_s
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-        """See Device: a layer of prompts, then two of decode, as one kernel each."""
+        """Return kernels of lanes in turns (see Device): one layer of prompts or two of decode, a kernel each."""
         events, now = list[tuple[int, str, float, float]](), 0.0
         while now < seconds:
             for k, (work, _) in enumerate(cell):
@@ -91,10 +94,10 @@ class Dry:
         return {"layers": layers, "bytes": HBM * layers * per_layer}
 
     def clocks(self) -> dict[str, float]:
-        """See Device: no card, no clocks."""
+        """Return no clocks, as there is no card (see Device)."""
         return {}
 
 
 def device() -> Dry:
-    """Return the lanes that run without a card."""
+    """Return the duel device that needs no card."""
     return Dry()

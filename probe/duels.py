@@ -35,7 +35,10 @@ MPS_S = 10.0  # within which the daemon answers
 
 
 class Work(NamedTuple):
-    """The units of a lane, one after another: steps of a model, or a kernel that only waits (spin) or copies."""
+    """The work of a lane: one unit, repeated.
+
+    A unit is a step of a model, or a kernel that only waits (spin) or copies.
+    """
 
     act: str  # decode, prefill, mixed (prompts and 32 decodes in one step), spin, copy
     of: str = ""  # the model
@@ -73,7 +76,7 @@ class Device(Protocol):
     """A machine that runs lanes: `probe.card`, `probe.dry`."""
 
     def build(self, work: Work, twin: int) -> float:
-        """Prepare a lane, the `twin`-th of its model and kind in a cell; return the seconds that it took."""
+        """Prepare a lane and return the seconds that it took; `twin` is its number in its cell by `twins`."""
         ...
 
     def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
@@ -85,7 +88,7 @@ class Device(Protocol):
         ...
 
     def facts(self, work: Work) -> dict[str, float]:
-        """Return layers, and bytes that a unit reads and writes."""
+        """Return the layers of a lane's unit, and the bytes that it reads and writes."""
         ...
 
     def clocks(self) -> dict[str, float]:
@@ -173,7 +176,7 @@ PROCESSES: list[Cell] = [(D1, D1), (D8, D8), (D8, P8), (D1, P8), (D1, D1, D1), (
 
 
 def twins(cell: Cell) -> list[tuple[Work, int]]:
-    """Return each lane with its number among the lanes of its model that decode, or among those that do not."""
+    """Return each lane with its number, from 0, among the lanes of its model and kind (decode, or anything else)."""
     kinds = [(work.of, work.act == "decode") for work in cell]
     return [(work, kinds[:k].count(kinds[k])) for k, work in enumerate(cell)]
 
@@ -190,8 +193,9 @@ def params(row: str, cell: Cell, lane: int, turn: int, **more: Value) -> dict[st
 
 
 def lanes(row: str, cell: Cell, turn: int, ran: Sequence[Ran], about: Device, **more: Value) -> Iterator[Sample]:
-    """Yield a sample for each lane; one that ended fewer than two units is `late`, with the longest lane's seconds.
+    """Yield a sample for each lane of a duel.
 
+    A lane that ended fewer than two units is marked `late`, and its sample has the seconds of the longest lane instead.
     Raises RuntimeError if all are late.
     """
     clocks = about.clocks()
@@ -210,7 +214,10 @@ def missing(box: Box, row: str, cell: Cell, turn: int, **more: Value) -> bool:
 
 
 def duelled(row: str, cells: Sequence[Cell], box: Box, rounds: int = ROUNDS) -> Iterator[Sample]:
-    """Measure the lanes of a row alone, and then its cells, round after round."""
+    """Measure in each round the lanes of a row alone, then its cells in shuffled order.
+
+    Alone, a lane has no gaps and priority 0.
+    """
     on = device()
     singles: list[Cell] = [(work,) for work in dict.fromkeys(w.alone for cell in cells for w in cell)]
     unit_s: dict[Work, float] = {}
@@ -231,7 +238,7 @@ def duelled(row: str, cells: Sequence[Cell], box: Box, rounds: int = ROUNDS) -> 
 
 
 def graphs(box: Box) -> Iterator[Sample]:
-    """Row 0: build the models and their graphs, and yield the seconds of each."""
+    """Build the models and graphs of row 0, and yield the seconds of each build."""
     on = device()
     for (work,) in GRAPHS:
         for twin in range(2 if work.of == "8B" else 1):
@@ -240,7 +247,10 @@ def graphs(box: Box) -> Iterator[Sample]:
 
 
 def timelines(box: Box) -> Iterator[Sample]:
-    """Row 3: which kernel ran when; `events` is a list of [lane, index of the kernel's name, begin us, us]."""
+    """Record which kernel of which lane ran when (row 3).
+
+    The fact `events` is a list of [lane, index of the kernel's name, begin in us, duration in us].
+    """
     on = device()
     for cell in TIMELINES:
         name = text(cell)
@@ -277,7 +287,7 @@ WITHOUT = nullcontext[Mapping[str, str] | None]({})  # processes without MPS hav
 
 
 def processes(box: Box) -> Iterator[Sample]:
-    """Row 10: one process per lane, without MPS and, if its daemon starts, with it."""
+    """Measure cells with one process per lane (row 10): without MPS and, if its daemon starts, with it."""
     for way in ("turns", "mps"):
         todo = [cell for cell in PROCESSES if missing(box, "processes", cell, 0, way=way)]
         with daemon() if way == "mps" else WITHOUT as env:
@@ -320,7 +330,10 @@ def _processes(cell: Cell, way: str, env: Mapping[str, str]) -> Iterator[Sample]
 
 
 def lane(asked: str) -> None:
-    """Run one lane in this process: say that it is ready, wait for a line, run, and print what came."""
+    """Run one lane in this process for `processes`.
+
+    It prints "ready", waits for a line, runs the lane, and prints the result as JSON.
+    """
     work, on = Work(*json.loads(asked)), device()
     on.build(work, 0)
     on.duel([(work, 0)], SHORT_S)
@@ -334,7 +347,7 @@ def lane(asked: str) -> None:
 
 @contextmanager
 def daemon() -> Iterator[Mapping[str, str] | None]:
-    """Start MPS and yield the variables of its clients; None where there is none, or it does not answer."""
+    """Start the MPS daemon and yield its clients' environment variables; None if it is missing or does not answer."""
     program = shutil.which(MPS) or next((str(p) for at in MPS_PLACES if (p := Path(at, MPS)).is_file()), None)
     if program is None:
         yield None

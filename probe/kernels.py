@@ -26,11 +26,14 @@ def decode(
     q, kv, table, ctx, acc, ml, table_stride, layer, v_off, scale,
     G: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, S: tl.constexpr, GP: tl.constexpr,
 ):  # fmt: skip
-    """Attend from one token per sequence to a part of its paged KV; grid (sequences, KV heads, splits).
+    """Compute attention of one token per sequence over one split of its paged KV; grid (sequences, KV heads, splits).
 
-    q (B, HKV * G, D); `table` int32 (B, blocks): where K of the first layer of each block of BS tokens lies, in 256 B;
-    `layer`, `v_off`: numbers to the layer's K, and on to its V; ctx int32 (B,): tokens, 0 for a padded row;
-    scale: D ** -0.5 * log2(e). Out, fp32: acc (B, HKV, S, GP, D), ml (B, HKV, S, GP, 2). GP >= 16 is `tl.dot`'s least.
+    Inputs: q (B, HKV * G, D); ctx int32 (B,), the tokens of each sequence, 0 for a padded row; scale, which is D **
+    -0.5 * log2(e). `table`, int32 (B, blocks), holds the offset in `kv` of each block of BS tokens: that of its K in
+    the first layer, in units of 256 bytes. `layer` is the offset from there to K of this layer, and `v_off` from that K
+    to V, both in numbers.
+
+    Outputs, fp32: acc (B, HKV, S, GP, D), ml (B, HKV, S, GP, 2). GP is at least 16, the least size that `tl.dot` takes.
     """
     b = tl.program_id(0)
     h = tl.program_id(1)
@@ -101,8 +104,9 @@ def rope_write(
 ):
     """Apply rotary embedding to a token's heads; write K and V to their place in paged KV; grid (tokens, HQ + HKV).
 
-    qkv (tokens, HQ + 2 HKV, D); tables (positions, D / 2) fp32; q (tokens, HQ, D); slot int64 (tokens,): where the
-    token's K of the first layer lies, in numbers from `k`, below 0: nowhere. `v` is `k` again where both are paged.
+    Shapes: qkv (tokens, HQ + 2 HKV, D); cosine and sine (positions, D / 2), fp32; q (tokens, HQ, D). `slot`, int64
+    (tokens,), is the offset in numbers from `k` to the token's K in the first layer. Where it is below 0, K and V are
+    not written. If K and V lie in the same pages, pass `k` as `v` too.
     """
     t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
@@ -184,10 +188,11 @@ def peek(base, offset, out):
 
 @jit
 def volley(mine, other, rounds, cap, bad, SERVES: tl.constexpr):
-    """Hand a number to and fro by polling, with a twin on a disjoint partition; `bad` counts rounds that gave up.
+    """Pass a counter to and fro by polling, with a second copy of this kernel on a disjoint partition.
 
-    mine, other: int32 flags that only rise. rounds, cap: int32 tensors; after `cap` looks a wait gives up, and so do
-    all later ones.
+    `mine` and `other` are int32 flags that only rise; `rounds` and `cap` are int32 tensors. The copy with SERVES begins
+    each round. A wait gives up after `cap` polls, and all later waits give up at once. `bad` counts the rounds that
+    gave up.
     """
     n = tl.load(rounds)
     most = tl.load(cap)

@@ -13,7 +13,7 @@ SWEEPS = 3  # iterations that the fixed point of which lanes are present takes
 
 
 class Lane(NamedTuple):
-    """A lane alone on its SMs; all shares are parts of 1."""
+    """A lane as it is when it runs alone on its SMs; shares are fractions of 1."""
 
     layer_s: float  # GPU seconds of a layer
     prompts: bool  # its steps hold prompts: large GEMMs that fill the SMs
@@ -23,7 +23,7 @@ class Lane(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Constants of a card; the values are those of an H200."""
+    """Constants of the law of rounds for a card; the default values are those of an H200."""
 
     passes: float = 2.0  # layers of decode in a turn, where a layer of prompts is one
     decode_fill: float = 0.80  # decode kernels keep this share of the GPU's time from others
@@ -33,7 +33,7 @@ class Rounds(NamedTuple):
 
 
 def slowdown(lanes: Sequence[Lane], rounds: Rounds = Rounds()) -> list[float]:  # noqa: B008 - immutable
-    """Return how many times as long as alone a step of each lane takes beside the others."""
+    """Return the slowdown of each lane: the seconds of its step beside the others over those of its step alone."""
     turn = [1.0 if lane.prompts else rounds.passes for lane in lanes]
     fill = [rounds.prompt_fill if lane.prompts else rounds.decode_fill for lane in lanes]
     slow = [1.0] * len(lanes)

@@ -32,7 +32,7 @@ class Dims(NamedTuple):
 
     @property
     def token(self) -> int:
-        """Numbers of K, or of V, of a token in a layer."""
+        """Numbers of K, which are also those of V, that a token has in a layer."""
         return self.kv * self.d
 
     @property
@@ -42,11 +42,11 @@ class Dims(NamedTuple):
 
     @property
     def attention(self) -> dict[str, int]:
-        """The numbers of attention's heads, as parameters of a sample."""
+        """The head counts and the head size of attention, as parameters of a sample."""
         return {"heads": self.heads, "kv": self.kv, "d": self.d}
 
     def gemms(self) -> dict[str, tuple[int, int]]:
-        """Return the outputs and inputs of the weights of a layer, and of the head."""
+        """Return the output and input sizes of each weight matrix of a layer and of the output head, by name."""
         return {
             "qkv": ((self.heads + 2 * self.kv) * self.d, self.hidden),
             "o": (self.hidden, self.heads * self.d),
@@ -85,7 +85,7 @@ def weights(m: Dims, blob: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Kv:
-    """A pool of pages `[layer][K, V][tokens][kv heads][d]` in flat bf16 `data`."""
+    """A pool of KV pages, each laid out as `[layer][K, V][tokens][kv heads][d]`, in the flat bf16 tensor `data`."""
 
     m: Dims
     data: Tensor
@@ -94,12 +94,12 @@ class Kv:
 
     @property
     def layer(self) -> int:
-        """Numbers from a layer's K to the next layer's."""
+        """Offset in numbers from K of one layer to K of the next, within a page."""
         return 2 * self.tokens * self.m.token
 
     @property
     def v_off(self) -> int:
-        """Numbers from K to V."""
+        """Offset in numbers from K to V of the same layer, within a page."""
         return self.tokens * self.m.token
 
     def table(self, rows: int, ctx: int, block: int, seed: int = 0) -> Tensor:
@@ -119,13 +119,13 @@ class Kv:
         return (out // kernels.UNIT).to(torch.int32).to(self.data.device)
 
     def slots(self, table: Tensor, position: Tensor, block: int) -> Tensor:
-        """Return the offset of the K of each row's token at `position`: int64, in numbers."""
+        """Return where K of each row's token at `position` lies in the first layer: an int64 offset in numbers."""
         held = table.gather(1, (position // block).view(-1, 1).long()).view(-1).long()
         return held * kernels.UNIT + (position % block).long() * self.m.token
 
 
 def page_tokens(m: Dims, page: int, block: int) -> int:
-    """Return the tokens of a page: whole blocks."""
+    """Return the tokens that a page of `page` bytes holds, rounded down to whole blocks."""
     return page // m.kv_bytes // block * block
 
 
@@ -217,7 +217,10 @@ def rotary(d: int, positions: int) -> tuple[Tensor, Tensor]:
 
 
 class Model:
-    """A Llama that runs whole steps over static buffers; with `layers` it has fewer, and its times are scaled up."""
+    """A Llama that runs whole steps over static buffers.
+
+    If `layers` is given, it has only that many layers, and its times must be scaled up.
+    """
 
     def __init__(self, m: Dims, blob: Tensor | None = None, layers: int | None = None) -> None:
         self.m = m if layers is None else m._replace(layers=layers)
@@ -306,7 +309,7 @@ class Layers:
 
 
 class Decode(Layers):
-    """A decode step: one token of each row."""
+    """The buffers of a decode step, which computes one token of each row."""
 
     def __init__(self, model: Model, a: Attend) -> None:
         super().__init__(model, a.q.shape[0])
@@ -316,25 +319,28 @@ class Decode(Layers):
         self.logits = torch.empty(self.rows, model.m.vocab, dtype=torch.bfloat16, device=rig.DEVICE)
 
     def write(self, layer: int) -> None:
-        """Write to the pages of the sequences."""
+        """Rotate q and K, and write K and V to the pages of the sequences."""
         kv = self.a.kv
         self.rope(self.position, self.slot, kv.data, kv.data, layer * kv.layer, kv.v_off)
 
     def attention(self, layer: int) -> Tensor:
-        """Write the new token's K and V, then attend to all."""
+        """Write K and V of the new tokens, then compute attention over the whole contexts."""
         self.write(layer)
         self.a.run(layer)
         return self.a.out.view(self.rows, -1)
 
     def step(self, _: int = 0) -> None:
-        """Decode one token a sequence; the next ids take the place of the last ones."""
+        """Decode one token of each sequence. The new token ids become the input of the next step."""
         self.body()
         self.project("head", self.y, self.logits)
         torch.argmax(self.logits, 1, out=self.ids)
 
 
 class Prefill(Layers):
-    """One prompt from its start; K and V go to scratch, where torch's attention reads them, and once more to pages."""
+    """The buffers of the prefill of one prompt without a cached prefix.
+
+    K and V are written twice: to scratch, where torch's attention reads them, and to pages.
+    """
 
     def __init__(self, model: Model, tokens: int, backend: str) -> None:
         super().__init__(model, tokens)
@@ -354,13 +360,13 @@ class Prefill(Layers):
         return out.transpose(1, 2).reshape(q.shape[2], -1)
 
     def attention(self, layer: int) -> Tensor:
-        """Run rope, the page write and attention."""
+        """Write K and V to scratch and to pages, and compute causal attention of the prompt."""
         self.write(layer)
         self.rope(self.position, self.slot, self.pages, self.pages, 0, self.rows * self.model.m.token)
         return self.attend()
 
     def write(self, layer: int) -> None:
-        """Write to scratch, the same for every layer."""
+        """Rotate q and K, and write K and V to scratch, which all layers share."""
         del layer
         self.rope(self.position, self.slot, self.k, self.v, 0, 0)
 
@@ -371,14 +377,17 @@ class Prefill(Layers):
 
 
 class Mixed(Prefill):
-    """A prompt and one token of each of some sequences in a step; both write K and V to scratch."""
+    """The buffers of a step with a prompt and with one token of each of some decoding sequences.
+
+    K and V of both are written to scratch.
+    """
 
     def __init__(self, model: Model, tokens: int, a: Attend) -> None:
         super().__init__(model, tokens + a.q.shape[0], "flash")
         self.tokens, self.a = tokens, a
 
     def attention(self, layer: int) -> Tensor:
-        """Attend to the prompt, then to the pages of the sequences."""
+        """Compute attention of the prompt over itself, then of the decoding sequences over their pages."""
         self.write(layer)
         prompt = self.attend(self.tokens)
         self.a.q.copy_(self.q[self.tokens :])

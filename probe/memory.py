@@ -89,7 +89,10 @@ def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
 
 
 def beside_a_thread() -> float:
-    """Return the speed of this thread's Python beside a thread that maps, relative to alone: near 1 without a lock."""
+    """Return this thread's speed in Python beside a thread that maps pages, relative to its speed alone.
+
+    It is near 1 if the calls that map do not hold Python's lock.
+    """
 
     def count(until: Callable[[], bool]) -> float:
         begun, n = time.perf_counter(), 0
@@ -135,7 +138,7 @@ class Locked:
             self.pieces.append((memory, at))
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """Return (host address, offset, bytes) of each chunk of a blob that lies in the pieces from the first on."""
+        """Split a blob stored from the first piece on into chunks: (host address, offset, bytes) of each."""
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
         while first < nbytes:
@@ -220,7 +223,7 @@ def copies(box: Box) -> Iterator[Sample]:
 
 
 def finished(work: Callable[[], None], stream: Any) -> float:
-    """Return the host seconds of work on a stream, to its end."""
+    """Return the host seconds from the start of `work` until its stream is idle."""
     begun = time.perf_counter()
     work()
     stream.synchronize()
@@ -228,7 +231,7 @@ def finished(work: Callable[[], None], stream: Any) -> float:
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
-    """Return the seconds, three times, of copying a GiB to the device while another goes to the host."""
+    """Copy a GiB to the device while another goes to the host; return the seconds until both end, three times."""
     out = []
     for _ in range(3):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -333,7 +336,10 @@ def evict(box: Box) -> Iterator[Sample]:
 
 
 def swap(box: Box) -> Iterator[Sample]:
-    """Swap a request's KV to the host and back: gathered and copied as one, as a batch of pieces, or as whole pages."""
+    """Time moving a request's KV to the host and back in three ways.
+
+    Pieces are gathered into one buffer and copied together, or copied as a batch, or whole pages are copied.
+    """
     m, block = llama.DIMS["8B"], 64
     kv = llama.pool(m, (1, 16384))
     stream = torch.cuda.Stream()
@@ -391,7 +397,10 @@ def swap(box: Box) -> Iterator[Sample]:
 
 
 def unmap(box: Box) -> Iterator[Sample]:
-    """Time steps of one model while a thread changes another's pages; they share nothing but the device."""
+    """Time decode steps of one model while a thread maps, unmaps or creates pages of another.
+
+    The two share nothing but the device.
+    """
     m, ctx = llama.DIMS["1B"], 1024
     model, p = llama.Model(m), rig.whole()
     decode = model.decode(llama.pool(m, (8, ctx)), 8, ctx, p.sms)
@@ -435,7 +444,7 @@ def unmap(box: Box) -> Iterator[Sample]:
 
 
 def hole(box: Box) -> Iterator[Sample]:
-    """Read where nothing is mapped, for the error that the device gives. It breaks this process."""
+    """Read a mapped address, then an unmapped one, and record the device's error. It leaves this process unusable."""
     del box
     pages = rig.Pages(2)
     pages.put(0, driver.create(pages.page))

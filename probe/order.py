@@ -35,7 +35,7 @@ EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the tr
 
 
 class Step(NamedTuple):
-    """A command; {python}, {engine}, {gpu} and {out} are this machine's."""
+    """A command of the order. {python}, {engine}, {gpu} and {out} in it stand for values of this machine."""
 
     name: str
     call: int
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: str = "") -> str:
-    """Return the command that has systems serve the campaign's requests at a multiple of their rate."""
+    """Return the command by which systems serve the campaign's requests at `rate` times their rate."""
     compare = f"{{python}} -m harness compare --engine {engine} --gpu {{gpu}} --models {models} {RAMP}"
     return f"{compare} --systems {systems} --rate-scale {rate} {JUDGED}{more}"
 
@@ -86,7 +86,7 @@ def card() -> str:
 
 
 def command(step: Step, out: Path, device: str) -> list[str]:
-    """Return the words of a step's command on this machine."""
+    """Return a step's command as a list of words, with the values of this machine filled in."""
     here = {"python": sys.executable, "out": str(out), "engine": "sim", "sglang": "sim", "gpu": "h100"}
     if device != "cpu":
         here |= {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch", "gpu": card()}
@@ -94,7 +94,7 @@ def command(step: Step, out: Path, device: str) -> list[str]:
 
 
 def done(out: Path) -> set[str]:
-    """Return the steps that ended well."""
+    """Return the names of the steps that ended without an error."""
     return {line["step"] for line in conduct.lines(out / JOURNAL) if line.get("state") == "done"}
 
 
@@ -107,7 +107,7 @@ def following(out: Path) -> Step | None:
 def run(
     steps: Sequence[Step], out: Path, seconds: float, device: str, env: Mapping[str, str] = os.environ
 ) -> Iterator[dict[str, Any]]:
-    """Run steps that are not done, within `seconds`; yield and keep a line of each."""
+    """Run the steps that are not done, within `seconds` in all; write a line on each to the journal, and yield it."""
     out.mkdir(parents=True, exist_ok=True)
     end_s, ended = time.monotonic() + seconds, done(out)
     (out / "order").mkdir(exist_ok=True)
@@ -159,7 +159,10 @@ def page() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what is next, write the page, or run a call: 0, or 1 where a step failed or was late."""
+    """Print the next step, write ORDER.md, or run the steps of a call.
+
+    Return 1 if a step failed or was late, else 0.
+    """
     parser = argparse.ArgumentParser("probe.order", description=__doc__.split("\n")[0])
     parser.add_argument("--call", type=int, choices=sorted({step.call for step in STEPS}))
     parser.add_argument("--seconds", type=float, default=560.0, help="for all steps of the call (default 560)")

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A generator `name(box)` in `module`; it is asked to stop after `box_s` and stopped `grace_s` later."""
+    """A probe: the generator `name(box)` of `module`.
+
+    It is asked to stop after `box_s` seconds, and stopped by force `grace_s` seconds later.
+    """
 
     name: str
     module: str
@@ -19,7 +22,10 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Probes, and the module that greets (`hello`) and cleans up (`tidy`) in a worker."""
+    """A plan of probes, and the module `rig` that their workers load.
+
+    The function `hello` of that module returns the facts of the machine, and `tidy` cleans up between two probes.
+    """
 
     rig: str
     probes: tuple[Probe, ...]

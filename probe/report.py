@@ -56,7 +56,7 @@ def read(folder: Path) -> Book:
 
 
 def rate(line: Line, of: str = "bytes") -> float:
-    """Return the bytes or FLOPs a second at the median."""
+    """Return the bytes or FLOPs per second of a sample, at its median time."""
     return float(line["facts"][of] / line["seconds"])
 
 
@@ -255,7 +255,7 @@ def rows(book: Book) -> list[ReportLine]:
 
 
 class Duel(NamedTuple):
-    """A cell of lanes that ran at once: medians over its rounds, and of each of its lanes alone."""
+    """A cell of lanes that ran at once: the seconds of each lane's unit, as medians over rounds, and those alone."""
 
     row: str
     works: tuple[Work, ...]
@@ -273,13 +273,16 @@ class Duel(NamedTuple):
 
     @property
     def slow(self) -> list[float]:
-        """The slow-down of each lane: its unit's seconds over those alone; gaps are part of both."""
+        """The slow-down of each lane: the seconds of its unit beside the others over those alone, both with the gap."""
         every = zip(self.seconds, self.alone_s, self.works, strict=True)
         return [s / (alone_s + 1e-3 * work.gap_ms) for s, alone_s, work in every]
 
 
 def duelled(book: Book) -> list[Duel]:
-    """Return all cells of several lanes, those of `interfere` among them, which earlier probes measured."""
+    """Return every measured cell of two or more lanes, and the pairs of the earlier probe `interfere`.
+
+    A cell that was cut off, or of which a lane was not measured alone, is left out.
+    """
     cells: dict[tuple[str, ...], dict[int, list[Line]]] = {}
     for line in book.all("lane"):
         p = line["at"]
@@ -307,7 +310,7 @@ def duelled(book: Book) -> list[Duel]:
 
 
 class Act(NamedTuple):
-    """An act of the earlier probe `interfere` on an 8B, as today's work: with layers, and bytes of a unit."""
+    """An act of the earlier probe `interfere` on an 8B, expressed as `Work`, with the layers and bytes of its unit."""
 
     work: Work
     layers: int
@@ -322,7 +325,10 @@ ACTS = {
 
 
 def _interfered(book: Book) -> Iterator[Duel]:
-    """Yield pairs of `interfere`; the other lane's seconds are a mean, and alone they are those on the first's SMs."""
+    """Yield the pairs that the earlier probe `interfere` measured, as duels.
+
+    The seconds of the other lane are a mean. Alone, that lane was measured on the SMs of the first.
+    """
     for line in book.all("unit", of="8B"):
         p = line["at"]
         pair, split = (p["victim"], p["other"]), p["mode"] == "split"
@@ -424,7 +430,10 @@ def figures(folder: Path) -> list[Path]:
 
 
 def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
-    """Return seconds over SMs, relative to all: the 8B's GEMMs and attention of a decode, and its prefill."""
+    """Return points (SMs, seconds relative to those on the most SMs) by the label of a kernel.
+
+    The kernels are GEMMs and attention of a decode step of the 8B, and its prefill.
+    """
     out: dict[str, list[tuple[int, float]]] = {}
 
     def add(label: str, samples: Sequence[Line]) -> None:

@@ -33,7 +33,7 @@ LARGE = 16 * MIB  # a page of KV or weights
 
 
 def short(name: str) -> str:
-    """Return a card's name as that of a folder: "NVIDIA H200" is h200."""
+    """Return the name of a GPU as a folder has it: "NVIDIA H200" becomes h200."""
     words = name.lower().replace("nvidia", " ").replace("/", " ").split()
     return "-".join(words) or "gpu"
 
@@ -134,7 +134,7 @@ def whole(priority: int = 0, lane: int = 0) -> Part:
 
 
 def on(resource: Any) -> Part:
-    """Create a partition of its own over a resource."""
+    """Create a partition from a resource of SMs, with a stream of its own."""
     dev = driver.device()
     context = driver.green(driver.describe(resource), dev)
     stream = torch.cuda.ExternalStream(driver.green_stream(context), device=torch.device("cuda", 0))
@@ -143,7 +143,10 @@ def on(resource: Any) -> Part:
 
 @cache
 def pair(n: int) -> tuple[Part, Part]:
-    """Return about n SMs and the rest, disjoint, from one split: the rest may lack thread-block clusters."""
+    """Return a partition of about n SMs and one of the rest, which share no SM.
+
+    Both come from one split. The rest may lack thread-block clusters.
+    """
     group, rest = driver.split(driver.all_sms(driver.device()), n)
     return on(group), on(rest)
 
@@ -154,7 +157,7 @@ def part(n: int) -> Part:
 
 
 def shares(counts: Sequence[int]) -> list[int]:
-    """Return the SM counts below the card's, and the whole card first."""
+    """Return the SM count of the whole card, then the smaller ones of `counts`, the largest first."""
     return [sms(), *sorted((n for n in counts if n < sms()), reverse=True)]
 
 
@@ -214,7 +217,7 @@ def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float
 
 
 def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
-    """Count the buffers of a size that outgrow the L2 cache, within `least` and `most`."""
+    """Return how many buffers of `nbytes` together outgrow the L2 cache, at least `least` and at most `most`."""
     return int(min(most, max(least, -(-int(CACHES * l2_bytes()) // nbytes))))
 
 

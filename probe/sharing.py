@@ -18,7 +18,7 @@ HAND = 1000  # hand-overs of a measurement
 
 
 def host(box: Box) -> Iterator[Sample]:
-    """Drive 1 to 8 models by one Python thread: host seconds a step, and the period of its looks at each."""
+    """Run 1 to 8 models from one Python thread; time its work per step and the interval between polls of a model."""
     m, rows, steps = llama.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
     kv = llama.pool(m, (rows, 256))
@@ -62,7 +62,7 @@ def host(box: Box) -> Iterator[Sample]:
 
 
 def places() -> dict[str, tuple[rig.Part, rig.Part]]:
-    """Return two streams on the whole card, and two partitions."""
+    """Return two pairs of streams by name: `plain` on the whole card, and `split` on two disjoint partitions."""
     return {"plain": (rig.whole(0, 1), rig.whole(0, 2)), "split": rig.pair(64 if rig.sms() > 72 else 16)}
 
 
@@ -72,7 +72,7 @@ def hand(x: torch.Tensor) -> None:
 
 
 def events(box: Box) -> Iterator[Sample]:
-    """Time an edge between two streams: in one graph, and by events that the host records (device seconds)."""
+    """Time a dependency between two streams: in one graph, and by events that the host records (device seconds)."""
     a, b = (torch.zeros(1, dtype=torch.int32, device=rig.DEVICE) for _ in range(2))
     hand(a)
     torch.cuda.synchronize()
@@ -80,7 +80,7 @@ def events(box: Box) -> Iterator[Sample]:
         n = HAND // 4
 
         def chain(cross: bool, left: rig.Part = left, right: rig.Part = right) -> None:
-            """Launch n pairs of kernels, each after the other, across the streams or all on one."""
+            """Launch n pairs of kernels in sequence, the two of a pair on both streams if `cross`, else all on one."""
             for _ in range(n):
                 with torch.cuda.stream(left.stream):
                     hand(a)
@@ -93,7 +93,7 @@ def events(box: Box) -> Iterator[Sample]:
                     left.stream.wait_stream(other.stream)
 
         def graph_s(cross: bool, left: rig.Part = left, chain: Callable[[bool], None] = chain) -> float:
-            """Return the device seconds of the chain as a graph, which is gone before the next one is captured."""
+            """Return the device seconds of a chain as a graph, which is destroyed before the next one is captured."""
             chain(cross)
             with rig.capture(left.stream) as graph:
                 chain(cross)

@@ -24,7 +24,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: repeated values of `what` in `unit`, at `params`, on truly `sms` SMs (None: does not matter)."""
+    """A measurement of `what`: repeated values in `unit`, under the conditions `params`.
+
+    `sms` is the number of SMs that it truly ran on; None if that does not matter.
+    """
 
     what: str
     values: Sequence[float]
@@ -66,7 +69,10 @@ def _digits(value: float) -> float:
 
 
 def record(probe: str, s: Sample) -> dict[str, Any]:
-    """Return a sample as a row of raw.jsonl, still without its time; what is no time is a `value` in a `unit`."""
+    """Return a sample as a row of raw.jsonl, still without the time at which it was made.
+
+    Measured seconds are stored as `seconds`, and anything else as a `value` with its `unit`.
+    """
     v = sorted(s.values)
     middle = _digits(quantile(v, 0.5))
     out: dict[str, Any] = {"quantity": s.what, "at": dict(s.params)}
@@ -94,7 +100,10 @@ Run = Callable[[Box], Iterator[Sample]]
 
 
 def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Send the probe's samples; return its end: `done`, `boxed`, or `raise` with why."""
+    """Run a probe, send its samples as rows, and return the line on its end.
+
+    Its `state` is `done`, `boxed` if the time box was over, or `raise` with the error as `why`.
+    """
     try:
         samples = run(box)
         for sample in samples:
@@ -120,7 +129,11 @@ def die_with_parent() -> None:
 
 
 def main(rig: str, fd: int) -> None:
-    """Greet, then serve one line of stdin after another: {"probe", "module", "box_s", "done"}; "ready" before each."""
+    """Serve as a worker: run the probes that lines of stdin ask for, and write rows to the descriptor `fd`.
+
+    It first sends the facts of the machine (`hello`), and "ready" before it reads each line. A line is a JSON object:
+    {"probe", "module", "box_s", "done"}.
+    """
     die_with_parent()
     out = os.fdopen(fd, "w", buffering=1, encoding="utf-8")
 

@@ -34,9 +34,10 @@ SHAPES = {
 
 
 def table(folder: Path, kind: str | None = None) -> Table:
-    """Fit the table of a folder of results; `kind` names the GPU where the card's name does not tell it.
+    """Fit a cost table to a folder of results of `make gpu`.
 
-    Raises UserError where nothing was measured there, or the GPU kind has no committed table to start from.
+    `kind` is the GPU kind, for a card whose name does not begin with it. Raises UserError where nothing was measured
+    there, or the GPU kind has no committed table to start from.
     """
     rows = list({row.key: row for row in read(folder / RAW)}.values())  # the last of equal measurements
     if not rows:
@@ -53,7 +54,10 @@ def table(folder: Path, kind: str | None = None) -> Table:
     def add(
         op: str, some: Rows, names: Sequence[str], predicted: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
-        """Refit one quantity if it has enough rows; `at` names the features that its factors' axes count."""
+        """Refit one quantity, or note that the committed one stays because it has too few rows.
+
+        `at` names the features along the axes of its correction factors.
+        """
         if (fitted := int((~some.out).sum())) < LEAST:
             notes.append(f"{op}: {fitted} measured rows, the committed table holds")
             return
@@ -96,9 +100,9 @@ def table(folder: Path, kind: str | None = None) -> Table:
 
 
 def whole_rows(rows: Sequence[Measurement], spec: quantities.GpuSpec, what: str) -> Rows:
-    """Return the samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs.
+    """Return the samples of one kernel on all SMs: `gemm`, `attention` (decode) or `prefill_attention`.
 
-    Held out are batches of 16 of `attention`, and the 3B's samples of the others.
+    Of `attention`, batches of 16 are held out; of the other kernels, the samples of the 3B.
     """
     some = [row for row in _plain(rows, what) if row.facts["sms"] >= spec.sms]
     x, y = _features(what, some), seconds(some)
@@ -176,7 +180,7 @@ def _features(what: str, rows: Sequence[Measurement]) -> dict[str, F8]:
 
 
 def _feature(rows: Rows, name: str) -> F8:
-    """Return what an axis of factors counts: a feature, or a product or ratio of two."""
+    """Return the rows' values along an axis of correction factors: a feature, or a product or ratio of two."""
     if name == "heads a KV head":
         return cast("F8", rows.at["heads"] / rows.at["kv"])
     names = name.split(" x ")

@@ -38,7 +38,7 @@ OF_KIND = {("b200", "mxfp4"): Form("w4a8_mxfp4_mxfp8", 0.53125, 1 + 1 / 32, 2)}
 
 
 class Instead(NamedTuple):
-    """The quantity that prices another, whose rows are of kernels that no server would run."""
+    """The quantity `of` that prices another quantity, whose own rows measure kernels that no server would run."""
 
     of: str
     slower: float  # factor by which arithmetic takes longer
@@ -73,9 +73,10 @@ AXES = (
 
 
 def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
-    """Fit a format's GEMMs: launch, seconds a wave of tiles, share of HBM bandwidth, a factor on the tiles' rates.
+    """Fit the GEMMs of a number format on the tiles that were fitted in 16 bits.
 
-    Tiles are those of 16 bits. Correction factors over (m, n, k) are fitted last.
+    The launch, the seconds of a wave of tiles, the share of HBM bandwidth and one factor on the tiles' rates are fitted
+    first, then correction factors over (m, n, k).
     """
     form, spec, few = GEMMS[name], quantities.gpu(kind), rows.few(FEW)
 
@@ -97,7 +98,10 @@ def fit_gemm(kind: str, name: str, plain: Quantity, rows: Rows) -> Quantity:
 
 
 def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:
-    """Return the predicted seconds of measured calls, group by group of equal shapes."""
+    """Return the predicted seconds of measured calls of a format's experts.
+
+    Calls of equal shapes are predicted together.
+    """
     spec = quantities.gpu(kind)
     names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     key = np.stack([x[name].astype(np.int64) for name in names])
@@ -115,7 +119,10 @@ def experts_s(q: Quantity, kind: str, form: Form, x: Mapping[str, Any]) -> F8:
 
 
 def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, float | int]]:
-    """Return the errors on rows of expert parallelism, by degree and length of the step; `bias` is their median."""
+    """Return the errors on rows of expert parallelism, by degree and by length of the step.
+
+    `bias` is the median of the signed relative errors.
+    """
     rows = profiles.mixture(kind, form, DEGREES)
     if not len(rows.seconds):
         return {}
@@ -136,7 +143,11 @@ def parallel_errors(q: Quantity, kind: str, form: Form) -> dict[str, dict[str, f
 
 
 def fit_experts(kind: str, name: str, rows: Rows) -> Quantity:
-    """Fit launch, bandwidth, rate and moved rows of a format's experts, and factors over tokens, experts, bytes."""
+    """Fit the fused experts of a number format.
+
+    The launch, the seconds of an expert, the shares of peak bandwidth and arithmetic and the moved rows are fitted
+    first, then correction factors over tokens, experts and the bytes of an expert.
+    """
     form = OF_KIND.get((kind, name), EXPERTS[name])
     few = rows.few(FEW)
 
@@ -181,9 +192,9 @@ def fit(kind: str, plain: Quantity) -> Quantity:
 
 
 def priced_as(replaced: Quantity, other: Quantity, instead: Instead) -> Quantity:
-    """Return the coefficients of another quantity in place of `replaced`, without its fit's errors.
+    """Return the quantity `other`, to be used in place of `replaced`, without the errors of its fit.
 
-    Its tiles are `instead.slower` times as slow.
+    Its tiles are made `instead.slower` times as slow.
     """
     kept = {key: value for key, value in other.items() if key not in quantities.ERRORS}
     if "tiles" in kept:

@@ -35,9 +35,10 @@ def minimise(
     steps: Sequence[float] = (1e-4,),
     most: int = 80,
 ) -> F8:
-    """Return the positive parameters with the least robust error of ln(seconds / y), the best from several starts.
+    """Return the positive parameters that predict the seconds `y` with the least robust error of ln(seconds / y).
 
-    `steps` of the derivative are tried one after the other, each with at most `most` evaluations.
+    The best result of several starts is returned. `steps` are step sizes of the numerical derivative, which are tried
+    one after the other, each with at most `most` evaluations.
     """
 
     def residuals(x: F8) -> F8:
@@ -62,7 +63,10 @@ def minimise(
 
 
 def factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -> list[float]:
-    """Return the factors on the grid that take up `log_error`, by ridge regression reweighted towards the median."""
+    """Return the correction factors at the points of a grid that compensate for `log_error`.
+
+    They are fitted by ridge regression, reweighted towards the median.
+    """
     A, w = _weights(axes, at), np.ones(len(log_error))
     c = np.zeros(A.shape[1])
     for _ in range(5):
@@ -90,7 +94,7 @@ def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
 
 
 def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Quantity], F8]) -> Quantity:
-    """Round the mechanism's parameters; add factors for what they miss, and the errors of the whole."""
+    """Return a fitted quantity with rounded parameters, correction factors for what they miss, and its errors."""
     q, fit, knots = rounded(q), ~rows.out, [list(k) for _, k, _ in axes]
     missed = np.log(rows.seconds / seconds(q))[fit]
     grid = factors(knots, [x[fit] for _, _, x in axes], missed)
@@ -101,9 +105,10 @@ def finish(q: Quantity, axes: Sequence[Axis], rows: Rows, seconds: Callable[[Qua
 def rescaled(
     q: Quantity, names: Sequence[str], rows: Rows, seconds: Callable[[Quantity, Rows], F8], axes: Sequence[F8] = ()
 ) -> Quantity:
-    """Return a quantity whose numbers `names`, then factors, are scaled to the fitted rows, with its errors.
+    """Return a quantity scaled to the fitted rows, with its errors.
 
-    `axes` are the values, at the fitted rows, of what the quantity's own axes count.
+    Its parameters `names` are scaled first, then its correction factors. `axes` are the values of the fitted rows along
+    the axes of these factors.
     """
     few = rows.fitted
     x = minimise(

@@ -21,10 +21,11 @@ def fit(
     most: int,
     robust: float | None = None,
 ) -> HostProfile:
-    """Return a profile whose constants, those named in `start`, have the least squared `log_error`.
+    """Return a host profile whose constants, those that `start` names, have the least squared `log_error`.
 
-    The search begins at `start`. `step` of the derivative is relative, and wide, because requests end at whole steps;
-    `most` limits the evaluations; rows with an error above `robust` count less.
+    The search begins at `start`, and makes at most `most` evaluations. `step`, the relative step of the numerical
+    derivative, is wide, because requests end at whole steps of the engine. Rows with an error above `robust`, if given,
+    count less.
     """
     names, scale = list(start), np.array(list(start.values()))
 
@@ -47,7 +48,7 @@ def fit(
 
 
 def rounded(host: HostProfile, names: Sequence[str] | None = None) -> HostProfile:
-    """Round the named constants to three digits, or all that are no whole numbers."""
+    """Round constants of a host profile to three digits: those in `names`, or else all that are floats."""
     chosen = [k for k, v in host._asdict().items() if isinstance(v, float)] if names is None else names
     numbers: dict[str, Any] = {name: float(f"{getattr(host, name):.3g}") for name in chosen}
     return host._replace(**numbers)

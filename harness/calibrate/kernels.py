@@ -91,7 +91,10 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
-    """Fit floor, tile and rate parts of a layer's causal attention, and its factors over (tokens, n x heads)."""
+    """Fit causal attention of a layer: its floor, tile and rate parts, then correction factors.
+
+    The axes of these factors are tokens, n x heads, and query heads per KV head.
+    """
     spec, fit = quantities.gpu(kind), rows.fitted
     dims = sorted({int(d) for d in fit.at["d"]})
 
@@ -149,7 +152,8 @@ WIRES = {
 def fit_exchanges(kind: str) -> dict[str, Quantity]:
     """Fit the collectives of data-parallel attention, measured by NCCL; sizes count the elements of all ranks.
 
-    B200's are not measured: they are H200's, whose time beyond the shortest call shrinks in the ratio of NVLink rates.
+    B200's collectives were not measured. They are those of H200, whose time beyond the shortest call is scaled by the
+    ratio of NVLink rates.
     """
     like = "h200" if kind == "b200" else kind
     d, source = profiles.exchanges(like)
@@ -169,7 +173,10 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
 
 
 def small(kind: str) -> Quantity:
-    """Estimate the kernels without measurements per GPU, from launch floors known for two kinds and from bytes."""
+    """Estimate the small kernels of a layer, which have no measurements per GPU, from a launch floor and their bytes.
+
+    The floor of a kind without a known one lies on the line, in 1 / bandwidth, through those of A100 and H100.
+    """
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
     slope = (ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])
@@ -203,7 +210,10 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Fit c0, c1 and the kernel scales of eager vLLM, by reweighted relative least squares on one model."""
+    """Fit the host seconds of eager vLLM, per step and per sequence, and its two kernel scales, on one model.
+
+    The fit is by reweighted relative least squares. Return it, and all measured steps with their predicted seconds.
+    """
     spec, base = quantities.gpu(kind), quantities.host("none", kind)
     q = {**q, "co_run": quantities.quantities(kind)["co_run"]}  # which is not fitted here
     d, fitted = profiles.whole_steps(kind), ENGINES[kind][1]
@@ -240,9 +250,10 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
-    """Return the speed of steps at shares of the SMs: kernels stretch, the rest of a step does not.
+    """Return the predicted speed of steps at shares of the SMs, relative to their speed on all SMs.
 
-    MuxServe's kernels were slower than ours: `scale` times in a decode step; a prefill is taken as kernels alone.
+    Only the kernels of a step slow down. MuxServe's kernels were slower than ours: a decode step's are taken as `scale`
+    times ours, and a prefill is taken as kernels alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):
@@ -262,7 +273,7 @@ def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) ->
 
 
 def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
-    """Fit the worth of a share of SMs on the 7B model; the 13B one is held out."""
+    """Fit the speed of kernels on a share of the SMs to MuxServe's 7B model; the 13B model is held out."""
     d = profiles.shares()
     seven = d[d.model == "7b"]
 
@@ -289,7 +300,7 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 
 def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Return all files of `tables/`, by stem: the committed ones, with every fitted quantity fitted anew."""
+    """Return all files of `tables/` by stem: the committed tables, with every fitted quantity fitted again."""
     files: dict[str, dict[str, Any]] = {
         p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(quantities.TABLES.glob("*.toml"))
     }
@@ -356,7 +367,7 @@ def fit(say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
 
 
 def on_trust(like: str) -> str:
-    """Return the source of a quantity that a kind takes from another."""
+    """Return the source of a quantity whose coefficients a GPU kind takes from the kind `like`."""
     return f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
 
 
@@ -378,7 +389,10 @@ PUBLISHED = (
 
 
 def anchors() -> Iterator[tuple[str, float, float]]:
-    """Yield (what, slowdown by our tables, published slowdown): results to check, none was fitted."""
+    """Yield the slowdown on part of the SMs as (condition, by our tables, as published).
+
+    The published results check the tables, of which none was fitted on them.
+    """
     shape = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
     for kind, of, whose, sms, decode, prefill in PUBLISHED:
         t = coefficients.tables([(shape, 1)], kind, "sglang-eager-2024")
@@ -389,7 +403,10 @@ def anchors() -> Iterator[tuple[str, float, float]]:
 
 
 def points() -> pd.DataFrame:
-    """Return measured and predicted seconds of every row, by committed table: panel, gpu, op, model, held, seconds."""
+    """Return every measured kernel and step, with the seconds that the committed tables predict.
+
+    Columns: panel, gpu, op, model, held, measured_s, predicted_s.
+    """
     frames = list[pd.DataFrame]()
 
     def add(panel: str, gpu: str, op: Any, model: Any, held: Any, measured: Any, predicted: F8) -> None:

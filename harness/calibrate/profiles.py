@@ -54,7 +54,10 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return seconds no better than 95 % of peak, and the rows to keep (see the module's text)."""
+    """Return measured seconds, none below those at 95 % of the GPU's peak, and a mask of the rows to keep.
+
+    The module's text gives the reasons.
+    """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))
     return y, ~((nbytes < CACHE_BYTES.get(kind, 0.0)) & (nbytes / spec.hbm > 0.1 * y))
@@ -217,7 +220,7 @@ def whole_steps(kind: str) -> pd.DataFrame:
 
 
 def shares() -> pd.DataFrame:
-    """Read MuxServe's A100 table, one GPU: seconds at a share of the SMs and at 100 %."""
+    """Read MuxServe's measurements on one A100: the seconds of a step on a share of the SMs, and on all of them."""
     tree = json.loads((folder() / "muxserve/llama-a100-sm-share.json").read_text(encoding="utf-8"))
     out = []
     for model in ("7b", "13b"):

@@ -34,7 +34,10 @@ def duels(folder: Path) -> list[Duel]:
 
 
 class Fitted(NamedTuple):
-    """Constants, and the relative error of each pair's lanes by a fit without that pair."""
+    """The fitted constants of the law of rounds, and the relative errors of the lanes of each pair.
+
+    The errors of a pair are those of a fit without that pair.
+    """
 
     rounds: law.Rounds
     whole: F8
@@ -47,9 +50,10 @@ class Fitted(NamedTuple):
 
 
 def fit(book: report.Book, hbm: float) -> Fitted | None:
-    """Fit the constants; None where fewer than PAIRS pairs on all SMs were measured. `hbm` is bytes a second.
+    """Fit the constants of the law of rounds to measured pairs of lanes; `hbm` is bytes a second.
 
-    Without as many on partitions, what these do to each other stays that of an H200.
+    Return None if fewer than PAIRS pairs on all SMs were measured. If fewer than PAIRS pairs on partitions were
+    measured, the constants of partitions stay those of an H200.
     """
     pairs = [duel for duel in report.duelled(book) if _plain(duel)]
     whole = [duel for duel in pairs if not any(work.part for work in duel.works)]
@@ -65,7 +69,7 @@ def fit(book: report.Book, hbm: float) -> Fitted | None:
 def table(
     book: report.Book, hbm: float, origin: str, committed: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str] | None:
-    """Return the table `co_run` of a card and a note on it; None without enough pairs.
+    """Return a card's table `co_run` and a note on it; None if too few pairs were measured.
 
     Numbers that duels do not determine are those of `committed`.
     """
@@ -82,7 +86,7 @@ def table(
 
 
 def lanes(duel: Duel, hbm: float) -> list[law.Lane]:
-    """Return the lanes of a duel for the law."""
+    """Return the lanes of a duel in the form that the law of rounds takes."""
     out = []
     for work, alone_s, layers, moved in zip(duel.works, duel.alone_s, duel.layers, duel.bytes, strict=True):
         duty = alone_s / (alone_s + 1e-3 * work.gap_ms)
@@ -109,7 +113,7 @@ def _errors(duel: Duel, rounds: law.Rounds, hbm: float) -> F8:
 
 
 def _whole(duels: Sequence[Duel]) -> law.Rounds:
-    """Fit layers in a turn and fills."""
+    """Fit the constants of turns to duels on all SMs: layers in a turn, and the shares of time that kernels fill."""
 
     def off(x: F8) -> F8:
         rounds = law.Rounds(*x.tolist())
@@ -121,7 +125,10 @@ def _whole(duels: Sequence[Duel]) -> law.Rounds:
 
 
 def _apart(duels: Sequence[Duel], rounds: law.Rounds, hbm: float) -> law.Rounds:
-    """Fit what disjoint partitions do to each other, by trying all constants in steps of 0.01."""
+    """Fit how lanes on disjoint partitions slow each other, by trying all constants in steps of 0.01.
+
+    With fewer than PAIRS duels, `rounds` is returned unchanged.
+    """
     if len(duels) < PAIRS:
         return rounds
     asked = np.array([sum(lane.bandwidth for lane in lanes(duel, hbm)) for duel in duels for _ in duel.works])

@@ -53,7 +53,7 @@ class Measurement(NamedTuple):
 def measured(
     quantity: str, at: Mapping[str, Any], seconds: Sequence[float], source: str = "", **facts: Any
 ) -> Measurement:
-    """Return the row of repeated measurements, which it keeps (`all`)."""
+    """Return a row with the median of repeated measurements, which are all kept in its facts as `all`."""
     return Measurement(
         quantity, dict(at), float(median(seconds)), len(seconds), source, {"all": list(seconds), **facts}
     )
@@ -68,7 +68,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, *made: Mapping[str, Any]) -> None:
-    """Append lines, behind what a kill may have cut off, and see them to the disk."""
+    """Append lines to a journal and sync them to the disk.
+
+    They begin on a new line if a kill has cut off the last one.
+    """
     with conduct.opened(path) as file:
         for line in made:
             conduct.write(file, json.dumps(line))
@@ -85,7 +88,7 @@ def read(path: Path) -> list[Measurement]:
 
 
 class Journal:
-    """A file of rows, to which each measurement adds its own."""
+    """A file of rows, which is read at the start and to which new measurements are appended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ COPIES = "not measured: on a processor no copy is timed apart, a start holds the
 
 
 class Gap(NamedTuple):
-    """A measurement that is left out."""
+    """A measurement that was left out, and the reason."""
 
     wanted: Measurement  # its seconds are 0
     why: str
@@ -40,9 +40,10 @@ def table(
     rounds: int,
     given: Mapping[str, Any],
 ) -> tuple[Table, steps.Fitted]:
-    """Measure the servers that an engine makes for models, as far as the folder has not; return their table and fit.
+    """Measure an engine's servers for models, and return their cost table and its fit.
 
-    `given`: further fields of the engine's configuration. UserError where they cannot be measured.
+    Measurements that the folder already has are not repeated. `given`: further fields of the engine's configuration.
+    Raises UserError where the servers cannot be measured.
     """
     config = machine.Config(tuple(Served(name, shape) for name, shape in models.items()), **given)
     servers = _servers(engine, make, config)
@@ -70,7 +71,7 @@ def _servers(engine: str, make: Callable[..., Any], config: machine.Config) -> A
 
 
 def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Measurement], list[Gap]]:
-    """Make the measurements of a rig's plan that the folder's journal lacks; return its rows, and what was left out.
+    """Make the measurements of a rig's plan that the folder's journal lacks; return all its rows, and those left out.
 
     Raises UserError if a server fails.
     """
@@ -142,7 +143,7 @@ NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step
 
 
 def _needed(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> None:
-    """Raise UserError if a shape has no measurement of a kind that every table needs, and one was left out."""
+    """Raise UserError if a shape lacks a kind of measurement that every table needs, because it was left out."""
     there = {(row.quantity, row.at["shape"]) for row in rows}
     for wanted, why in gaps:
         if (wanted.quantity, wanted.at["shape"]) not in there and wanted.quantity in NEEDS:

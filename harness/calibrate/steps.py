@@ -61,7 +61,7 @@ def work(row: Measurement) -> Work:
 
 
 class Fitted(NamedTuple):
-    """Sections of a table, and each step with its predicted seconds."""
+    """A fit: the sections of its table, and each measured step with its predicted seconds."""
 
     host: dict[str, Any]
     steps: dict[str, dict[str, Any]]
@@ -69,7 +69,10 @@ class Fitted(NamedTuple):
 
 
 def knots(most: int) -> list[int]:
-    """Return the knots below the most tokens of a measured step, and that number."""
+    """Return the token counts that bound the linear segments of a step's cost: KNOTS below `most`, then `most`.
+
+    `most` is the tokens of the largest measured step.
+    """
     return [*(k for k in KNOTS if k < most), most]
 
 
@@ -145,9 +148,9 @@ def errors(points: Sequence[tuple[Measurement, float]]) -> dict[str, Any]:
 
 
 def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]]:
-    """Fit one number for prefills and one for decode steps, each on its own rows side by side.
+    """Fit the slowdown of servers side by side: one number for prefills and one for decode steps.
 
-    Raises UserError where a kind has none.
+    Each is fitted on its own rows. Raises UserError if there are no rows of either kind.
     """
     beside = list(of(rows, "beside"))
     kinds = {what: [row for row in beside if bool(row.at["seqs"]) == (what == "decode")] for what in PHASES}
@@ -157,9 +160,10 @@ def co_run(rows: Sequence[Measurement], source: str) -> dict[str, dict[str, Any]
 
 
 def _co_run(rows: Sequence[Measurement], source: str) -> dict[str, Any]:
-    """Fit the one number, of SHARES or FACTORS, that gives servers' slowdown with the least squared relative error.
+    """Fit the slowdown of servers side by side with one number, which is one of SHARES or one of FACTORS.
 
-    Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
+    It is the one with the least squared relative error. A share, at most 1, is the share of the machine that a step
+    asks for. A factor is fitted at a share of 1, for servers that disturb each other more than that.
     """
     y = np.array([row.seconds / row.facts["alone_s"] for row in rows])
     k = np.array([float(row.at["servers"]) for row in rows])
@@ -211,7 +215,7 @@ def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fi
 
 
 def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
-    """Return a rung for each way: the seconds that a start or a wake takes beside the copy of the weights.
+    """Return a rung for each way to load: the seconds of a start or a wake beyond those of copying the weights.
 
     A run adds the seconds of that copy.
     """

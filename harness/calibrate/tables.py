@@ -19,7 +19,7 @@ LONG = 24  # the most numbers that stand in one row
 
 
 class Table(NamedTuple):
-    """A table, and notes on it, some of which read it as it was written to a path."""
+    """A cost table, and a function that returns notes on it, given the path to which it was written."""
 
     name: str  # is the name of its file: h200-measured
     file: Mapping[str, Any]
@@ -33,7 +33,7 @@ def error(predicted: F8, measured: F8) -> dict[str, float | int]:
 
 
 def check(path: Path, file: Mapping[str, Any]) -> None:
-    """Read a table that was written, as a user's table is read. Raises UserError that names the key of a mistake."""
+    """Check a written table by reading it as a user's table. Raises UserError that names the key of a mistake."""
     quantities.forget()
     if "steps" in file:
         quantities.machine(str(path))
@@ -42,9 +42,9 @@ def check(path: Path, file: Mapping[str, Any]) -> None:
 
 
 def dumps(file: Mapping[str, Any]) -> str:
-    """Return TOML text: a section for every table that holds tables of its own names, errors inline.
+    """Return a cost table as TOML text: a section for each nested table, and errors inline.
 
-    Grids of factors stand in rows of 14, for people read them; tomli-w has a line for every number.
+    Grids of factors are written in rows of 14 numbers, because people read them; tomli-w would write a line for each.
     """
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:

@@ -45,9 +45,9 @@ RATIO_OFF = 0.10  # share by which the ratio of load to decode step may differ f
 
 
 def fields(make: Callable[..., Any], models: Shapes) -> Fields:
-    """Return the fields of an engine that is to be timed.
+    """Return the fields of the engine that `make` builds, after a check that it can be timed for these models.
 
-    Raises UserError if it lacks something, or if the form of a table has no place for a model.
+    Raises UserError if the engine lacks something, or if a table of steps has no place for a model.
     """
     made = make(Config(()), {}, None)
     if made.lacks:
@@ -58,9 +58,9 @@ def fields(make: Callable[..., Any], models: Shapes) -> Fields:
 
 
 def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
-    """Return the network that stands for each shape, under the shape's name and in its numbers of 4 bytes.
+    """Return the network that stands in for each shape, as a shape of the same name with numbers of 4 bytes.
 
-    Raises UserError for a mixture of experts: the form of a table has dense models.
+    Raises UserError for a mixture of experts, because a table of steps has dense models.
     """
     if mixture := next((name for name, shape in models.items() if shape.experts), ""):
         raise UserError(f"{mixture} is a mixture of experts: a table of steps has dense models")
@@ -69,9 +69,10 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 
 
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
-    """Return link rates, fields of `Config`, at which the largest model has a GPU's ratio of load to decode step.
+    """Return link rates in GB/s, by their fields of `Config`, for an engine on cores.
 
-    The other links are to that of the load as on the GPU.
+    At the rate of a load, the largest model has a GPU's ratio of load to decode step. The other rates are in the same
+    ratio to that rate as on the GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -86,7 +87,7 @@ def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[st
 
 
 def gpu_ratio(shape: Shape) -> float:
-    """Return the ratio of a load from the host to a decode step, of a shape on a GPU, by its cost table."""
+    """Return the seconds of a load of a shape from the host over those of a decode step, by a GPU's cost table."""
     config = machine.Config((Served(shape.name, shape),), gpu=GPU)
     profile = machine.profile(config, machine.machine(config))
     inst = Inst(shape.name, (0,))
@@ -183,9 +184,9 @@ def missing(rows: Sequence[Measurement], names: Iterable[str]) -> list[tuple[str
 def taking_turns(
     co_run: Mapping[str, Mapping[str, Any]], rows: Sequence[Measurement], gpu: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Add to [co_run] how kernels of the card take turns, and each model's duty as far as its kernels were timed.
+    """Add to [co_run] how kernels of the card take turns, and the duty of each model whose kernels were timed.
 
-    The duty of a phase is the mean over its steps of the seconds of their kernels back to back over the step's.
+    The duty in a phase is the seconds of a step's kernels back to back over those of the step, as a mean over steps.
     """
     out = {**co_run, "turns": quantities.quantities(gpu)["co_run"]}
     for phase in ("prefill", "decode"):
@@ -215,7 +216,7 @@ def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, 
 
 
 def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: str) -> dict[str, dict[str, Any]]:
-    """Return a rung for each way to load: its link, and the seconds that it takes beyond its bytes."""
+    """Return a rung for each measured way to load: its link, and the seconds of a load beyond those of its bytes."""
     rungs = {}
     for name, way in WAYS.items():
         link = "disk" if way.source == "disk" else "spread" if way.spread else "pcie"
@@ -235,7 +236,7 @@ def ladder(rows: Sequence[Measurement], bytes_s: Mapping[str, float], source: st
 
 
 class Ratio(NamedTuple):
-    """The ratio of a load to a decode step of one sequence, of a shape: measured, by its cost table, and on a GPU."""
+    """A shape's ratio of a load to a decode step of one sequence: as measured, by its cost table, and on a GPU."""
 
     shape: str
     measured: float
@@ -272,7 +273,7 @@ SIZES = ("weights", "kv token", "step", "load")  # bytes, and seconds of a decod
 
 
 def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
-    """Return SIZES of shapes by a table, or by their own numbers on a GPU."""
+    """Return SIZES of each shape by a table or, without one, those of the shape itself on a GPU."""
     measured = None if path is None else quantities.machine(str(path))
     each = {name: shape if measured is None else measured.served(shape) for name, shape in models.items()}
     served = tuple(Served(name, shape) for name, shape in each.items())
@@ -290,7 +291,7 @@ def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
 
 
 def relative(models: Shapes, path: Path) -> Iterator[str]:
-    """Say the ratio of each shape's SIZES to those of the first, by the table, and of the originals on a GPU."""
+    """Yield each shape's ratios of SIZES to those of the first: by the table, and of the originals on a GPU."""
     here, there, (first, *others) = sizes(models, path), sizes(models, None), models
     for name in others:
         each = zip(SIZES, here[name], here[first], there[name], there[first], strict=True)
@@ -319,7 +320,10 @@ def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
 
 
 def parts(rows: Iterable[Measurement]) -> Iterator[str]:
-    """Say how much longer steps take while another part of the card does the same; the table knows devices alone."""
+    """Yield how much longer steps take while another part of the card does the same.
+
+    The table does not hold this, as it has whole devices only.
+    """
     for row in of(rows, "apart"):
         seqs, times = row.at["seqs"], row.seconds / row.facts["alone_s"]
         what = f"a decode step of {seqs}" if seqs else "a prefill"
@@ -327,9 +331,10 @@ def parts(rows: Iterable[Measurement]) -> Iterator[str]:
 
 
 def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:
-    """Fit what policies may know of the engine on cores (engines/torch/costs.py): seven numbers for all networks.
+    """Fit the step costs that policies may know of the engine on cores: seven numbers for all networks.
 
-    Their rows are prefills and decode steps; `start_s` is the start of a process.
+    They are fitted on prefills and decode steps (engines/torch/costs.py). `start_s` is the seconds of starting a
+    process.
     """
     made = {name: nets.net(shape) for name, shape in models.items()}
     every = [(made[row.at["shape"]], _work(row), row) for row in rows if row.quantity in steps.PHASES]

@@ -18,7 +18,7 @@ from workloads.models import shape
 
 
 class Case(NamedTuple):
-    """A workload on a simulated machine, and what is made hard about it."""
+    """A workload on a simulated machine, and the difficulties that a system meets in it."""
 
     config: Config
     jobs: Jobs
@@ -51,7 +51,10 @@ def _case(
     asked: int | None = None,
     **hard: Any,
 ) -> Case:
-    """Draw `n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
+    """Draw a case of `n` requests over `span_s` seconds, in bursts of `burst`, with uniform lengths.
+
+    Only the first `asked` models have requests, or all if it is not given. `hard` has further fields of the case.
+    """
     draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
     names = tuple(m.name for m in config.models)
     arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
@@ -109,7 +112,7 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
 
 
 def _drifting(case: Case) -> Case:
-    """Return a case whose popular model changes: each part of the requests is mostly for another model."""
+    """Return a case whose popular model changes: in each part, 7 of 8 requests are for one model."""
     n, k = len(case.jobs), len(case.config.models)
     popular = np.arange(n, dtype=np.int32) * k // n
     return _to(case, np.where(np.arange(n) % 8 == 7, case.jobs.model, popular))

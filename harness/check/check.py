@@ -34,8 +34,8 @@ SEEDS, LONG = 3, 8  # --full also tries this many workloads of each case, this m
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:
     """Return the subjects of a system's trials, keyed by a name that is the same in every process.
 
-    Each case is served with each preset, with none, and with other values of the tuned choices. Long workloads are
-    served with the defaults alone: presets of one file share its code, and eight of them take ten minutes.
+    Each case is served with each preset, with the defaults, and with other values of the tuned choices. Long workloads
+    are served with the defaults alone: presets of one file share its code, and eight of them take ten minutes.
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
@@ -52,7 +52,7 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
 
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
-    """Return settings that between them try each value of each tuned choice beside its default."""
+    """Return as few settings as it takes to try each value of each tuned choice other than its default."""
     left = {
         name: [x for x in domain.choices if x not in (domain.default, *domain.undrawn)]
         for name, domain in domains(make).items()
@@ -146,9 +146,9 @@ def _prefix(n: int) -> str:
 
 
 def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
-    """Write the `prints` of every trial, by system, as JSON to a descriptor that the systems do not know.
+    """Write the `prints` of every trial, by system, as JSON to standard output.
 
-    The second process of the law "deterministic" runs this.
+    The second process of the law "deterministic" runs this. Systems cannot write there: theirs leads to /dev/null.
     """
     with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

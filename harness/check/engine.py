@@ -55,7 +55,7 @@ HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 @dataclass
 class Script:
-    """A policy that follows a case's script, and keeps what it was told, when, and what it saw."""
+    """A policy that follows a case's script, and records events, their times, and what is wrong with the view."""
 
     case: Case
     engine: Engine
@@ -91,7 +91,7 @@ class Trial(NamedTuple):
     late: Sequence[str] = ()  # processes that close() left, in words
 
     def ended(self) -> dict[int, list[Finished]]:
-        """Return the Finished events that were told, by request."""
+        """Return the Finished events that the policy heard, by request."""
         by_request: dict[int, list[Finished]] = {}
         for _, event in self.heard:
             if isinstance(event, Finished):
@@ -203,9 +203,9 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
 
 
 def inert(name: str) -> Iterator[Breach]:
-    """Check that an engine can be made, asked and closed, even twice, without a call of `ready`.
+    """Check that an engine can be made, read and closed, even twice, without a call of `ready`.
 
-    Its fields have the values that they may have, and making it starts no process.
+    Its fields must have allowed values, and making it must start no process.
     """
     before = children()
     engine = made(name)
@@ -281,11 +281,11 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 
 
 def waits(trial: Trial) -> Iterator[Breach]:
-    """Check that no wait is negative, that a request's waits sum to its latency, and that one with tokens has run.
+    """Check that no wait is negative, that a request's waits sum to its latency, and that one with tokens has computed.
 
-    The waits until the first token are a part of them, and sum to the TTFT of a request that is done. The waits of the
-    longest gap between tokens, where an engine reports them, sum to that gap.
-    A dropped request may have run without a token: in pieces of its prompt, or in slices of its layers.
+    Of each wait, the part until the first token is at most the whole. These parts sum to the TTFT of a request that is
+    done. The waits in the longest gap between tokens, where an engine reports them, sum to that gap. A dropped request
+    may have computed without a token: in pieces of its prompt, or in slices of its layers.
     """
     for row in trial.rows:
         parts = {wait: row[f"{wait}_ns"] for wait in WAITS}
@@ -337,8 +337,8 @@ def memory(trial: Trial) -> Iterator[Breach]:
 def capacity(trial: Trial) -> Iterator[Breach]:
     """Check that the KV of requests that run at the same time fits, judged by their token times alone.
 
-    A model's KV fits its Limit. All KV, with the weights of the models that hold it, fits the GPU's memory. From its
-    first token to its last a request holds its prompt and all tokens so far but the newest. Requests that were
+    A model's KV must fit its Limit. All KV, with the weights of the models that hold it, must fit the GPU's memory.
+    From its first token to its last a request holds its prompt and all its tokens but the newest. Requests that were
     preempted are left out, and so are runs on real servers, which may preempt unseen.
     """
     models, have = trial.engine.cluster.models, sum(gpu.mem_bytes for gpu in trial.engine.cluster.gpus)
@@ -352,7 +352,7 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """Yield the time in ns, the model, and at least how many more tokens of KV it took then (negative: gave back)."""
+    """Yield (time in ns, model, tokens of KV) for what requests take at least then, or give back if negative."""
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
         if len(stamps) > 1 and not row["preemptions"]:
@@ -374,12 +374,15 @@ def refusals(trial: Trial) -> Iterator[Breach]:
 
 
 def _odd(trial: Trial, refusal: Done) -> bool:
-    """Tell whether nothing explains a refusal: only `swapped` evicts models that are out or loads leaving ones."""
+    """Tell whether a refusal has no explanation.
+
+    Only the script `swapped` explains some, as it evicts models that are out and loads models that are leaving.
+    """
     return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
 
 
 def able(name: str) -> Iterator[Breach]:
-    """Check that an engine refuses the actions that it does not say it can carry out."""
+    """Check that an engine refuses the actions that are not in its `can`."""
     asks = beyond(made(name))
 
     def script(event: Event, cluster: Cluster) -> Iterator[Action]:
@@ -415,7 +418,7 @@ def closes(trial: Trial) -> Iterator[Breach]:
 
 
 def repeats(name: str) -> Iterator[Breach]:
-    """Check that the same workload brings the same rows and events, if time is simulated."""
+    """Check that two runs of the same workload give the same rows and events, if time is simulated."""
     if made(name).wall_clock:
         return
     for case in cases().values():

@@ -49,7 +49,10 @@ def routed(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Action]]:
-    """Make a script with prefill and decode in lanes of their own, prompts in slices; some requests are dropped."""
+    """Return a script with separate lanes for prefill and decode, and with prompts in slices of layers.
+
+    It drops some requests.
+    """
 
     def script(event: Event, _: Cluster) -> Iterator[Action]:
         if event == Woke("start"):
@@ -92,7 +95,7 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Attend the KV of every other request on a second GPU, and cut one model's kernels (`op_s`)."""
+    """Attend to the KV of every other request on a second GPU, and cut one model's kernels in pieces (`op_s`)."""
     yield from routed(event, cluster)
     if event == Woke("start"):
         yield Run(batch("b"), op_s=1e-4)
@@ -101,7 +104,7 @@ def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def swapped(event: Event, _: Cluster) -> Iterator[Action]:
-    """Keep one model in at a time: it leaves when the other is asked for."""
+    """Keep one model loaded at a time: it is evicted when a request for the other model arrives."""
     if event == Woke("start"):
         yield from (Run(batch(m)) for m in MODELS)
     if isinstance(event, Arrived):
@@ -135,7 +138,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
 
 
 def beyond(engine: Engine) -> list[Action]:
-    """Return an action for each field of the vocabulary that an engine does not say it can carry out."""
+    """Return the actions, one for each field of the vocabulary, that are not in an engine's `can`."""
     inst, lane = batch("a").inst, batch("a")
     every: tuple[Action, ...] = (
         Load(inst, "no-such-way"),

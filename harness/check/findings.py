@@ -12,7 +12,7 @@ from harness.policy.types import UserError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A broken law: where, since which decision, and how to see it again."""
+    """A broken law: where it broke, at which decision, and the command that shows it again."""
 
     law: str
     message: str

@@ -81,7 +81,7 @@ def starts(name: str) -> Iterator[Breach]:
 
 
 def pure(name: str) -> Iterator[Breach]:
-    """Check that the file holds pure policy: no clock, randomness, threads or I/O, no engine, no other system."""
+    """Check that the file is pure policy: no clock, randomness, threads or I/O, no engine, no other system."""
     try:
         yield from (Breach(f"line {line}: {what}") for line, what in impure(_source(name) or ""))
     except (SyntaxError, ValueError):  # ValueError: null bytes
@@ -89,7 +89,10 @@ def pure(name: str) -> Iterator[Breach]:
 
 
 def named(name: str) -> Iterator[Breach]:
-    """Check that every action that the file builds is named in it for `uses`, whether a case runs that line or not."""
+    """Check that the name of every action that the file builds is a text in it, as `uses` needs.
+
+    The lines that no case runs are checked too.
+    """
     try:
         tree = ast.parse(_source(name) or "")
     except (SyntaxError, ValueError):
@@ -115,7 +118,7 @@ def _source(name: str) -> str | None:
 
 
 def declared(trial: Trial) -> Iterator[Breach]:
-    """Check that every action, query and SLO read is within `uses`, and every event heard within `hears`."""
+    """Check that a system declares what it does: actions, queries and SLOs read in `uses`, events heard in `hears`."""
     yield from _noted(trial, "declared")
     if trial.error or "Request.slo" in trial.uses:
         return
@@ -151,14 +154,14 @@ def survives(trial: Trial) -> Iterator[Breach]:
 
 
 def stands(trial: Trial) -> Iterator[Breach]:
-    """Check that refused orders other than Run are issued again in order of first issue, once something comes free."""
+    """Check that refused orders other than Run are issued again once something comes free, oldest first."""
     yield from _noted(trial, "stands")
 
 
 def patient(trial: Trial) -> Iterator[Breach]:
-    """Check that no answer to a timer repeats an order refused for now, but for those that it always gives.
+    """Check that no answer to a timer repeats an order that was refused for now, because the loop issues it again.
 
-    The loop issues such orders again by itself.
+    Orders that the system gives in answers to timers without any refusal are exempt.
     """
     if not trial.repeats:
         return
@@ -222,7 +225,10 @@ def idle(trial: Trial) -> Iterator[Breach]:
 
 
 def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
-    """Return the seconds in which the weights of all models pass one link in turn, by the slowest way in `uses`."""
+    """Return the seconds in which the weights of all models pass one link in turn.
+
+    They take the slowest of the ways to load in `uses`, or the way from the host if it has none.
+    """
     ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
     insts = [Inst(m, tuple(range(model.tp))) for m, model in models.items()]
@@ -230,9 +236,9 @@ def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
 
 
 def rule(make: Any, preset: str | None = None) -> str:
-    """Return the rule, quoted from a system's source, that leaves GPUs without work; "" if there is none.
+    """Return the rule by which a system leaves GPUs without work, quoted from its source; "" if it states no rule.
 
-    A class states one for all its presets, or by name for each that has one.
+    A class states one rule for all its presets, or a rule for each preset by name.
     """
     stated = getattr(make, "leaves_idle", "")
     return stated.get(preset, "") if isinstance(stated, Mapping) else stated
@@ -308,12 +314,15 @@ def otherwise(until: Trial) -> Jobs:
 
 
 def _to_the_nanosecond(decision: Decision) -> str:
-    """Return a decision as text with its times to the nanosecond, which leaves out the rounding of sums of steps."""
+    """Return a decision as text with its times to the nanosecond, to hide rounding in sums of steps."""
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 
 
 def _steady(trial: Trial) -> bool:
-    """Tell whether a repeated trial makes the same decisions; if not, no change of its workload is to blame."""
+    """Tell whether a trial makes the same decisions when it is repeated.
+
+    If it does not, other decisions on a changed workload prove nothing.
+    """
     return _differ(trial.decisions, run(trial.subject, trial.jobs, watched=False).decisions) is None
 
 
@@ -357,7 +366,7 @@ def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
 
 
 def prints(trial: Trial) -> list[str]:
-    """Return what two processes compare of a trial: a checksum of each decision, and a hash of the rows."""
+    """Return the texts that two processes compare of a trial: a checksum of each decision, and a hash of the rows."""
     rows = sha256(repr((trial.rows, trial.impossible)).encode()).hexdigest()
     return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
 

@@ -297,7 +297,7 @@ def bound(node: ast.AST) -> Iterator[str]:
 
 
 def flat(text: str) -> bool:
-    """Tell whether a format string names arguments alone, without their attributes or items."""
+    """Tell whether a format string contains only names of arguments, without their attributes or items."""
     try:
         fields = [(name or "", spec or "") for _, name, spec, _ in Formatter().parse(text)]
     except ValueError:
@@ -306,7 +306,7 @@ def flat(text: str) -> bool:
 
 
 def _plain(name: str) -> bool:
-    """Tell whether a builtin may be named anywhere, not only called."""
+    """Tell whether a builtin may be named anywhere, rather than only called."""
     value = getattr(builtins, name)
     return name in BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
 

@@ -55,7 +55,7 @@ MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # actions of an answer; processor second
 
 
 class Subject(NamedTuple):
-    """A preset of a system in a case, or its defaults but for some fields."""
+    """A system in a case, with one of its presets or with its defaults, apart from the values in `fields`."""
 
     make: Any
     preset: str | None
@@ -135,7 +135,7 @@ class Stale(Exception):
 
 
 class Lent:
-    """A view for the time of one decision: whatever is asked of it goes through one function."""
+    """A view that is lent for one decision; every access to it goes through a function."""
 
     def __init__(self, ask: Callable[..., Any], look: Callable[..., None]) -> None:
         object.__setattr__(self, "_ask", ask)
@@ -174,11 +174,11 @@ class Probe:
         self.notes.append((law, Breach(what, len(self.decisions))))
 
     def watch(self, view: View) -> View:
-        """See Log: views are lent in `on`."""
+        """Return the view unchanged, as `on` lends it (see Log)."""
         return view
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """See Log: kept in `on`."""
+        """Do nothing, as `on` records decisions (see Log)."""
 
     def stood(self, note: StandingNote) -> None:
         """See Log."""
@@ -271,7 +271,10 @@ def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
 
 
 class Stand:
-    """An engine that lacks something for LACK_S now and then; where `watched`, its memory is read after every event."""
+    """An engine around another that now and then refuses an action for lack of something.
+
+    The lack ends after LACK_S seconds. If `watched`, the memory of the inner engine is read after every event.
+    """
 
     def __init__(
         self,
@@ -465,13 +468,13 @@ def _seen(engine: Engine, n: int) -> int:
 
 
 def patience_s(uses: frozenset[str], size: int = 1) -> float:
-    """Return the seconds after the last arrival by which all must have ended; a longer case takes longer to drain."""
+    """Return the seconds after the last arrival by which all requests must have ended; longer cases get more."""
     ways = quantities.ladder("h100")
     return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 
 def needs(action: Action) -> Iterator[str]:
-    """Yield what an action must find in `uses`: its name, fields off their defaults, and values of closed sets."""
+    """Yield what `uses` must hold for an action: its name, fields off their defaults, values of closed sets."""
     kind = type(action).__name__
     match action:
         case Wake():

@@ -27,10 +27,11 @@ Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropp
 
 
 class Told(NamedTuple):
-    """An event of a request; "routed" has no request (-1): the route holds for requests that leave after it.
+    """An event of a request or of a route.
 
-    `tokens` counts those of the first chunk, or at the end those of all chunks; of a request that arrived it is 1 if
-    the request left by its model's route.
+    "routed" has no request (`rid` is -1): the route applies to requests that leave after it. At a first chunk `tokens`
+    counts the tokens of that chunk, and at the end those of all chunks. For a request that arrived it is 1 if the
+    request left by its model's route.
     """
 
     kind: Kind
@@ -42,9 +43,9 @@ class Told(NamedTuple):
 class Client:
     """A sender of a workload's requests, at their times, to the servers of their models; see `sender.py` for the rules.
 
-    A request of a model with a route leaves at its time; that of a model without is held until `send`. `close` ends the
-    sending process, and so does the end of this one. Call `start` from a thread that outlives the run: the kernel ends
-    the process with that thread.
+    A request leaves at its time if its model has a route, and is otherwise held until `send`. It is sent by a process
+    of its own, which ends with `close` or with this process. Call `start` from a thread that outlives the run, since
+    the kernel ends that process with the thread.
     """
 
     def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
@@ -127,7 +128,7 @@ class Client:
         return told
 
     def log(self) -> Log:
-        """End the run and return each request's log. Events not yet polled still can be."""
+        """End the run and return each request's log. Events that were not polled yet can still be polled."""
         if self._log is None:
             self._ask(("log",))
             message = self._wait("log", float("inf"))

@@ -10,10 +10,10 @@ import psutil
 
 
 class OtherLoad:
-    """The cores that are kept busy from now on by processes other than `pids` and those that they start.
+    """The load of all processes but `pids` and those that they start, in cores, since this object was made.
 
-    They are the machine's processor time less that of these processes, per second. The time of a process that has ended
-    counts once its parent has waited for it.
+    It is the processor time of the machine less that of these processes, per second. The time of a process that has
+    ended counts once its parent has waited for it.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -28,7 +28,7 @@ class OtherLoad:
 
 
 def own_s(pids: Iterable[int]) -> float:
-    """Return the processor seconds of processes and those that they started, each once."""
+    """Return the processor seconds of processes and their descendants; each process counts once."""
     family = dict[int, psutil.Process]()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):

@@ -17,9 +17,9 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 
 
 class Log(NamedTuple):
-    """A run of the client: an element per request, in the order of the jobs, unless a comment differs; -1: never.
+    """The log of a run: arrays with an element per request, in the order of the jobs, unless a comment differs.
 
-    For a request that was sent several times, it is that of the last try.
+    -1 means never or unknown. For a request that was sent several times, an element is of the last try.
     """
 
     intended_ns: NDArray[np.int64]  # intended arrival; a closed loop's is `think_s` after the end before it
@@ -53,7 +53,10 @@ class Log(NamedTuple):
 
     @property
     def by_event(self) -> NDArray[np.bool_]:
-        """The mask of finished requests whose tokens are known by event only: usage and chunks count differently."""
+        """Mask of the finished requests whose tokens by the server's usage differ from the sum over their chunks.
+
+        Only the times of their events are known, not the tokens in each.
+        """
         some = np.diff(self.offsets) > 0
         return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
 
@@ -88,7 +91,7 @@ CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The columns as they fill: plain arrays, which take a number in tens of nanoseconds."""
+    """The columns while a run fills them: plain arrays, to which a number is written in tens of nanoseconds."""
 
     def __init__(self, n: int) -> None:
         def column(name: str, of: int) -> array[int]:
@@ -105,7 +108,10 @@ class Book:
         self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
 
     def step(self, rid: int, state: int) -> None:
-        """Move a request to a state. A step that its diagram does not have is noted, or raises: see Diagram."""
+        """Move a request to a state.
+
+        A step that is not in the diagram of requests is noted, or raises (see Diagram).
+        """
         before = self.state[rid]
         if state not in LEGAL[before]:
             self.illegal.append(REQUEST.illegal(STATES[before], STATES[state], rid))

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.response.close()
 
     def drop(self) -> None:
-        """Close it, without a report on its request."""
+        """Close the connection without a report on its request."""
         self.rid = -1
         self.transport.abort()
 

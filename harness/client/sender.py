@@ -124,7 +124,7 @@ class Sender:
     # ------------------------------------------------------------ the schedule
 
     def _due(self) -> None:
-        """Let all requests arrive whose time has come, and set the timer for the next."""
+        """Make all requests arrive whose time has come, and set the timer for the next arrival."""
         order, intended, later = self._order, self._book.intended_ns, self._later
         n = len(order)
         while True:
@@ -225,7 +225,11 @@ class Sender:
             self._end(rid, DONE, now_ns)
 
     def lost(self, connection: Connection, why: str) -> None:
-        """See Owner. A server that closes an idle connection never reads a request then under way: send it again."""
+        """End a request as failed, or send it again, after its connection closed (see Owner).
+
+        A server that closes an idle connection never reads a request that is then under way. Such a request is sent
+        again on a new connection.
+        """
         rid = connection.rid
         if connection.served and self._book.byte_ns[rid] < 0:
             del self._open[rid]
@@ -252,7 +256,7 @@ class Sender:
             self._arm()
 
     def _let_go(self, rid: int) -> None:
-        """Close the connection of a request that is open on it."""
+        """Close the connection on which a request is open, if it has one."""
         connection = self._open.pop(rid, None)
         if connection is not None and connection.rid == rid:
             connection.drop()
@@ -289,7 +293,7 @@ class Sender:
 
 
 class Line(asyncio.Protocol):
-    """The line to the parent, which brings what it asks for, and its end when the parent is gone."""
+    """The connection to the parent. It brings the parent's calls, and its loss means that the parent is gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, ended: asyncio.Future[None]) -> None:
         self._loop, self._setup, self._ended = loop, setup, ended
@@ -342,7 +346,10 @@ async def serve(line: socket.socket, setup: Setup) -> None:
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """End the process on a mistake of ours, so that the parent sees it: the loop would go on without the request."""
+    """End the process on an error in this code, so that the parent sees it.
+
+    Otherwise the loop would continue without the request.
+    """
     loop.default_exception_handler(context)
     sys.stderr.flush()
     os._exit(1)

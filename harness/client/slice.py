@@ -21,13 +21,16 @@ SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, 
 
 
 def hurry() -> None:
-    """Run in real time, or else in short turns, or else as before."""
+    """Ask for real-time scheduling of this process or, if that is refused, for short turns on the processor.
+
+    If both are refused, its scheduling stays unchanged.
+    """
     if not in_real_time():
         shorten()
 
 
 def in_real_time() -> bool:
-    """Ask to run before all processes that are not in real time; tell whether the kernel took it."""
+    """Ask for real-time scheduling, ahead of all processes without it; return True if the kernel grants it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -38,9 +41,9 @@ def in_real_time() -> bool:
 
 
 def shorten() -> bool:
-    """Ask for short turns; tell whether the kernel took it.
+    """Ask for short turns on the processor; return True if the kernel grants them.
 
-    Real-time processes, and other systems than Linux, stay as they are.
+    Nothing changes for a process that already runs in real time, and on systems other than Linux.
     """
     number = SCHED_SETATTR.get(platform.machine())
     if not sys.platform.startswith("linux") or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:

@@ -14,7 +14,7 @@ class IllegalStepError(AssertionError):
 
 
 class Diagram(NamedTuple):
-    """The states of a thing, and from each the states that may follow, with the cause of the step."""
+    """A state diagram: for each state, the states that may follow it, each with the cause of the step."""
 
     of: str  # the thing
     steps: Mapping[str, Mapping[str, str]]

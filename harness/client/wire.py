@@ -27,7 +27,7 @@ LONGEST_NS = 1 << 60  # 36 years: larger times are cut to it
 
 
 class Response:
-    """The response to the request that is open on a connection; `begin` before each."""
+    """The response to the request that is open on a connection; call `begin` before each request."""
 
     def __init__(self, counts: bool) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -76,7 +76,7 @@ class Response:
     # ------------------------------------------------------------ called by the parser
 
     def on_message_begin(self) -> None:
-        """See httptools: bytes after the end of a response are dropped."""
+        """Drop bytes after the end of a response, and mark the connection as broken (see httptools)."""
         self.broken |= self.complete
 
     def on_headers_complete(self) -> None:

@@ -67,7 +67,10 @@ class Duel:
 
 
 def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
-    """Return the simulated seconds of a unit of each, side by side; the act "" sends nothing, and its unit is NaN."""
+    """Return the simulated seconds of a unit of each of two models that run side by side.
+
+    The act "" sends no requests, and the seconds of its unit are NaN.
+    """
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(
         served, gpu=gpu, table=table, host=HOST, pool_bytes=POOL, watermark=0.0, token_times=True, prefill_tokens=PROMPT
@@ -107,7 +110,10 @@ def _requests(model: int, act: str) -> Iterator[tuple[float, int, int, int]]:
 
 
 class Pair(NamedTuple):
-    """Two lanes at once: the seconds of each lane's unit, as a multiple of the seconds that it takes alone."""
+    """A pair of lanes that ran at once, with the slow-downs of both as measured and as simulated.
+
+    A slow-down is the seconds of a lane's unit over those that it takes alone.
+    """
 
     mode: str
     acts: tuple[str, str]
@@ -158,9 +164,9 @@ def holds(folder: Path) -> bool:
 
 
 def compare(folder: Path, table: str | None) -> Comparison:
-    """Compare two models at once, as measured in a folder of `make gpu`, with the simulator.
+    """Compare the simulator with two models that ran at once on a GPU, as a folder of `make gpu` has them.
 
-    The card's own cost table is used unless `table` is given. Raises UserError where two at once were not measured.
+    The card's own cost table is used unless `table` is given. Raises UserError if the folder has no such measurements.
     """
     gpu, tables = folder.resolve().name, sorted(folder.glob("*-measured.toml"))
     with_ = table or (str(tables[0]) if tables else None)

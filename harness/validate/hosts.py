@@ -62,7 +62,7 @@ def measured_rows() -> list[Case]:
 
 
 def measured_ramps() -> staggered.Measured:
-    """Read the rows of `MEASURED_DIR` of models that share a card."""
+    """Read the rows of `MEASURED_DIR` whose models share a card."""
     return unnamed_card.measured_ramps(_folder())
 
 
@@ -100,7 +100,10 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(cases: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return tables of values by column, whose combinations of values are those of these cases and no others."""
+    """Return tables of values by column that together describe exactly the given cases.
+
+    Each combination of a table's values is a case, and no other case is among them.
+    """
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in cases)
     boxes: list[tuple[Any, ...]] = list(each)
     for k in range(1, len(columns) + 1):
@@ -143,7 +146,10 @@ def vars_of(config: Config) -> dict[str, Any]:
 
 
 def stages(cases: Sequence[Case]) -> list[Case]:
-    """Select the rows of the newest engine that are stages: a row of a whole Poisson run only repeats its stages."""
+    """Select the rows of the newest engine that are single stages.
+
+    The row of a whole Poisson run only repeats its stages.
+    """
     return [c for c in cases if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
 
@@ -154,7 +160,7 @@ Fit = Callable[[Sequence[Case]], quantities.HostProfile]
 
 
 def whole(case: Case) -> str:
-    """Return the metric of a whole request: E2E if it was measured, else the throughput of the batch.
+    """Return the name of the metric of whole requests: E2E if it was measured, else throughput.
 
     In a closed loop E2E and throughput determine each other.
     """
@@ -204,7 +210,10 @@ def errors(cases: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> d
 
 
 def left_out(cases: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
-    """Return each case once for each of its groups, with its prediction by a fit without that group."""
+    """Return all cases with their predictions by fits that leave out one group each.
+
+    A case is returned once for each of its groups, predicted by the fit without that group.
+    """
     rows: list[Case] = []
     predicted: list[dict[str, float]] = []
     for group in dict.fromkeys(g for c in cases for g in groups(c)):

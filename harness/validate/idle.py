@@ -53,7 +53,10 @@ class Footprint(NamedTuple):
 
 
 def traffic() -> Jobs:
-    """Return requests as `build_requests` draws them: cold prompts, and hot prefixes that join one after another."""
+    """Return requests as `build_requests` draws them: with cold prompts, or with hot prefixes.
+
+    The first requests have only one of the hot prefixes; the others join one after another.
+    """
     rng, n = np.random.default_rng(SEED), np.arange(REQUESTS)
     known = np.minimum(HOT, 1 + HOT * n // (REQUESTS - 1))
     hot = rng.random(REQUESTS) < HOT_RATIO
@@ -96,7 +99,7 @@ def footprint() -> Footprint:
 
 
 def rows(ours: Footprint) -> list[tuple[str, ...]]:
-    """Return the table's lines, measured and simulated, under a head."""
+    """Return the rows of the table of what an idle model keeps, measured and simulated, with its head first."""
 
     def gib(pages: float) -> str:
         return f"{pages * ours.page_bytes / GIB:.2f}"

@@ -22,7 +22,7 @@ PROMPTS = 50  # distinct prompts of a Poisson run, which are sent in turn again 
 
 
 class Poisson(NamedTuple):
-    """Poisson arrivals, at one rate after another."""
+    """Poisson arrivals in stages, each with a rate of its own."""
 
     stages: tuple[tuple[float, float], ...]  # (requests per second, seconds at that rate)
     system: int  # tokens with which all prompts begin

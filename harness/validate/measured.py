@@ -40,7 +40,7 @@ METRICS = (*MEANS, *TAILS)
 
 
 class Case(NamedTuple):
-    """A row: the setting, which of a load's stages (None: all) and what was measured, by the names of `METRICS`."""
+    """A measured row: its setting, the stage of its load (None: all), and its values by the names of `METRICS`."""
 
     file: str
     row: int  # line of the file
@@ -108,14 +108,17 @@ class CsvRow:
         return value
 
     def fits(self, setting: Setting, *columns: str) -> None:
-        """Raise UserError if requests are longer than is served; it names the column of the longest length."""
+        """Raise UserError if requests are longer than the model serves.
+
+        The error names the one of `columns` with the largest length.
+        """
         load, most = setting.load, setting.shape.max_tokens
         if load is not None and load.prompt + load.output > most:
             longest = max(columns, key=self.count)
             raise self.bad(longest, f"a length of requests of at most {most:,} tokens, which are served")
 
     def given(self, name: str) -> Shape | None:
-        """Return the shape that the row's columns, or the caller, give a model; None if neither does."""
+        """Return a model's shape by the row's columns, else the one that the caller gave; None if neither exists."""
         if set(SHAPE) <= set(self.values):
             sizes: dict[str, Any] = {column: self.count(column) for column in SHAPE}
             return Checkpoint(**sizes, gated=True, tied=False, context=SERVED_TOKENS).shape(name)
@@ -130,7 +133,11 @@ class CsvRow:
         return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given, sampling=self.sampling())
 
     def sampling(self) -> str:
-        """Return the sampling that the client asked for: its column, else greedy if its script is known to ask so."""
+        """Return the sampling that the client asked for, as its column has it.
+
+        Without a value there, it is greedy if the model's script is known to ask so, else the checkpoint's. Raises
+        UserError for an unknown word.
+        """
         known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"
         word = self.values.get("sampling") or known
         if word not in SAMPLINGS:
@@ -160,7 +167,10 @@ LOST_S = 100.0  # a longer mean TTFT is that of a server that was not up yet, or
 
 
 def _poisson(row: CsvRow) -> Found:
-    """Read Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): some chunks have two tokens."""
+    """Read a row of a Poisson load on vLLM 0.15, with times in ms.
+
+    TPOT is computed as (E2E - TTFT) / (output - 1), because some chunks have two tokens.
+    """
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
     flags = {
@@ -185,7 +195,10 @@ def _poisson(row: CsvRow) -> Found:
 
 
 def _closed(row: CsvRow) -> Found:
-    """Read a closed loop at fixed lengths; ms. E2E = TTFT + (output - 1) x TPOT, also clients / throughput."""
+    """Read a row of a closed loop at fixed lengths, with times in ms.
+
+    E2E is TTFT + (output - 1) x TPOT, which also equals clients / throughput.
+    """
     load = Closed(row.count("concurrency", MOST_REQUESTS // WAVES), row.count("isl"), row.count("osl"))
     engine = names.engine(row.values["backend"], row.values["backend_version"], ENGINES)
     setting = row.setting(engine, "system", "model_path", "tp_size", load)
@@ -195,10 +208,11 @@ def _closed(row: CsvRow) -> Found:
 
 
 def _quantised(row: CsvRow) -> Found:
-    """Read a closed loop of a quantised model or a mixture; ms. The checkpoint's format counts, not the columns'.
+    """Read a row of a closed loop of a quantised model or a mixture of experts, with times in ms.
 
-    Where attention spans fewer GPUs than the experts, attention is data-parallel, and the row counts the clients of one
-    of its groups. Rows without a version, or with a TTFT above LOST_S, are skipped.
+    The number format is that of the checkpoint, not that of the columns. Where attention spans fewer GPUs than the
+    experts, attention is data-parallel, and the row counts the clients of one of its groups. Rows without a version, or
+    with a TTFT above LOST_S, are skipped.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")
@@ -275,10 +289,11 @@ def cases(folder: Path) -> list[Case]:
 
 
 def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
-    """Read a CSV, or all that lie in a folder or its `single/`; UserError for a file that cannot be read.
+    """Read a CSV, or all CSVs of a folder and of its `single/`; UserError for a file that cannot be read.
 
-    Rows with a bad value, or with a model (also none of `shapes`), engine or GPU that we lack, are skipped. So is a
-    folder's file of another form, unless it is one of `others`, which are read elsewhere.
+    Rows with a bad value are skipped, and so are rows with an engine, a GPU or a model that we lack (`shapes` has
+    further models). A folder's file of another form is skipped too. Files with a name in `others` are left out, as they
+    are read elsewhere.
     """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:
@@ -348,7 +363,7 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
 
 
 def _holds(box: Mapping[str, Any], row: CsvRow) -> bool:
-    """Tell whether a row is of the file that a table of `rows` names, with one of the values of each column."""
+    """Tell whether a table of `rows` holds a row: it names the row's file, and each column's value is in its list."""
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"
     )

@@ -22,7 +22,7 @@ NEAREST = 3
 
 
 class Skipped(NamedTuple):
-    """A row, or a whole file (row 0), that has no counterpart here."""
+    """A row, or with row 0 a whole file, that is skipped, and the reason."""
 
     file: str
     row: int
@@ -59,7 +59,10 @@ def gpu(name: str) -> str:
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
-    """Return the shape's name for a name of `given` or `workloads/`, or an id on huggingface.co; else UnknownName."""
+    """Return the name of a model's shape; raises UnknownName if we lack it.
+
+    `name` is one of `given` or of `workloads/`, or an id on huggingface.co.
+    """
     from workloads.models import shapes
 
     known = {*given, *shapes()}
@@ -104,9 +107,10 @@ KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 
 
 def quantised(name: str, dtype: str) -> tuple[str, str, str]:
-    """Return a model with its formats, its format in a word, and MoE or dense. UnknownName if we lack it.
+    """Return a model's name with its formats, its number format in a word, and "MoE" or "dense".
 
-    For a 16-bit checkpoint the column `dtype` counts, for any other its own format (all rows of gpt-oss say nvfp4).
+    Raises UnknownName if we lack the model. The column `dtype` counts only for a 16-bit checkpoint. Any other has the
+    format of its own, as all rows of gpt-oss say nvfp4.
     """
     from workloads.models import repos, shape, shapes
 

@@ -22,7 +22,7 @@ PROSE = Path(__file__).with_suffix(".txt")  # texts of the page, each below a li
 
 
 class Comparison(NamedTuple):
-    """A comparison of the simulator with what one folder holds."""
+    """A comparison of the simulator with the measurements of one folder."""
 
     title: str
     answer: str
@@ -84,7 +84,10 @@ def compared(
     met: Sequence[str],
     table: Table,
 ) -> str:
-    """Return a comparison of an engine with the simulator as Markdown: notes (`told`), pairs, cells, aims (`met`)."""
+    """Return a comparison of an engine with the simulator as Markdown.
+
+    It has the command, notes (`told`), a table of pairs of systems, a table of cells, and how the aims are met (`met`).
+    """
     lines = [f"`{command}`\n", *(f"- {line}" for line in told), ""]
     lines += [*table(ranks.pair_rows(pairs)), ""] if pairs else []
     lines += ["Attainment in %; errors of simulated latencies, beside the spread of the measured repeats.\n"]

@@ -150,7 +150,10 @@ def _waits_s(run: Path) -> dict[str, float]:
 
 
 def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
-    """Name the cause of waiting whose mean seconds a request differ most between both sides; "" if none is known."""
+    """Name the cause of waiting that differs most between simulator and servers in mean seconds per request.
+
+    It is returned with both means; "" if either side has no known cause.
+    """
     here = waits[(waits["condition"] == condition) & (waits["label"] == label)]
     sides: Any = here.groupby("side")[[c for c in record.WAITS if c in here]].mean()
     if {SERVERS, SIMULATOR} - set(sides.index):
@@ -166,7 +169,10 @@ def cause(waits: pd.DataFrame, condition: str, label: str) -> str:
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Yield the runs with systems side by side in time, so that a drift of the machine meets all of them."""
+    """Yield a label and a spec for each run, all systems of a rate and seed one after another.
+
+    Thus a drift of the machine meets all systems alike.
+    """
     base = plan.spec(count, engine)
     for rate in rates.values():
         for seed in range(plan.repeats):
@@ -199,7 +205,10 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 
 
 def slo_rule(plan: Plan) -> str:
-    """Return an SLO in seconds: a server's start and TTFT_X solo first tokens, and TPOT_X solo decode steps."""
+    """Return an SLO rule in seconds, computed from the simulated seconds of one request alone.
+
+    TTFT is the start of a server and TTFT_X first tokens; TPOT is TPOT_X decode steps.
+    """
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine
     profile = cluster(config, priced=priced).profile

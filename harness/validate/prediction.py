@@ -65,7 +65,7 @@ class Seen(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """The attainment of a system at a rate, of requests offered."""
+    """A system's attainment at a rate: the share of the offered requests that meet the SLO."""
 
     system: str
     rate: float
@@ -89,7 +89,7 @@ def seen(rows: Rows, slo: Absolute) -> Seen:
 
 
 def offered(run: Path, spec: Spec) -> Rows:
-    """Return the requests of a run's window, without the warm-up, when models are still loading."""
+    """Return the requests of a run's window, without those of the warm-up, during which models are still loading."""
     rows = requests.rows(record.read(run))
     return requests.take(rows, requests.in_window(rows, spec.window_s or math.inf))
 
@@ -149,7 +149,7 @@ def page(path: Path) -> str:
 
 
 def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
-    """Return how many predicted orders held, and how many there are: pairs of systems measured at the same rate.
+    """Return how many predicted orders of two systems at one rate held, and how many were predicted and measured.
 
     A pair predicted within SAME of each other is not counted; one measured within SAME counts as an order not held.
     """
@@ -166,7 +166,11 @@ def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[in
 
 
 def compare(ran: Sequence[tuple[Spec, float]], folder: Path = FOLDER) -> list[str]:
-    """Return lines that compare each prediction with the measured attainment of specs of its models and trace."""
+    """Return lines that compare stored predictions with the attainments of runs.
+
+    A prediction is compared with the runs of the same models and trace; `ran` has a spec and an attainment for each
+    run.
+    """
     lines = []
     for path in sorted(folder.glob("*.toml")):
         about = tomllib.loads(path.read_text("utf-8"))

@@ -35,7 +35,10 @@ Verdict = Literal["alike", "wrong", "no difference", "not told apart", "too few"
 
 
 class Pair(NamedTuple):
-    """Two systems under a condition, the better one on the servers first; differences of attainment, first - second."""
+    """A pair of systems under a condition, the better one on the servers first.
+
+    `servers` and `simulator` are the differences of attainment, first - second.
+    """
 
     condition: str
     first: str
@@ -62,7 +65,7 @@ class Pair(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A measure of a system under a condition: what servers and simulator say, as means over repeats."""
+    """A measure of a system under a condition, on the servers and in the simulator, as means over repeats."""
 
     condition: str
     label: str
@@ -110,7 +113,7 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
 
 
 def _exchanged(x: Estimate) -> Estimate:
-    """Return the difference with the two systems exchanged."""
+    """Return the estimate of a difference for the two systems in reverse order."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
@@ -185,10 +188,10 @@ def _error(cell: Cell | None) -> str:
 
 
 def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> list[str]:
-    """Say how many cells meet each aim, among those whose repeats are precise enough to tell.
+    """Return a line for each aim: how many cells meet it, among the cells that are precise enough to tell.
 
-    Repeats are if the 95 % interval of their measured mean extends at most by the aim's bound to each side. Where those
-    of most cells are not, windows are too short.
+    A cell is precise enough if the 95 % interval of its measured mean extends at most by the aim's bound to each side.
+    If most cells are not, the windows are too short.
     """
     lines = []
     for measure, bound in _bounds(attainment).items():
@@ -208,7 +211,7 @@ def verdict_lines(scored: Sequence[Cell], attainment: str, *, judged: bool) -> l
 
 
 def _bounds(attainment: str) -> dict[str, float]:
-    """Return the aim for the error of each measure that has one."""
+    """Return the bound of the error of each measure that has an aim."""
     return {attainment: ATTAINED} | {measure: AIMS[q] for measure, (_, q) in LATENCIES.items() if q in AIMS}
 
 
@@ -219,7 +222,7 @@ def _what(measure: str) -> str:
 
 
 def misses(scored: Sequence[Cell], attainment: str) -> list[Cell]:
-    """Return the cells whose error exceeds their aim's bound, the largest multiple of the bound first."""
+    """Return the cells whose error exceeds the bound of their aim, the largest ratio of error to bound first."""
     bounds = _bounds(attainment)
     beyond = [c for c in scored if c.measure in bounds and abs(c.error) > bounds[c.measure]]
     return sorted(beyond, key=lambda c: -abs(c.error) / bounds[c.measure])

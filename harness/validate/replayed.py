@@ -29,7 +29,7 @@ def replayed(
 ) -> requests.Rows:
     """Run jobs under the system `name`, and return a row for each request.
 
-    `host`, a profile that a fit tries, replaces the config's own, and makes steps free of noise. `quantum_s` replaces
+    If a fit tries a profile `host`, it replaces the one of the config, and steps have no noise. `quantum_s` replaces
     the committed quantum of a turn.
     """
     config = config if host is None else replace(config, noise=0.0)
@@ -44,5 +44,5 @@ def replayed(
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
 def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
-    """Return the machine of a measured run; measured runs set no table, link or factor of their own."""
+    """Return the priced machine of a measured run. Measured runs set no table, link or factor of their own."""
     return machine(Config(models, gpu=gpu, host=name), host)

@@ -15,7 +15,7 @@ HEAD = ("GPU", "sequences", "context tokens of each", "greedy ms", "checkpoint m
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Yield the steps of `MODEL` by both kinds of sampling, under a head."""
+    """Yield a table of step times of `MODEL`, its head first: with greedy sampling and with sampling that sorts."""
     yield HEAD
     sampled = shape(MODEL)
     for kind, B in LOADS:

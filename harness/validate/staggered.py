@@ -90,7 +90,7 @@ class Load(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The rows of a load: one a system, peak and instance, with `METRICS` in seconds."""
+    """A load and its measured rows: one for each system, peak and instance, with `METRICS` in seconds."""
 
     load: Load
     rows: pd.DataFrame
@@ -104,7 +104,7 @@ class Read(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Bytes of a process beside weights: the least, the mean and the largest, and the peaks behind them."""
+    """Bytes that a process holds beside weights: the least, mean and largest estimate, and the peaks that gave them."""
 
     low: float
     mean: float
@@ -116,7 +116,7 @@ class Held(NamedTuple):
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the CSVs of this form: in a folder or the folders in it, or the file itself."""
+    """Return the CSVs with the columns of this module: in a folder and the folders in it, or the file itself."""
     paths = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("*/*.csv")))
     return [path for path in paths if set(COLUMNS) <= set(_header(path))]
 
@@ -129,9 +129,9 @@ def _header(path: Path) -> list[str]:
 
 
 def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
-    """Read a file; UserError for one that cannot be read.
+    """Read the measured loads of a file; UserError for one that cannot be read.
 
-    Rows with a bad value, of a model that we lack (also none of `shapes`) and of other cards than ours are skipped.
+    Rows with a bad value, of a model that we lack (`shapes` has further models) or of another card are skipped.
     """
     skipped: list[Skipped] = []
     by: dict[tuple[Shape, int, int], list[dict[str, Any]]] = {}
@@ -172,7 +172,10 @@ def _row(row: CsvRow) -> dict[str, Any]:
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
-    """Replace repeated rows by their mean; their totals of tokens differ no more than draws from one curve do."""
+    """Return a measured load, in which repeated rows are replaced by their mean.
+
+    The total tokens of repeats differ no more than if they were drawn from one curve.
+    """
     output = float(rows["output_tokens"].sum() / rows["requests"].sum())
     load = Load(its, int(rows["instance"].max()), prompt, cap, output)
     return Measured(load, rows.groupby(KEYS, as_index=False).mean().drop(columns=["requests", "output_tokens"]))
@@ -236,7 +239,10 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
 
 
 def process(run: Measured) -> Held:
-    """Estimate the bytes that a process holds beside weights, by peak, from the static split's first mean TTFT."""
+    """Estimate the bytes that a process holds beside weights, by peak.
+
+    They are fitted to the mean TTFT of the first instance of the static split.
+    """
     load, rows = run.load, run.rows
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
     few = rows[queued].sort_values("peak").head(FEW)
@@ -259,7 +265,7 @@ def process(run: Measured) -> Held:
 
 
 def _most_bytes(load: Load) -> float:
-    """Return the most bytes that a process may hold of an even share of the card beside weights.
+    """Return the most bytes that a process may hold beside weights, out of an even share of the card.
 
     The rest of the share leaves room for the longest request.
     """
@@ -268,12 +274,10 @@ def _most_bytes(load: Load) -> float:
 
 
 def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
-    """Return measured and simulated rows: the columns of `ours`, and `who`.
+    """Return measured and simulated rows with the columns of `ours`, and `who`: measured, ours, low, high or fluid.
 
-    `who` is one of measured, ours, low, high (of `held`) and fluid.
-
-    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns. Simulated rows are those of
-    the instances that were measured.
+    `low` and `high` are ours with the least and most bytes of `held`. `fluid` is ours with processes that share the GPU
+    as under MPS, the ablation of turns. Simulated rows are those of the instances that were measured.
     """
     there = run.rows[KEYS]
     whos: Mapping[str, tuple[float, Literal["turns", "fluid"]]] = {

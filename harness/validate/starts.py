@@ -60,7 +60,10 @@ class Start(NamedTuple):
 
     @property
     def block_tokens(self) -> int | None:
-        """Tokens of a block: as stated, else 16 on GPUs; a CPU's backend chooses its own, which no line names."""
+        """Tokens of a KV block: as the log states them, else 16 on a GPU.
+
+        None on a CPU, whose backend chooses a size that no line names.
+        """
         stated = self.stated.get("block_size")
         return int(stated) if stated else None if self.device == "cpu" else BLOCK_TOKENS
 
@@ -137,7 +140,7 @@ def _stated(path: Path, text: str) -> Mapping[str, Any]:
 
 
 class Ours(NamedTuple):
-    """The same start in the simulator; without a card there are no settings and no KV memory."""
+    """A server's start in the simulator; if no card is given, settings and KV memory are None."""
 
     weights_gib: float
     kv_token_bytes: int  # on each GPU
@@ -146,7 +149,7 @@ class Ours(NamedTuple):
 
 
 def ours(start: Start, model: str | None = None, gpu: str | None = None) -> Ours:
-    """Return the simulator's weights of a start, and with a kind of GPU also its settings and KV memory.
+    """Return the weights that the simulator has for a start and, if `gpu` is given, its settings and KV memory.
 
     `model` replaces the log's. Raises UserError for a model, a card or a release that we lack.
     """

@@ -70,7 +70,7 @@ def spec(
     trace: str = TRACE,
     served: int = SERVED,
 ) -> Spec:
-    """Return the spec of a workload as the simulator of a card would run it; `workload` exchanges its system."""
+    """Return the spec of a workload as the simulator of a card runs it; `workload` replaces its system."""
     base = Spec(
         "prism",
         models=MODELS,
@@ -93,7 +93,7 @@ def spec(
 
 
 def workload(stage: str, name: str, serving: Serving, base: Spec, systems: Sequence[str] = SEVEN) -> Workload:
-    """Return a line of the plan: a spec's requests and machine, and the spec for each system."""
+    """Return a line of the plan: the requests and machine of the spec `base`, and a spec for each system."""
     by_system = {text: resolve(another(base, text)) for text in systems}
     setup = Setup(resolve(base))
     config, jobs = setup.config, setup.jobs()
@@ -137,9 +137,10 @@ def _plain(column: Any) -> list[Any]:
 
 
 def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
-    """Yield the lines of the plan, for each kind of device.
+    """Yield the lines of the plan for each kind of device.
 
-    They are one rate for all seven systems, two rates for validate, and two for each stage of chats on one device.
+    These are one rate for all seven systems, two rates for `validate`, and two rates for each stage of chats on one
+    device.
     """
     for serving in SERVINGS:
         base = spec(serving, serving.rates[0], 0, minute_s, devices)

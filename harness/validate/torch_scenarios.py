@@ -39,7 +39,7 @@ Script = Callable[[Event, View], Iterable[Action]]
 
 
 class Scenario(NamedTuple):
-    """A script of what happens to requests, and the engine's counter that shows that it happened."""
+    """A script that makes something happen to requests, and the engine's counter that proves that it happened."""
 
     script: Script
     options: Mapping[str, Option] = {}
@@ -115,7 +115,7 @@ def lent(event: Event) -> Iterator[Action]:
 
 
 def shared_out(event: Event) -> Iterator[Action]:
-    """Let every second request attend to its KV on another device, on which the others decode."""
+    """Decode every second request on another device, where the rest of the requests attend to their KV."""
     yield from to_other(event) if not isinstance(event, Prefilled) or event.rid % 2 else lent(event)
 
 
@@ -240,9 +240,10 @@ def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
 
 
 def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow: bool) -> Iterator[tuple[float, str]]:
-    """Yield the distance of each request's logits from those of its whole context, and what is wrong, or "".
+    """Yield for each request how far its logits are from those of its whole context, and an error text or "".
 
-    In float32 it is the largest difference, and tokens must agree; in bfloat16 (`narrow`) the relative error in norm.
+    In float32 the distance is the largest difference, and tokens must agree. In bfloat16 (`narrow`) it is the relative
+    error in norm.
     """
     for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         mine = np.stack(logits[rid])

@@ -54,14 +54,14 @@ def section(folder: Path) -> Iterator[str]:
 
 
 def attained(path: Path) -> dict[tuple[str, float], float]:
-    """Read the attainment of TTFT, in percent, by system and requests a second, from a study's table."""
+    """Read the attainment of TTFT, in percent, keyed by system and requests per second, from a study's table."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         return {(row["label"], round(float(row["shown_x"]), 3)): 100 * float(row["ttft_mean"]) for row in rows}
 
 
 def compared(simulated: Attained, measured: Attained) -> Iterator[str]:
-    """Yield a table of figure 7's attainments on devices, beside the simulator's, with the answer before it."""
+    """Yield a sentence on how well the simulator predicts figure 7 on devices, then a table of both attainments."""
     off = {key: abs(simulated[key] - measured[key]) for key in measured}
     near = sum(points <= NEAR for points in off.values())
     yield (
@@ -77,7 +77,7 @@ def compared(simulated: Attained, measured: Attained) -> Iterator[str]:
 
 
 def validated(page: str) -> Iterator[str]:
-    """Yield a page of `bench validate` without its pairs of systems, which are in the file."""
+    """Yield a page of `bench validate`, with each table of pairs of systems replaced by its number of rows."""
     blocks = [block for block in re.split(r"\n\s*\n", page.strip()) if block]
     tables = [k for k, block in enumerate(blocks) if block.startswith("|")]
     pairs = tables[:-1]

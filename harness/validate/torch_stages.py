@@ -128,7 +128,7 @@ def runs(plan: Iterable[Workload], device: str) -> Iterator[Run]:
 
 
 def card() -> str:
-    """Return the kind of this machine's card, by its name: h200 of "NVIDIA H200". UserError for an unknown one."""
+    """Return the GPU kind of this machine's card: h200 if its name is "NVIDIA H200". UserError if it is unknown."""
     if not kind.cards():
         raise UserError("DEVICE is cuda, and this machine has no NVIDIA card")
     words = kind.cards()[0].lower().replace("-", " ").split()
@@ -158,9 +158,10 @@ def conduct(
     say: Callable[[str], None],
     only: Collection[str] = (),
 ) -> dict[str, int]:
-    """Do the runs that are left, of the stages in `only` if there are any, within `minutes`.
+    """Do the runs that have no line in the journal yet or that `again` names, for at most `minutes`.
 
-    Return the number of runs by their state now. Raises UserError for an unknown stage or run, or another plan.
+    If `only` names stages, the runs of others are left out. Return the number of runs by their state now. Raises
+    UserError for an unknown stage or run, or if the folder was begun with another plan.
     """
     every = list(runs(workloads(plan, device), device))
     if strange := sorted(set(only) - {run.stage for run in every}):
@@ -203,7 +204,10 @@ def conduct(
 
 
 def child(run: Run, folder: Path, plan: Path, device: str, limit_s: float) -> str | None:
-    """Do one run in a process of its own; return None if it left its line in the journal, else the reason why not."""
+    """Do one run in a process of its own.
+
+    Return None if it left its line in the journal, else the reason why it did not.
+    """
     with tempfile.TemporaryFile() as log:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         dtype = {"DTYPE": run.name.rpartition(", ")[2]} if run.stage == "correctness" else {}
@@ -350,7 +354,10 @@ def _column(values: Sequence[float]) -> Any:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Return 0, or 1 if a run of the plan failed, was late or wrong, 2 for an error, and 130 if interrupted."""
+    """Run the plan, do one run of it, or list its runs; return the exit code.
+
+    It is 0, 1 if a run failed, was late or was wrong, 2 for an error, and 130 if interrupted.
+    """
     parser = argparse.ArgumentParser("torch_stages", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")

@@ -92,7 +92,7 @@ class Scripted:
 
 
 def jobs(models: tuple[str, ...], each: Iterable[tuple[int, int, int]]) -> Jobs:
-    """Return requests, given as (model's number, prompt, output), that all arrive at the start."""
+    """Return requests that all arrive at the start; each is given as (index of its model, prompt, output tokens)."""
     model, prompt, output = np.array(list(each), np.int32).reshape(-1, 3).T.copy()
     none = np.full(len(model), np.inf)
     return Jobs(models, np.zeros(len(model)), model, prompt, output, none, none)
@@ -154,7 +154,7 @@ def ran(
     script: Callable[[Torch], Script],
     repeat: int = 0,
 ) -> tuple[Torch, list[TimedStep], float]:
-    """Run a script; return the engine, its steps, and the cores that other processes kept busy."""
+    """Run a script on a new engine; return the engine, its steps, and the cores that other processes kept busy."""
     engine = Torch(config, options, bench.fields)
     engine.repeat = repeat
     watched = engine.timed_steps = list[TimedStep]()
@@ -169,10 +169,10 @@ def ran(
 def measure(
     folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> list[Measurement]:
-    """Measure of every shape what the folder lacks; return the journal's rows.
+    """Make the measurements of each shape that a folder lacks; return all rows of its journal.
 
-    Links of a card keep their own rates, those of CPUs are given rates. A card's calls that map pages are timed by the
-    probe, not here.
+    The links of a card have their own rates, and those of CPUs are set to rates. The calls of a card that map pages are
+    timed by the probe, not here.
     """
     bench = Bench(folder, shapes, say, fields, given)
     on = kind.kind(bench.config([], ""))
@@ -236,9 +236,10 @@ def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 def grouped(
     bench: Bench, name: str, groups: Sequence[tuple[int, int, int, int]], repeat: int = 0
 ) -> tuple[list[TimedStep], float]:
-    """Serve groups of requests of a model alone, one group after another; return its steps, and `ran`'s cores.
+    """Serve groups of requests of a model alone, one group after another.
 
-    A group is (requests, prompt tokens of each, output tokens of each, tokens of a prompt's pieces or 0).
+    A group is (requests, prompt tokens of each, output tokens of each, tokens of a prompt's pieces or 0). Return the
+    steps, and the cores that other processes kept busy.
     """
     batch = Batch(Inst(name, (0,)))
 
@@ -259,7 +260,10 @@ def grouped(
 
 
 def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time the kernels of a prompt's step and of decode steps back to back, each beside the step that `steps` timed."""
+    """Time the kernels of a prefill and of decode steps, run back to back without the rest of the step.
+
+    Each row also has the seconds of the step itself, as `steps` timed it.
+    """
     groups = [(seqs, ctx, output, 0) for seqs, ctx, output in KERNELS]
     watched, others = grouped(bench, name, groups, AGAIN)
     timed = []
@@ -273,9 +277,10 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Measurement], float]:
-    """Time steps of models of one shape that share a device, a process each: alone, then as many as fit.
+    """Time steps of models of one shape, each in a process of its own, that share a device.
 
-    With `apart`, time two models on a device each.
+    One model is timed alone, then more of them, as long as they fit. With `apart`, two models are timed on a device
+    each.
     """
     config = bench.config([name], name)
     on = kind.kind(config)
@@ -328,9 +333,10 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
 
 
 def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) -> list[float]:
-    """Return the seconds of steps of `seqs` sequences (0: of prefills) while all models had such steps.
+    """Return the seconds of steps that ran while all models had such steps.
 
-    Where they never had such steps at the same time, return those of all such steps.
+    The steps are decode steps of `seqs` sequences, or prefills if it is 0. If the models never had such steps at the
+    same time, return the seconds of all of them.
     """
     spans_of = {m: list[tuple[float, float]]() for m in models}
     for m, spans in spans_of.items():
@@ -401,7 +407,7 @@ def moves(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def turns(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time two lanes that take turns of a step each, beside the steps themselves."""
+    """Time the turns of two lanes that run one step each in turn, and the steps in them."""
     models = (f"{name}/1", f"{name}/2")
     batches, ends = [Batch(Inst(m, (0,))) for m in models], list[float]()
 
@@ -449,7 +455,10 @@ def pages() -> tuple[list[Measurement], float]:
 
 
 def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
-    """Time the steps of models alone and the start of a process, both known to policies, without keeping a journal."""
+    """Time the steps of models alone, and the seconds of starting a process, which policies may both know.
+
+    No journal is kept.
+    """
     rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})

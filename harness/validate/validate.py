@@ -44,8 +44,8 @@ def ours(
 ) -> list[dict[str, float]]:
     """Simulate each case, and return its measures by the names of `METRICS`; equal settings run once.
 
-    Steps have no noise, as in every fit, unless `draw` is given, the number of one of a setting's own seeds; a seed
-    varies arrivals, too. `host`, a profile that a fit tries, replaces the settings' own.
+    Steps have no noise, as in every fit, unless `draw` is given. It is the number of one of a setting's own seeds,
+    which vary the arrivals too. A profile `host` that a fit tries replaces those of the settings.
     """
     ran: dict[Setting, requests.Rows | None] = {}
     for setting in dict.fromkeys(case.setting for case in cases):
@@ -94,20 +94,20 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 
 
 def unscored(setting: Setting, metric: str) -> str:
-    """Say why a metric is left out of the scores; "" if it is not.
+    """Return the reason why a metric is left out of the scores; "" if it is scored.
 
-    TTFT of a closed loop on vLLM is left out where the first wave is not counted: no source says whether its clients
-    begin in a burst, which later waves repeat, or spread. SGLang's slots run in step either way.
+    TTFT of a closed loop on vLLM is left out where the first wave is not counted. No source says whether its clients
+    begin spread out or in a burst, which later waves would repeat. SGLang's slots run in step either way.
     """
     waves = isinstance(setting.load, Closed) and not setting.load.first and setting.engine.startswith("vllm")
     return "start unknown" if waves and metric == "ttft" else ""
 
 
 def points(cases: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
-    """Return measured beside simulated values: a line for each case and metric, in the order of the cases.
+    """Return measured and simulated values: a line for each case and metric, in the order of the cases.
 
-    `ours` and `error` are without noise; `spread` is the standard deviation over seeds and `real_spread` that over rows
-    of equal conditions, both relative.
+    `ours` and `error` are without noise. `spread` is the standard deviation over seeds, and `real_spread` that over
+    measured rows of equal conditions, both relative.
     """
     runs = len({case.setting for case in cases})
     told = tell or (lambda _done, _of: None)
@@ -165,7 +165,7 @@ def answer(frame: pd.DataFrame) -> str:
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     """Return lines by engine, GPU, metric and whether fitted: cases, median and P95 absolute error, mean error.
 
-    Medians of the spreads over seeds and over equal rows follow; a dash where there is none.
+    Medians of the spreads over seeds and over rows of equal conditions follow, or a dash where there are no spreads.
     """
     lines: list[tuple[str, ...]] = [HEAD]
     order = frame.assign(at=frame["metric"].map(METRICS.index))
@@ -220,7 +220,7 @@ def _off(errors: pd.Series[float]) -> tuple[float, float]:
 
 
 def furthest(frame: pd.DataFrame) -> list[str]:
-    """Return a line for each of the rows of quantised models and mixtures whose TPOT is furthest off."""
+    """Return a line for each row of quantised models and mixtures with the largest errors of TPOT."""
     rows = frame[(frame["group"] != "") & (frame["metric"] == "tpot")]
     rows = rows.reindex(rows["error"].abs().sort_values(ascending=False, kind="stable").index)[:WORST]
     return [
@@ -236,9 +236,9 @@ def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
 
 
 def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
-    """Count the cases that are slower here by a factor of at least `SLOW`, those faster by as much, and all.
+    """Count the cases that are slower in the simulator by a factor of at least `SLOW`, those faster, and all.
 
-    Cases are compared by E2E or throughput.
+    Faster cases are those by the same factor. Cases are compared by E2E or throughput.
     """
     ratio = frame["ours"] / frame["measured"]
     longer = pd.concat([ratio[frame["metric"] == "e2e"], 1 / ratio[frame["metric"] == "throughput"]])
@@ -246,7 +246,10 @@ def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
 
 
 def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the cases whose worst mean is the furthest off, by ratio, a line each with that metric."""
+    """Return a line for each of the `most` cases with the largest errors, by ratio, in any mean.
+
+    A line is of the metric with the case's largest error.
+    """
     means = frame[frame["metric"].isin(MEANS) & (frame["unscored"] == "")]
     off = means.assign(off=np.abs(np.log(means["ours"] / means["measured"])))
     order = off.sort_values("off", ascending=False, kind="stable")
