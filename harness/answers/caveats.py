@@ -12,12 +12,18 @@ from harness.study.table import labels
 
 
 def unchecked_lines(rows: pa.Table) -> list[str]:
-    """Return a line for each system that has not passed `bench check`, with its command, or passed it in part."""
+    """Return a line for each system that has not passed `bench check`, or has passed only a part of it.
+
+    The line of a system that has not passed has the command that checks it.
+    """
     return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
 
 
 def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a heading and a line for each system, by label, that has not passed `bench check`, or only in part."""
+    """Yield a heading and a line for each system that has not passed `bench check`, or only in part.
+
+    `systems` has the name or path of each system by label.
+    """
     failing = set(vetted.unchecked(systems.values()))
     for label, name in systems.items():
         if name in failing:

@@ -32,7 +32,11 @@ MOST_COLUMNS = 8  # columns in a paper's table, with that of the names
 
 
 def answer(measured: Measured, shown: Summary, rule: str) -> str:
-    """Return the first line: how far the subject keeps its SLOs, which system serves more, models and machine."""
+    """Return the first line of a comparison; empty if no contestant fits and has valid runs.
+
+    It says up to which rate the subject (the system in question) keeps its SLOs, and which system serves more or less.
+    It also names the models and the machine.
+    """
     sentence = verdict(measured.table, shown, rule)
     spec = measured.reference
     where = spec.measured_on or mix.told(spec.gpu, shown.gpus or spec.gpus)
@@ -41,7 +45,10 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
 
 
 def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
-    """Yield the setting of the numbers, what to doubt in it, and the load of the table; with `every` in full."""
+    """Yield the lines above the table: the setting, what makes it doubtful, and the rate of the table.
+
+    With `every`, the setting is given in full.
+    """
     spec = measured.reference
     setup = Setup(spec)
     yield from _setting(measured, shown, setup) if every else _short(measured, setup)
@@ -54,7 +61,10 @@ def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iter
 
 
 def _short(measured: Measured, setup: Setup) -> Iterator[str]:
-    """Yield the setting in a line cut to `SETTING` characters, then the replayed part of a log and a real machine."""
+    """Yield the setting in a line of at most `SETTING` characters; facts that do not fit are left out.
+
+    Further lines name the replayed part of a log, and the machine of a run on real servers.
+    """
     spec, trace, served = measured.reference, setup.trace, len(setup.models.members)
     known = setting.plans([spec.plan]) if spec.plan in {"window", "trace"} and _plans(measured) else ""
     fit = ", unlike real" if (setup.realism or "").startswith("off") else ""
@@ -98,7 +108,10 @@ def _seeds(measured: Measured) -> str:
 
 
 def _prefix_cache(measured: Measured) -> str:
-    """Say whether prefixes are cached; empty if the trace has no ids of blocks, unless a cache was asked for."""
+    """Say whether prefixes are cached.
+
+    If the trace has no ids of blocks, it is empty, unless the study asks for a prefix cache.
+    """
     spec = measured.reference
     if spec.prefix_cache is None:
         wanted = measured.study.spec.get("prefix_cache")
@@ -155,11 +168,12 @@ def _fit(fit: str | None) -> str:
 def next_command(
     measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
 ) -> str:
-    """Return the command to run next, on the subject of the first line.
+    """Return the command to run next, about the subject of the first line.
 
-    `ways` are remedies that make all systems fit: the first is taken. Else the command repeats invalid runs. Else, if
-    the subject meets the level, it doubles the highest rate, or draws the only rate. Otherwise it explains the
-    subject's misses at each of its rates.
+    If `ways` has remedies that make all systems fit, it applies the first. Otherwise, if runs are invalid, it says how
+    to repeat them. Otherwise the subject decides. If it meets the level at the highest rate, the command doubles that
+    rate, or plots the comparison if its only rate cannot be scaled. In all other cases the command explains the
+    subject's misses at each of its rates. If no system ran, the command plots the comparison.
     """
     if ways:
         return again(words, *ways[0].options)

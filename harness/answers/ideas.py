@@ -25,7 +25,10 @@ WINS = {"yes": "won", "no": "did not", "open": "open"}  # word in an idea's row,
 
 
 class Idea(NamedTuple):
-    """An idea in its world, compared with the other systems that ran there."""
+    """An idea on the condition that was made for it (its world), compared with the other systems there.
+
+    An idea is the system that a claim about a ratio names.
+    """
 
     claim: Mapping[str, Any]  # as the study's facts have it
     panel: Panel
@@ -35,10 +38,10 @@ class Idea(NamedTuple):
 
     @property
     def wins(self) -> str:
-        """Say "yes", "no" or "open": whether the idea wins in its world.
+        """Return "yes", "no" or "open": whether the idea wins in its world.
 
-        It is "yes" if the idea is ahead of all systems that fit. It is "no" if it does not fit, or if some system is
-        equal to it, or ahead of it if only at one rate.
+        It is "yes" if the idea is ahead of all systems that fit. It is "no" if the idea does not fit, or if some system
+        is equal to it, or ahead of it even at a single rate.
         """
         sides = {s.says.split()[0].strip(",") for s in self.others.values() if s.says != NO_ROOM}
         if self.rates[self.system] is None or sides & {"behind", "equal", "turns"}:
@@ -47,10 +50,11 @@ class Idea(NamedTuple):
 
     @property
     def instead(self) -> str:
-        """The system to use instead of the idea; "" for none.
+        """The system to use instead of the idea; empty if there is none.
 
-        It has the highest rate of those ahead of the idea; if there are none, of those ahead at one rate and behind at
-        another; if there are none, of its equals. If there are none and the idea does not fit, the best that fits.
+        It is the system with the highest rate among those that are ahead of the idea. If there are none, it is chosen
+        among those that are ahead at one rate and behind at another, and then among those that are equal. If there are
+        none of these either, and the idea does not fit, it is the best system that fits.
         """
         for word in ("behind", "turns", "equal"):
             if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:
@@ -71,7 +75,7 @@ class Idea(NamedTuple):
 
 
 def ideas(table: pa.Table, about: About) -> list[Idea]:
-    """Judge every idea of a study in its world; all verdicts are corrected together."""
+    """Judge every idea of a study in its world; all verdicts are corrected together for multiple comparisons."""
     each = list[Idea]()
     for claim in about.claims:
         definition = claim["definition"] or about.definitions[0]
@@ -98,7 +102,10 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 
 
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
-    """Yield the answer, a table with a row per idea, and each world with its cause; with `every` all verdicts too."""
+    """Yield the answer, a table with a row per idea, and a line on each idea's world and the cause of its result.
+
+    With `every`, yield all verdicts on each idea too.
+    """
     named = list(zip(ascii_lowercase, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
     results = "; ".join(f"{len(of)} {WINS[word]} ({joined(of)})" for word, of in counts.items() if of)

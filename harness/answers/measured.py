@@ -36,7 +36,10 @@ def judged(table: pa.Table, about: About) -> list[SectionVerdict]:
 
 
 def answer(about: About, every: Sequence[SectionVerdict]) -> str:
-    """Say how many times each other system's number is reached: the range over the headline claims about it."""
+    """Return the headline of a study with the ratios to other systems filled in.
+
+    The ratio to a system is the range over all headline claims about it.
+    """
     means: dict[str, list[float]] = {}
     for line in every:
         if (here := line.verdict.here) is not None and line.verdict.claim.headline:
@@ -48,7 +51,7 @@ def answer(about: About, every: Sequence[SectionVerdict]) -> str:
 def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
     """Yield the rows of a measure's table, one per system: the mean over seeds, in a column per condition.
 
-    HELD_RPS is of all panels of a condition, another measure of its last one.
+    The measure HELD_RPS is taken over all panels of a condition. Any other measure is taken from its last panel.
     """
     groups = crossings.by_condition(about.panels)
     yield ["system", *(str(group[0]["name"]) for group in groups)]

@@ -69,7 +69,7 @@ def failures(failed: Mapping[str, str]) -> list[str]:
 
 
 def failed(measured: Measured, shown: Summary) -> Iterator[str]:
-    """Yield a line for each system of which requests failed at the rate shown: their number and the reasons."""
+    """Yield a line for each system with failed requests at the rate shown: their number and the reasons."""
     for label in (row.label for row in shown.systems if not row.infeasible):
         if failures := explain.failed([*map(record.meta, _runs(measured, label, shown.rate_scale))]):
             yield f"{label}: {failures}"
@@ -86,9 +86,10 @@ def served(measured: Measured, shown: Summary) -> list[str]:
 
 
 def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
-    """Describe, by label, the memory that each system without room lacks and its remedies; list the remedies for all.
+    """Return, by label, a text on why each system does not fit, and the remedies that make all of them fit.
 
-    A remedy is tried on all seeds, at the lowest and the highest rate.
+    The text has the memory that is lacking, and the remedies of that system. A remedy is tried on all seeds, at the
+    lowest and the highest rate.
     """
     specs: dict[str, dict[tuple[float, int], Spec]] = {}
     gone = summaries.infeasible(measured.table)
@@ -175,7 +176,11 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
 
 
 def roofline(spec: Spec) -> Iterator[str]:
-    """Yield a line on kernels of quantised models and mixtures of which nothing was measured, if there are any."""
+    """Yield a line with the unmeasured share of a decode step for models that have one, if there are any.
+
+    Such are models with quantised formats, experts or latent KV. The time of kernels that were not measured comes from
+    a roofline.
+    """
     shares = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
     if shares:
         yield f"roofline, error unknown, of a decode step of 32 x 1,024 tokens: {', '.join(shares)}"

@@ -226,7 +226,10 @@ def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
 
 
 def _seconds(about: About) -> str:
-    """Return the limits of each model, once if all have the same; empty if several SLOs judge the study."""
+    """Return the limits on TTFT and TPOT of each model.
+
+    If all models have the same limits, they are given once. It is empty if several SLOs judge the study.
+    """
     judges = about.judges
     seconds = slos.target_of(judges[0]).seconds if len(judges) == 1 else None
     models = {f"TTFT {ttft:.3g} s, TPOT {1e3 * tpot:.3g} ms": name for name, (ttft, tpot) in (seconds or {}).items()}

@@ -67,10 +67,10 @@ def _range(standings: Sequence[Standing]) -> str:
 
 
 def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Yield a line that counts the verdicts on fitted traces that real logs in the same setting confirm.
+    """Yield a line that counts the verdicts on synthetic traces which real logs in the same setting confirm.
 
-    Only cases of a log in which both systems fit count; verdicts without such a case are counted apart. Yield nothing
-    if no verdict can be compared.
+    Only cases of a log in which both systems fit count. Verdicts for which no log has such a case are counted apart.
+    Yield nothing if no verdict can be compared.
     """
     shares, apart = [], 0
     for panel in (panel for panel in panels if panel["tier"] == "synthetic"):
@@ -107,7 +107,7 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
 def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> str:
     """Render the rate at which a system holds the level, of all requests or of the worst model.
 
-    For a system that fits with no seed, return the word for that.
+    For a system that fits with no seed, return a word that says so.
     """
     gone = by_window.unfit(rows, name)
     if gone and gone.every:
@@ -139,7 +139,11 @@ def sentences(about: About, standings: Standings) -> Iterator[str]:
 
 
 def reached(about: About, standings: Standings) -> Iterator[str]:
-    """Yield for each ratio of a paper the number of conditions that reach it, and of those that do not exclude it."""
+    """Yield a line for each ratio that a paper states, with two numbers of conditions.
+
+    The first counts the conditions whose whole interval reaches the paper's ratio. The second counts those whose
+    interval contains it.
+    """
     for claim in claims.claims_of(about):
         pair, paper = (claim.system, claim.over), claim.paper
         ours = [standing for key, standing in standings.items() if key[1:] == pair]

@@ -166,7 +166,10 @@ def _day(usd_hour: float | None) -> str:
 
 
 def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
-    """Say what binds below the answer; without one, why the search ended, or what binds on the most GPUs tried."""
+    """Return the reason why a strategy fails on the next smaller number of GPUs tried below its answer (`gpus`).
+
+    Without an answer, return why the search ended, or what binds on the most GPUs tried.
+    """
     if gpus is not None:
         below = curve.below(gpus)
         return NONE if below is None else _short(below)
@@ -281,7 +284,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
 
 
 def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
-    """Return GPUs with their price; None: more than the most that were tried."""
+    """Return a number of GPUs with its price a day; for None, say that more are needed than may be tried."""
     if gpus is None:
         return f"> {sized.asked.most} GPUs"
     usd = sized.asked.usd_hour(kind, gpus)
@@ -474,7 +477,7 @@ def _binding(hour: Hour) -> str:
 
 
 def _outcomes(reason: Why) -> Iterator[tuple[str, ...]]:
-    """Yield the changes that were run, then what was tried on these GPUs before."""
+    """Yield table rows of the changes that were run, then of other strategies tried before on these GPUs."""
     yield ("change", "GPUs", "$/day", "worst model %", "seconds", "verdict")
     asked, here = reason.kept.asked, reason.tried
     on = str(here.gpus), _day(asked.usd_hour(here.gpu, here.gpus))

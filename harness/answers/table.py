@@ -210,10 +210,10 @@ def clause(text: str, room: int) -> str:
 def brief(
     lines: Iterable[str | list[str]], *, every: bool, tail: Iterable[str] = (), room: int = WIDTH
 ) -> Iterator[str]:
-    """Yield lines for a screen: at most MOST of at most `room` characters, the tail last; with `every` all as they are.
+    """Yield lines for a screen: at most MOST lines of at most `room` characters, the tail last.
 
-    A list of lines is shown whole, or not at all; the first one takes a screen of its own if it has to. A command to
-    repeat ("next: ...") stays in one line.
+    With `every`, all lines are yielded as they are. A list of lines is shown whole, or not at all. The first list is
+    shown however long the tail is, up to 2 x MOST lines. A command to repeat ("next: ...") stays in one line.
     """
     blocks = [[block] if isinstance(block, str) else block for block in lines]
     if every:

@@ -47,7 +47,7 @@ class Shown(NamedTuple):
 
 
 def lines(shown: Shown) -> Iterator[str]:
-    """Yield the lines of a study: a screen that ends with the notes on all of it; with `every` all lines."""
+    """Yield the text of a study: one screen that ends with the notes on the study; with `every`, all lines."""
     if shown.about.layout == "claims":
         yield from measured.lines(shown.table, shown.about)
         yield from (*own_degrees(shown.table), *invalid(shown.table), *unchecked_lines(shown.table))
@@ -60,7 +60,7 @@ def lines(shown: Shown) -> Iterator[str]:
 
 
 def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
-    """Return the lines and tables of a study, the answer first, and those that stand at the end of a screen."""
+    """Return the lines and tables of a study, the answer first, and the lines that end the screen."""
     ends: Iterable[str] = ()
     body: Iterable[str | Table]
     match shown.about.layout:
@@ -187,7 +187,12 @@ def _heads(shown: Shown, axis: str) -> list[str]:
 
 
 def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
-    """Render a system's crossing of the level: by the first definition with the columns beside it, then by others."""
+    """Render a system's crossing of the level on a panel, as the cells of its row.
+
+    First come the crossing by the first definition of attainment and the columns that explain it. The crossings by
+    other definitions follow. Along rates, scales and models, the last cell is the first system's standing over this
+    one.
+    """
     about, axis = shown.about, panel["axis"]
     (first, *others), level, style = about.definitions, about.level, STYLES[axis]
 
@@ -294,7 +299,10 @@ def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
-    """Name the limit below the fewest GPUs: on the next fewer tried the models have no room, or SLOs are missed."""
+    """Return the reason why the next fewer GPUs tried do not suffice: models do not fit, or SLOs are missed.
+
+    If no number suffices, it is about the largest number tried.
+    """
     at = crossings.fewest(rows, name, "", about.definitions[0], about.level)
     runs = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(runs["x"].to_pylist()))
@@ -319,7 +327,10 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
-    """Render attainment at the shown x, and the counts of loads, evictions and moves there: means over seeds."""
+    """Render the x at which loads are shown, and attainment and the counts of loads, evictions and moves there.
+
+    Attainment and counts are means over seeds.
+    """
     curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
     if not xs:
@@ -336,7 +347,7 @@ def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
 
 
 def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | None:
-    """Return the x at which loads are shown: the panel's own, else the crossing of the first system.
+    """Return the x at which loads are shown: the panel's own, else the first system's crossing of the level.
 
     In a fleet it is the crossing of the system `name`. None if there is no crossing.
     """
@@ -383,7 +394,10 @@ def _parts(shown: Shown) -> list[Ablation]:
 
 
 def _claims(shown: Shown) -> Iterator[str | Table]:
-    """Count the claims of each class, beside the paper's numbers where they are few; with `every` list each of them."""
+    """Count the claims of each class.
+
+    If the paper's numbers are few, they are listed beside our results. With `every`, all claims are listed.
+    """
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     stated = [claim for claim in claims.claims_of(shown.about) if claim.paper is not None]
     if absent := dict.fromkeys(name for claim in stated for name in claims.lacking(claim, shown.about)):
@@ -412,10 +426,11 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
 
 
 def _copies(shown: Shown) -> Iterator[str]:
-    """Yield the A/A line: how often the first system differs from its copy on other seeds by more than chance.
+    """Yield the A/A line: how many differences of the first system from its copy have an interval that covers 0.
 
-    The largest difference comes with its place, and what single windows attain there: past the knee that varies much
-    from one draw to the next. Differences of single windows, which have no interval, do not count.
+    The copy runs on other seeds. The line also has the largest difference, its place, and the range of attainment of
+    single windows there, which is wide past the knee. Differences of single windows, which have no interval, do not
+    count.
     """
     name = shown.about.systems[0]
     covers, largest = list[bool](), list[tuple[Estimate, str]]()

@@ -32,10 +32,11 @@ FLAT = {  # words for differences at three rates
 
 
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
-    """Say up to which rate the subject holds the level, who serves more or less, and which level changes that.
+    """Return the answer of a comparison as a sentence; None if no contestant fits and has valid runs.
 
-    Only systems that ran with valid runs count. At a single rate the sentence compares attainment. Where a curve is
-    flat at the level, or the order changes beside it, it compares attainment at three rates. None if no system ran.
+    It says up to which rate the subject holds the level, which systems serve more or less, and at which other level
+    this changes. Only contestants that fit and have valid runs count. At a single rate the sentence compares
+    attainment. If a curve is flat at the level, or the order changes beside it, it compares attainment at three rates.
     """
     rivals = [system for system in shown.systems if system.judged]
     if not rivals:
@@ -96,7 +97,7 @@ def _up_to(e: Estimate | None) -> str:
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
-    """Say that a rate is pooled, with the rate of the worst model; nothing if the two are the same."""
+    """Say that a rate is pooled, with the rate of the worst model; empty if the two rates are about the same."""
     all_, worst = system.values[key], system.values["worst_rate"]
     if all_ is None or all_.sign == "<":
         return ""
@@ -141,9 +142,10 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the usual level at which a lead at this level, of either side, shrinks most or turns.
+    """Yield a clause on the other usual level at which a lead at this level shrinks most, or turns.
 
-    Yield nothing if all leads stay above the factor pooled.NEAR at all levels.
+    A lead is the subject's, or another system's over the subject. Yield nothing if all leads stay above the factor
+    `pooled.NEAR` at all levels.
     """
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:

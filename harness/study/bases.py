@@ -48,7 +48,11 @@ def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
 
 
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
-    """Return the tails of base runs. UserError for a model of which over 5 % of the requests never end."""
+    """Return P95 of TTFT and TPOT in seconds by model, from base runs.
+
+    A model whose outputs all have one token gets its TTFT as TPOT, which every request meets. Raises UserError if over
+    5 % of the requests of a model never end.
+    """
     pairs = tails(folders)
     for model, (first_s, later_s) in pairs.items():
         if not math.isfinite(first_s) or later_s == math.inf:
@@ -81,7 +85,11 @@ def tails(folders: Iterable[Path]) -> dict[str, Pair]:
 
 
 def check_rule(rule: str, models: str) -> None:
-    """Raise UserError where a rule gives no seconds to some model of a set, as far as known before anything is run."""
+    """Raise UserError if an SLO rule has no seconds for some model of a set.
+
+    Only rules with stated or released seconds can be checked before anything is run. A rule that scales a measured
+    latency always passes.
+    """
     parsed = slo.parse(rule)
     if not isinstance(parsed, slo.Scaled) or parsed.base == "released":
         with mistakes_in(f"SLO {rule}"):
@@ -91,9 +99,10 @@ def check_rule(rule: str, models: str) -> None:
 def slo_target(
     spec: Spec, rule: str, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> SloTarget:
-    """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs.
+    """Return the SLO target in seconds of a rule (workloads/slo.py) for a spec's trace, models and kind of GPU.
 
-    A spec that holds seconds already keeps them. The rule for a mix of kinds names the kind of its base.
+    Base runs that the rule needs are run and kept below `out`. A spec that has seconds already keeps them. For a mix of
+    kinds of GPU, the kind that measures the base is added to the rule.
     """
     rule = located(rule)
     given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
@@ -118,14 +127,14 @@ def slo_target(
 
 
 class Ahead(NamedTuple):
-    """The demands of a rule on runs in real time, before they begin."""
+    """The drain time and base runs that an SLO rule requires of runs in real time, before they begin."""
 
     drain_s: float | None  # most seconds that a run drains after its window; None: base runs decide
     bases: list[Span]  # base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Return the demands of a rule on runs of a spec in real time; nothing is run."""
+    """Return the drain time and base runs that an SLO rule requires of a spec in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
@@ -149,7 +158,10 @@ def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
 
 
 def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
-    """Compute each model's SLOs for the longest prompt and output, under a rule scaled by latency alone."""
+    """Compute each model's TTFT and TPOT limits in seconds for the longest prompt and output of the trace.
+
+    The rule is a multiple of the latency of a request alone on an idle GPU.
+    """
     trace, models = setup.trace, setup.models
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))
@@ -159,12 +171,18 @@ def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
 
 
 def judged_by(rule: str) -> str:
-    """Return the definition of attainment that an SLO rule is about."""
+    """Return the default definition of attainment of an SLO rule.
+
+    It is "e2e" for multiples of a request's latency alone, else "both".
+    """
     parsed = slo.parse(rule)
     return "e2e" if isinstance(parsed, slo.Scaled) and parsed.base == "solo" else "both"
 
 
 def by_kind(rule: str) -> slo.Scaled | None:
-    """Return a rule whose base is measured on the GPUs of each run, for it names no kind; None for any other rule."""
+    """Return the parsed rule if its base is measured on the kind of GPU of each run; else None.
+
+    Such a rule scales a base that depends on the GPU, and names no kind of GPU.
+    """
     parsed = slo.parse(rule)
     return parsed if isinstance(parsed, slo.Scaled) and parsed.by_gpu and not parsed.gpu else None

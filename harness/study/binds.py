@@ -41,7 +41,10 @@ class Judged(NamedTuple):
 
     @classmethod
     def read(cls, run: Path, about: Mapping[str, Any], under: slos.SloTarget, definition: str) -> Judged:
-        """Read a run. UserError where the definition needs token times that it lacks."""
+        """Read a run with its SLOs and scores.
+
+        Raises UserError if the definition of attainment needs token times and the run has no such times.
+        """
         names = [name for name in record.SCHEMA.names if name != "token_ns" or DEFINITIONS[definition].by_token]
         rows = requests.rows(table := record.read(run, names))
         slo = requests.limits(rows, slos.limits(run, under))
@@ -87,7 +90,7 @@ class Hour(NamedTuple):
 
     @property
     def first(self) -> str | None:
-        """The resource that binds in most misses; None without one."""
+        """The resource that binds in most misses; None if no request missed."""
         return max(self.binds, key=self.binds.__getitem__, default=None)
 
 
@@ -95,7 +98,7 @@ Hours = Mapping[str, Mapping[int, Hour]]  # keyed by model and hour
 
 
 def summed(hours: Iterable[Hour]) -> Hour:
-    """Return the requests, misses and what binds of several hours together."""
+    """Return the sum of several hours: their requests, misses, and misses by the resource that binds."""
     every, binds = list(hours), Counter[str]()
     for hour in every:
         binds.update(hour.binds)
@@ -103,12 +106,12 @@ def summed(hours: Iterable[Hour]) -> Hour:
 
 
 def total(hours: Hours) -> Hour:
-    """Return the requests, misses and what binds of all models and hours together."""
+    """Return the sum over all models and hours: requests, misses, and misses by the resource that binds."""
     return summed(hour for each in hours.values() for hour in each.values())
 
 
 def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
-    """Add the hours of several parts, by model and hour."""
+    """Add up several results: the same hour of the same model is summed over all of them."""
     every: dict[str, dict[int, list[Hour]]] = {}
     for part in parts:
         for model, hours in part.items():
@@ -120,7 +123,10 @@ def merged(parts: Iterable[Hours]) -> dict[str, dict[int, Hour]]:
 def by_view(
     runs: Iterable[Path], views: Sequence[View], under: Callable[[View], slos.SloTarget], definition: str
 ) -> dict[str, dict[str, dict[int, Hour]]]:
-    """Count misses of runs by view, model, hour and what binds. UserError for a run that is gone."""
+    """Count requests and misses of runs by view of the traffic, model and hour.
+
+    Misses are also counted by the resource that binds. Raises UserError for a run that is gone.
+    """
     every = {view.trace: view for view in views}
     parts: dict[str, list[Hours]] = {}
     for run in runs:
@@ -131,7 +137,7 @@ def by_view(
 
 
 def _hours(of: Judged, definition: str) -> Hours:
-    """Count the requests and misses of a run by model and hour, misses also by the resource that binds."""
+    """Count the requests and misses of a run by model and hour. Misses are also counted by the resource that binds."""
     at = np.maximum(0, of.rows.arrival_s // HOUR_S).astype(int)
     keys = np.array([of.rows.model, at])
     binds: dict[tuple[int, int], Counter[str]] = {}

@@ -46,9 +46,9 @@ def crossing(
 ) -> dict[str, Any] | None:
     """Return the rate scale above which no policy attains `level`, with the definition and the number of GPUs.
 
-    `of` gives the spec at a rate scale with a seed, and `specs` are those of the systems. The answer is kept below
-    `out`. It is None where nothing bounds the rate: for definitions without deadlines, closed loops, traces that are
-    read in pieces, and engines other than the simulator.
+    `of` returns the spec at a rate scale and seed. `specs` are the specs of the systems, which decide how GPUs may be
+    shared. The answer is kept below `out`. It is None where nothing bounds the rate: for definitions without deadlines,
+    closed loops, traces that are read in pieces, and engines other than the simulator.
     """
 
     def at(x: float, seed: int) -> Setup:
@@ -89,10 +89,11 @@ def crossing(
 
 
 def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], level: float) -> float | None:
-    """Return a rate at which the bound is below the level, less than NEAR above one at which it is not.
+    """Return the rate scale at which the bound on attainment falls below the level.
 
-    None where it never falls below it, or never rises to it. The first seed alone brackets the rate, by doubling and
-    bisection; all of them then move the bracket.
+    It is less than a factor NEAR above a rate scale at which the bound is not below the level. It is None if the bound
+    never falls below the level, or is below it at all rates. The first seed alone brackets the rate scale, by doubling
+    and bisection. All seeds together then move the bracket.
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:
@@ -123,7 +124,7 @@ def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], l
 
 
 def line(about: About) -> str | None:
-    """Return the bound of a comparison in words; None where it has none."""
+    """Return the bound of a comparison in words; None if the comparison has no bound."""
     if (most := about.bound) is None:
         return None
     (panel,) = about.panels
@@ -133,7 +134,7 @@ def line(about: About) -> str | None:
 
 
 def judged(setup: Setup, target: SloTarget) -> Jobs:
-    """Return a run's requests with the SLOs of a target, which its system itself may not be told."""
+    """Return a run's requests with the SLOs of a target, even if the run's own system reads no SLOs."""
     jobs = setup.jobs()
     if target.seconds is not None:
         pairs = np.array([target.seconds.get(name, (math.inf, math.inf)) for name in jobs.models])[jobs.model]
@@ -145,7 +146,10 @@ def judged(setup: Setup, target: SloTarget) -> Jobs:
 
 
 def allowed(specs: Iterable[Spec]) -> bound.Sharing:
-    """Return how any of these systems shares a GPU: by SMs, by time slices. One without room counts as neither."""
+    """Return the ways in which any of these systems shares a GPU: by SMs, by time slices, both or neither.
+
+    The policy of a system that does not fit, or cannot be made, adds neither.
+    """
     parted = sliced = False
     for spec in specs:
         sliced |= spec.sharing == "turns"

@@ -44,14 +44,20 @@ STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale"
 
 
 class Support(NamedTuple):
-    """The misses and windows that an estimate rests on; of two systems, the smaller number of each."""
+    """The misses and windows behind an estimate.
+
+    If the estimate compares two systems, each number is that of the system with fewer.
+    """
 
     misses: int | None  # None: the estimate is no share of requests
     windows: int  # independent ones
 
 
 class Verdict(NamedTuple):
-    """A claim about one system, over at most one other, with its result on a panel (None: on all together)."""
+    """The result of a claim on one panel, or on all panels together (`panel` is None).
+
+    The claim is about one system, and compares it with at most one other.
+    """
 
     claim: Claim
     panel: Panel | None
@@ -76,10 +82,10 @@ class SectionVerdict(NamedTuple):
 
 
 def weak(verdict: Verdict) -> str:
-    """Return why a class rests on too few misses or windows; empty where it does not, or where its note states them.
+    """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    The notes of claims about seeds and of bounds have their number and limit (`limit_of_seeds`, `limit_of_bound`). A
-    calculation has no windows.
+    It is also empty where the verdict's note states the number and a limit, as for claims about seeds and for bounds
+    (`limit_of_seeds`, `limit_of_bound`). A calculation has no windows, so it is never weak.
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -95,15 +101,19 @@ def weak(verdict: Verdict) -> str:
 
 
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
-    """Return the misses and windows of a claim's estimate, each of the system that has fewer."""
+    """Return the misses and windows behind a claim's estimate.
+
+    If the claim compares two systems, each number is that of the system with fewer.
+    """
     supports = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
     return Support(*(min(column) for column in zip(*supports, strict=True)))
 
 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
-    """Say in how many windows at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934).
+    """Return in words the one-sided 95 % limit of the share of windows that do as the paper says.
 
-    Where it holds for no seed, say in how many at most.
+    The limit is that of Clopper and Pearson (1934). It is a lower limit if any seed does as the paper says, else an
+    upper limit.
     """
     from scipy.special import betaincinv
 
@@ -114,7 +124,7 @@ def limit_of_seeds(paper: str, n: int, of: int) -> str:
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
-    """State the number of runs and the one-sided 95 % limit of an estimate that is only a bound."""
+    """Return in words the number of runs and the one-sided 95 % limit of an estimate that is only a bound."""
     end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
     if end is None:
         return f"n = {here.n}"
@@ -146,21 +156,31 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
-    """Yield a claim for each of its systems over each of the others, with the readings of the pair; see Claim."""
+    """Yield a claim with several systems as claims about one pair of systems each.
+
+    Every name in `system` is paired with every name in `over`. Each pair comes with the readings of the statement that
+    it belongs to (see Claim).
+    """
     ours = [(label, reading) for name, reading in _read(claim.system) for label in of_file(name, about)]
     for (label, mine), (over, theirs) in product(ours, _read(claim.over)):
         yield replace(claim, system=label, over=over), mine | theirs
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
-    """Yield each system that a claim names, with the reading that it belongs to."""
+    """Yield each system that a claim names, with the reading that it belongs to.
+
+    The reading is empty for a system that is not one of several options.
+    """
     for names in systems_of(text):
         for name in names:
             yield name, frozenset({(OR.join(names), name)} if len(names) > 1 else ())
 
 
 def of_file(name: str, about: About) -> list[str]:
-    """List a name alone, or every system of the study that "best NAME" stands for."""
+    """Return the systems of the study that a name in a claim stands for.
+
+    "best NAME" stands for every system of that file; any other name stands for itself.
+    """
     if not name.startswith(BEST):
         return [name]
     file = name.removeprefix(BEST)
@@ -178,13 +198,19 @@ def lacking(claim: Claim, about: About) -> list[str]:
 
 
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
-    """Compute the attainment a system loses without a part at every x of every panel of a claim, paired by seed."""
+    """Yield the attainment that a system loses when a part of it is switched off, paired by seed.
+
+    There is a loss for each x of each panel of the claim.
+    """
     definition = claim.definition or about.definitions[0]
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
 def order_text(standing: Standing) -> str:
-    """Render a ratio; where a curve is flat at the level, render who is ahead and the differences at fixed rates."""
+    """Render a standing of two systems as their ratio.
+
+    If the ratio does not decide, render which system is ahead and the differences of attainment at fixed rates.
+    """
     if (ratio := standing.decisive) is not None:
         return ratio.text(RATIO)
     gaps = ", ".join(f"{gap.times(100.0).text(POINTS)} points at {x:.3g}" for x, gap in standing.differences)
@@ -193,10 +219,11 @@ def order_text(standing: Standing) -> str:
 
 
 def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs that hold the level in the mean over seeds; the ends are those of single seeds.
+    """Estimate the fewest GPUs that hold the level in the mean over seeds.
 
-    It has no such ends where there are fewer than two seeds, or where its value or that of a seed is a bound. With
-    `over` it is the ratio of two such numbers.
+    The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no such interval with
+    fewer than two seeds, or if the estimate or that of a seed is only a bound. With `over`, the estimate is the ratio
+    of two such numbers.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
@@ -211,7 +238,11 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
 
 
 def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
-    """Find the best of several systems and the ratio to it, whose ends are the lowest ends of all the ratios."""
+    """Return the best of several other systems, and the claim's ratio to it.
+
+    The best is the system with the lowest ratio. The interval's ends are the lowest low end and the lowest high end of
+    all ratios.
+    """
     name = min(ratios, key=lambda other: ratios[other].mean)
     lows = [e.low for e in ratios.values() if e.low is not None]
     highs = [e.high for e in ratios.values() if e.high is not None]
@@ -237,7 +268,10 @@ def verdicts(table: pa.Table, about: About) -> list[Verdict]:
 
 
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
-    """Judge the i-th claim, one verdict for each panel and pair of systems; further evidence comes last, each once."""
+    """Yield the verdicts of the i-th claim, one for each panel and pair of systems.
+
+    Verdicts on further evidence (`claim.also`) come last, and no verdict is repeated.
+    """
     seen = set[tuple[str, ...]]()
     stated = claims_of(about)[i]
     for variant in (stated, *(evidence_of(stated, other) for other in stated.also)):
@@ -264,14 +298,20 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
 
 
 def _of_measure(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
-    """Judge a claim about a measure on each of its panels; once and without a panel if nothing was measured."""
+    """Judge a claim about a measure on each of its panels.
+
+    If nothing was measured, there is one verdict, without a panel.
+    """
     each = list(measured.of_claim(table, about, claim)) if claim.measure else []
     for panel, values in each or [(None, [])]:
         yield by_number(claim, panel, interval(values) if values else None, "" if values else NONE)
 
 
 def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
-    """Leave a verdict on half of a real trace open: the half is a case study of one window, which decides nothing."""
+    """Change a decided verdict on half of a real trace to "open".
+
+    Such a half is a case study of one window, which decides nothing.
+    """
     if not panel.get("half") or verdict.says not in DECIDED:
         return verdict
     return verdict._replace(says="open", note="; ".join(filter(None, (verdict.note, CASE))))
@@ -329,9 +369,10 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
 def _by_ratio(
     claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
 ) -> Verdict:
-    """Judge a ratio to a system, or to the best of several; along SLO scales it says how many times sooner ours is.
+    """Judge a claim about a ratio to another system, or to the best of several.
 
-    Where a curve is flat at the level, a ratio says nothing: the order of the systems is judged instead, not a size.
+    Along SLO scales, the ratio says how many times shorter an SLO the claim's system holds. If a curve is flat at the
+    level, a ratio means nothing. The order of the systems is then judged, and not the size of the lead.
     """
     standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] in EASES:
@@ -355,7 +396,7 @@ def _by_ratio(
 def _order(standing: Standing) -> float:
     """Return how far a claim's system is ahead: the log of the ratio, or else the mean difference of attainment.
 
-    Of several other systems, the best is the one with the least value.
+    Of several other systems, the best is the one against which this value is least.
     """
     if standing.ratio is not None:
         return math.log(standing.ratio.mean)
@@ -377,9 +418,10 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 
 
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
-    """Judge which system is ahead; at both ends of a cumulative study judge the paper's number.
+    """Judge which of two systems is ahead.
 
-    There is no ratio where a system has no room, or where both are beyond the rates that were run for every seed.
+    At both ends of a cumulative study, the paper's number is judged instead. There is no ratio if a system does not
+    fit, or if both systems hold the level at every rate that was run, or both at no such rate.
     """
     definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)
@@ -397,7 +439,7 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
-    """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
+    """Tell whether a panel is at an end of a cumulative study: without any of its assumptions, or with all of them."""
     last = max((other["row"] for other in about.panels if other["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
 

@@ -52,7 +52,7 @@ SHARING = 64  # requests per seed whose blocks are counted
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that ended, as its columns are measured."""
+    """A stored run, with the values from which its columns are computed."""
 
     spec: Spec
     rows: requests.Rows
@@ -86,11 +86,11 @@ class Ran:
 
     @cached_property
     def early(self) -> NDArray[np.bool_]:
-        """Tell which requests come in the window, `LATE_S` before its end or sooner."""
+        """Tell which requests arrive in the window, more than `LATE_S` before its end."""
         return (self.rows.arrival_s >= 0.0) & (self.rows.arrival_s < self.window_s - LATE_S)
 
     def after_s(self, wait: str) -> F8:
-        """Return the seconds of a cause of waiting after each request's first token."""
+        """Return the seconds that each request spends in one cause of waiting after its first token."""
         k = record.WAITS.index(wait)
         return self.rows.waits_s[:, k] - self.rows.ttft_waits_s[:, k]
 
@@ -101,7 +101,7 @@ class Ran:
         return np.asarray(self.rows.model == self.rows.models.index(model))
 
     def by_model(self, value: Callable[[NDArray[np.bool_]], float]) -> dict[str, float]:
-        """Return a value of each model's requests, and under "" of all."""
+        """Compute a value over the requests of each model, and, under the key "", over all requests."""
         return {model: value(self.of(model)) for model in ("", *self.setup.models.names)}
 
 
@@ -109,7 +109,7 @@ Column = Callable[[Ran], Mapping[str, float]]
 
 
 def values(folder: Path, names: Sequence[str]) -> Iterator[scoring.Value]:
-    """Yield the rows of some columns of a run, by model and, over "pooled", of all together."""
+    """Yield the values of some columns of a run: for each model, and "pooled" for all models together."""
     ran = Ran.read(folder)
     for name in names:
         for model, value in COLUMNS[name](ran).items():
@@ -180,9 +180,9 @@ def _decoding(ran: Ran) -> dict[str, float]:
 
 
 def _kv_used(ran: Ran) -> dict[str, float]:
-    """Return by model the share of KV memory in use on its decode GPU, whichever requests hold it.
+    """Return, by model, the share of KV memory in use on the GPU on which that model decodes.
 
-    Weaver offloads part of the hot model's KV to the GPU of the cold one.
+    The KV of all requests on this GPU counts: Weaver offloads part of the hot model's KV to the GPU of the cold model.
     """
     rows, names = ran.rows, ran.setup.models.names
     here_s = rows.e2e_s - rows.ttft_s - ran.after_s("transfer") - ran.after_s("kv")
@@ -197,15 +197,16 @@ def _kv_used(ran: Ran) -> dict[str, float]:
 
 
 def _token_share(setup: Setup, name: str) -> float:
-    """Compute the part of a GPU's KV memory that a token of a model takes, where the model has the GPU to itself."""
+    """Compute the share of a GPU's KV memory that one token of a model takes, if the model has the GPU to itself."""
     model = setup.cluster.models[name]
     return model.kv_token_bytes / (setup.cluster.gpus[0].mem_bytes - model.weight_bytes)
 
 
 def _memory(ran: Ran, of: str) -> dict[str, float]:
-    """Compute the batch or a share of KV memory of one model, from first tokens to ends of requests or of the window.
+    """Compute the mean batch, or one share of KV memory (`of`), of a run with one model.
 
-    Tokens between the two are taken to come evenly; while a request waits for KV after its first token, it holds none.
+    A request counts from its first token to its end, or to the end of the window if it does not end. Its tokens are
+    taken to come evenly in that time. While it waits for KV after its first token, it holds no KV.
     """
     rows, window_s = ran.rows, ran.window_s
     (model,) = ran.setup.cluster.models.values()
@@ -237,10 +238,11 @@ def _memory(ran: Ran, of: str) -> dict[str, float]:
 
 @cache
 def _tokens_per_s(shape: Shape, gpu: str, host: str, batch: int, tp: int) -> float:
-    """Compute tokens a second of two GPUs as in Weaver's table 1: of two instances with a batch each, or one of TP2.
+    """Compute the decode throughput of two GPUs in tokens/s, as in Weaver's table 1.
 
-    Decode steps alone count. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each
-    GPU; their prompts, 131,072 tokens of 2 x 6.98e9 FLOP, would take 5.9 s at the card's peak.
+    The GPUs run two instances with TP 1, or one with TP 2. Each instance has a batch of `batch` requests. Only decode
+    steps count. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each GPU. Their
+    prompts, 131,072 tokens of 2 x 6.98e9 FLOP, would take 5.9 s at the card's peak.
     """
     prompt, output = TOKENS
     config = Config((Served("m", shape, 1, degrees=(2,)),), gpu=gpu, gpus=2, host=host)
@@ -272,7 +274,7 @@ def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
 
 @cache
 def _shared(lengths: str, longest: int, sequences: int, beams: bool, seed: int) -> float:
-    """Return the share of the blocks of `SHARING` drawn requests that sharing saves."""
+    """Return the share of KV blocks that sharing saves, over `SHARING` requests with drawn lengths."""
     rng = np.random.default_rng(seed)
     return sharing.saved(laws.draw(lengths, SHARING, rng, longest), sequences, rng if beams else None)
 

@@ -31,9 +31,10 @@ SPEC_KEYS = frozenset(field.name for field in fields_of(Spec))
 
 
 def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
-    """Return a setting with defaults for what it leaves out: models, their traffic, a machine with its memory.
+    """Return a setting with defaults for what it leaves out: models, their traffic, GPUs and host memory.
 
-    Keys of `unsaid` hold defaults that no user has set: of these, the trace and the GPUs are filled in again.
+    `unsaid` names keys whose values are defaults that no user set. Of these, the trace and the number of GPUs are
+    filled in again.
     """
     given = {**setting, **{key: value for key, value in WORLD.items() if key not in setting}}
     if "trace" not in setting or "trace" in unsaid:
@@ -115,7 +116,7 @@ def replayed(spec: Spec) -> str:
 
 
 def silent(systems: Collection[str]) -> tuple[str, ...]:
-    """Return the names that contend for nothing: controls, and the copies of A/A."""
+    """Return the names that do not contend in a comparison: the controls, and the A/A copies among `systems`."""
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
@@ -147,7 +148,7 @@ def asker(about: About) -> str:
 
 
 def traffic(spec: Spec) -> tuple[int, Preset | None]:
-    """Return the number of requests at the trace's rate, and the generator of its closed loop.
+    """Return the number of requests in the trace at its own rate, and the generator of its closed loop.
 
     The generator is None for an open loop.
     """
@@ -168,7 +169,10 @@ def stream_rule(spec: Spec) -> str:
 
 
 def rooflines(spec: Spec) -> dict[str, float]:
-    """Return the unmeasured share of a decode step's kernels, by model with formats, experts or latent KV."""
+    """Return, by model, the share of a decode step's kernel seconds that are roofline estimates, not measurements.
+
+    Only models with quantised formats, experts or latent KV are listed. It is empty for a measured cost table.
+    """
     if quantities.machine(spec.table) is not None:
         return {}
     shares: dict[str, float] = {}

@@ -88,7 +88,7 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
 
 
 def _fixed(name: str, specs: Sequence[Spec]) -> str:
-    """Return why a constant cannot be varied, or need not be; empty where it is."""
+    """Return the reason why a constant is not varied; empty if it is varied."""
     if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(policy.options.get("kv") == "elastic" for policy in _policies(specs)):
@@ -144,7 +144,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
 
 
 def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple[str, str]:
-    """Return by how much steps side by side slow each other down, in words, and the source."""
+    """Return in words how much concurrent prefill and decode steps slow each other down, and the source of this."""
     if measured is None:
         return "as computed from turns", next(why for what, why in sources.items() if what.endswith(".co_run"))
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
@@ -153,7 +153,7 @@ def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple
 
 
 def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:
-    """Return the constants of kernels that take turns, and their source."""
+    """Return the values in words of the constants for kernels that take turns, by constant, each with its source."""
     return {
         "passes": (f"{c['passes']:g} layers", source),
         "decode_fill": (f"{c['dec_fill']:g}", source),
@@ -162,14 +162,14 @@ def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:
-    """Return the modes in which models share a GPU under these specs: one for all, or each system's own."""
+    """Return the modes in which models share a GPU: the mode that the specs set, or else each system's own."""
     if specs[0].sharing != "own":
         return {specs[0].sharing}
     return {str(policy.options.get(SHARING, MODES[0])) for policy in _policies(specs)}
 
 
 def _policies(specs: Iterable[Spec]) -> list[System]:
-    """Make the policies of specs; those that cannot be made there are left out."""
+    """Make the policies of specs; leave out those that do not fit or are not supported."""
     policies = []
     for spec in specs:
         with suppress(Infeasible, Unsupported):

@@ -12,7 +12,10 @@ LONG_S = 5.0  # s of a step that a quiet teller reports too
 
 
 class Counted:
-    """A teller that counts the runs of a phase that were stored before; a quiet one reports long steps alone."""
+    """A reporter of progress that also counts the runs of each phase that were stored before.
+
+    A quiet one leaves out notes, and steps that take less than `LONG_S` seconds.
+    """
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -35,7 +38,7 @@ class Counted:
         self._teller.progress(what, done, total, left)
 
     def planning(self, done: int, total: int) -> None:
-        """Tell how far the planning is, which every call does anew."""
+        """Report the progress of planning. It does not count as a phase, since every call of a study plans again."""
         self._teller.progress("planning", done, total)
 
     def current(self, total: int) -> None:

@@ -74,15 +74,15 @@ def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str
 
 
 def _bytes(model: Any) -> int:
-    """Return what weights and one longest request of a model take on each GPU."""
+    """Return the bytes that the weights and the KV cache of one longest request of a model take on each GPU."""
     return int(model.weight_bytes + model.kv_token_bytes * model.max_tokens)
 
 
 def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]:
     """Return a setting with degrees raised so that each model fits its GPUs, and a line that names these models.
 
-    The setting stays as it is where all models fit, and where one fits at no degree: its run then says why. It also
-    stays on other engines, with a cost table, and for a mix of kinds of GPU.
+    The setting is unchanged if all models fit. It is also unchanged if a model fits at no degree, as its run then
+    reports why. Other engines than the simulator, cost tables and mixes of kinds of GPU leave it unchanged too.
     """
     kind, given = str(setting["gpu"]), {key: value for key, value in setting.items() if value is not None}
     if given.get("engine", "sim") != "sim" or given.get("table") or mix.mixed(kind):

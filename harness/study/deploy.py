@@ -73,7 +73,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Servers, and lines that say what they are."""
+    """The servers to start, the release of vLLM, and notes on the servers."""
 
     seats: tuple[Seat, ...]
     release: str  # a release of vLLM; empty if none is named
@@ -81,7 +81,10 @@ class Plan:
 
 
 def deployable(setting: Question) -> None:
-    """Raise UserError where the servers of a question are not vLLM's."""
+    """Raise UserError if a question is not about vLLM servers, which are all that --deploy can start.
+
+    Such are questions about other engines than the simulator, and about SGLang hosts.
+    """
     engine, host = (str(setting.setting.get(key, default)) for key, default in (("engine", SIMULATOR), ("host", "")))
     if fields.asked(engine).name != SIMULATOR:
         raise UserError(f"--deploy: engine {engine} starts its servers itself: --set engine={SIMULATOR}")
@@ -90,9 +93,10 @@ def deployable(setting: Question) -> None:
 
 
 def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
-    """Write the files of an answer whose runs are below `out`, a file a node where that is needed; return their paths.
+    """Write the files that start the servers of an answer into the folder `into`, and return their paths.
 
-    UserError where there is no answer, or where this way cannot start it.
+    There is a file for each node where that is needed. The runs of the answer are below `out`. Raises UserError if
+    there is no answer, or if servers cannot be started in this way.
     """
     texts = files(plan(sized, out), way)
     for name, text in texts.items():
@@ -101,7 +105,10 @@ def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
 
 
 def plan(sized: Sized, out: Path) -> Plan:
-    """Return the servers of an answer. UserError without one, and for a model cut by dp or ep, or across nodes."""
+    """Return the servers of an answer, with notes on them.
+
+    Raises UserError if there is no answer, if a model uses data or expert parallelism, or if it spans nodes.
+    """
     if sized.best is None:
         raise UserError("--deploy: no strategy holds the target, so there is nothing to deploy")
     kind, label, gpus = sized.best
@@ -185,7 +192,10 @@ def _seats(
 
 
 def weights(shape: str) -> Path:
-    """Return what a server loads: an id on huggingface.co, or the path of a GGUF file or of a config.json's folder."""
+    """Return the weights that a server loads.
+
+    They are an id on huggingface.co, or the path of a GGUF file or of the folder of a config.json.
+    """
     path = Path(repo(shape))
     if not path.exists():
         return path
@@ -193,7 +203,10 @@ def weights(shape: str) -> Path:
 
 
 def _formats(shape: str) -> tuple[str, ...]:
-    """Return vLLM's options for a model's formats; FP8 is made from BF16 weights, others have files of their own."""
+    """Return vLLM's options for the formats of a model's weights and KV cache.
+
+    FP8 weights are made from BF16 weights. Other formats of weights have files of their own, and need no option.
+    """
     entry = parsed(shape)
     weights = ("--quantization", "fp8") if entry.dtype == "fp8" else ()
     kv = ("--kv-cache-dtype", entry.kv_dtype) if entry.kv_dtype not in {None, "bf16"} else ()
@@ -201,7 +214,7 @@ def _formats(shape: str) -> tuple[str, ...]:
 
 
 def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
-    """Return for each place all GPUs that it is connected with through a chain of overlapping places."""
+    """Return, for each place, all GPUs that are connected with it through a chain of overlapping places."""
     joined: list[frozenset[int]] = []
     for place in places:
         touching = [gpus for gpus in joined if gpus & set(place)]
@@ -259,7 +272,11 @@ def _swap(made: Plan, seats: Sequence[Seat]) -> str:
 
 
 def _values(made: Plan) -> dict[str, Any]:
-    """Return values of the chart: pods that ask for whole GPUs, or, where some share one, pods that name theirs."""
+    """Return the values of the Helm chart.
+
+    Pods ask for whole GPUs. If some models share a GPU, pods instead name the GPUs that they use. Raises UserError if
+    models share GPUs on several nodes.
+    """
     pinned = any(seat.beside for seat in made.seats)
     if pinned and len({seat.node for seat in made.seats}) > 1:
         raise UserError(

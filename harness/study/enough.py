@@ -28,7 +28,12 @@ class More(NamedTuple):
 
 
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
-    """Tell whether a standing is decided, corrected for the number of `verdicts`, or its interval is narrow enough."""
+    """Tell whether the order of two systems is known well enough to stop adding seeds.
+
+    The order is known if the standing is decided after correction for a number of `verdicts`, or if the interval of the
+    ratio is within the share `precision` of its mean. If only differences at fixed rates decide, each interval must be
+    at most 2 x `ranking.NEAR` wide.
+    """
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
     if (e := standing.decisive) is None:
@@ -44,9 +49,10 @@ def settled(standing: Standing, precision: float, verdicts: int) -> bool:
 def unsettled(
     curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
 ) -> dict[str, bool]:
-    """Return the systems of pairs that are not yet told apart, by their runs by seed and x.
+    """Return the systems that are not yet told apart from another system of their pairs.
 
-    The value is True for systems that only differences at the given rates can tell apart, where ratios cannot.
+    `curves` has the runs of each system by seed and x. The value of a system is True if a ratio of rates cannot decide
+    one of its pairs, so that only differences at the given rates can.
     """
     standings = {pair: standing for pair in pairs if (standing := _standing(curves, panel, pair, level))}
     undecided: dict[str, bool] = {}
@@ -66,11 +72,12 @@ def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str]
 def more(
     curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float, least: float
 ) -> list[More]:
-    """List the runs to do next of systems that are not yet told apart (see `unsettled`).
+    """List the next runs of systems that are not yet told apart (see `unsettled`).
 
-    First come runs at an x that an interval lacks, with all seeds so far. Then come the next `step` seeds, around the
-    crossings: all systems get the same seeds, so that they stay paired, and all seeds the same x. The list is empty
-    where seeds would reach those of A/A copies. No rate below `least` is asked for.
+    First come runs at an x that the interval of a system lacks (`_lacking`), with all seeds so far. Then come the next
+    `step` seeds, at the x around the crossings (`_around`). All systems get the same seeds, so that they stay paired,
+    and all seeds of a system get the same x. The list is empty where seeds would reach those of A/A copies. No rate
+    below `least` is asked for.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
@@ -88,10 +95,11 @@ def more(
 
 
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
-    """Return an x that a system's interval lacks: at the crossing itself, or beyond an open end; None if none.
+    """Return the x at which a system has to be run before its interval can be trusted; None if there is no such x.
 
-    Where nothing is missed at the x below the crossing, it is the geometric mean of that x and the next: the misses of
-    an episode at the next x tell nothing of lower rates.
+    It is the crossing itself if no x within a quarter of an octave was run. Along rates, it is an x beyond an open end
+    of the interval. If the low end is open and nothing is missed at the x below the crossing, it is the geometric mean
+    of that x and the next. An episode of misses at the next x says nothing about lower rates.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
@@ -110,7 +118,10 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the given x of a panel in the form that curves have, in which load rises with x."""
+    """Return the given x of a panel in the form that curves have, in which load rises with x.
+
+    Along SLO scales and GPUs, these are the reciprocals.
+    """
     return tuple(map(crossings.reciprocal, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
@@ -121,7 +132,10 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """Return the sampled x that are given, or within an octave of a system's interval, or next beyond its ends."""
+    """Return the sampled x at which more seeds of a system are run.
+
+    They are those in `given`, those within an octave of the crossing's interval, and the next beyond each of its ends.
+    """
     c = by_window.together(of, of.keys())
     if c is None:
         return ()

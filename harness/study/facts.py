@@ -27,7 +27,10 @@ SETTING = tuple("process sharing sampling scaling assign plan placement pool_byt
 
 
 def facts(grid: Grid) -> list[dict[str, Any]]:
-    """Collect the facts of each panel, in order; model sets along x share a key, and have the first one's facts."""
+    """Collect the facts of each panel, in order.
+
+    The panels of model sets along x share a key. They have one entry, with the facts of the first.
+    """
     every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
     return list(every.values())[::-1]
 
@@ -87,7 +90,10 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Count the requests of each model that planners see, most first; one list for each fold that seeds replay."""
+    """Return the number of requests of each model that planners see, largest first.
+
+    There is one list for each fold of the trace that seeds replay.
+    """
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
@@ -95,7 +101,7 @@ def _seen(panel: Panel) -> list[list[int]]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Describe the windows that differ from a seed's own, or do not span the trace."""
+    """Return sentences on windows that are cut short, repeat the trace, or span a half of it."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
@@ -113,7 +119,10 @@ def _cuts(grid: Grid) -> list[str]:
 
 
 def _unheld(grid: Grid) -> list[str]:
-    """Say where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
+    """Return a sentence for each panel along rates in which the first system holds the level at no rate.
+
+    Other panels that use its highest held rate then run at the lowest rate.
+    """
     level = f"{100 * grid.study.level:g} % of {' and of '.join(map(str.upper, grid.study.definitions))}"
     lines = (
         f"{grid.study.first} holds {level} at no rate on {load_trace(p.first.trace).name}, {p.shown_models}, "
@@ -132,7 +141,8 @@ def about(
 ) -> About:
     """Collect the facts that readers of the table need beside its rows.
 
-    `runs` are those of the points; `stand_ins` are the traces that stand in for others, by the name asked for.
+    `runs` are those of the points, in the same order. `stand_ins` are the traces that replace missing ones, by the name
+    that was asked for. `bound` is the bound on all policies, as `bound.crossing` returns it.
     """
     study = grid.study
     stood_in = [f"{trace.name} stands in for {name}." for name, trace in stand_ins.items()]
@@ -177,7 +187,7 @@ def activation_s(study: Study, claim: Claim) -> float:
 
 
 def fuller(study: Study) -> str:
-    """Name the larger numbers of --full; empty where there are none."""
+    """Return in words the larger numbers of seeds and rates that --full runs; empty if none is larger."""
     full = study.full
     return ", ".join(
         f"{more} {name}"

@@ -144,9 +144,10 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
 
 
 def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
-    """Yield the panel at a place; for a real trace one for each half, which is planned from the other half.
+    """Yield the panel at a place, or, for a real trace, a panel for each half of the trace.
 
-    The halves are two case studies. A condition of one seed has only the half that this seed replays.
+    Systems plan each half from the requests of the other half. The two halves are separate case studies. A condition
+    with one seed has only the half that this seed replays. Comparisons (layout `table`) are not split.
     """
     whole = _panel(study, full, row, condition, place)
     spec = whole.first
@@ -199,7 +200,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
 
 
 def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:
-    """Return the spec of a system at a place; along GPUs it begins with the fewest."""
+    """Return a system's spec with the varied fields of a place; along GPUs it has the fewest GPUs."""
     fields = {key: value for key, value in place.items() if key not in BESIDE}
     if axis == "gpus":
         fields["gpus"] = int(min(xs))
@@ -239,7 +240,11 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Compute the seconds of a window: as asked, and enough for the requests asked; None for the seed's own window."""
+    """Compute the length of a window in seconds.
+
+    It is the length asked for, or more if the requests asked for need more. It is None if the seed's own window has
+    this length, or if nothing is asked for.
+    """
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
     if not (condition.window_s or usual_s or study.requests):
@@ -252,7 +257,7 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
 
 
 def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
-    """Yield, in req/s, the lowest rate of each condition that runs a model set at rates that are given."""
+    """Yield the lowest rate in req/s of each condition that runs a model set at given rates."""
     for condition in study.condition:
         if models not in study.sets(condition):
             continue
@@ -288,7 +293,10 @@ def family(sets: tuple[str, ...]) -> str:
 
 
 def scales(study: Study, panel: Panel) -> tuple[float, ...]:
-    """Return the SLO scales of a panel; those of --full too, since runs that read no SLO serve all scales."""
+    """Return the SLO scales at which a panel is judged.
+
+    Along SLO scales, those of --full are always among them: a run that reads no SLO is judged at every scale.
+    """
     return study.along_x(panel.condition, full=True) if panel.axis == "slo_scale" else (panel.scale,)
 
 
@@ -303,7 +311,10 @@ def rule(study: Study, panel: Panel, scale: float) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Panels with their SLOs; `held` says, by panel along rates, the highest x that the study's first system holds."""
+    """The panels of a study with their SLOs.
+
+    `held` has, for each panel along rates, the highest x at which the study's first system holds the level.
+    """
 
     study: Study
     full: bool
@@ -316,7 +327,11 @@ class Grid:
         return self.study.scope(self.full)
 
     def sample(self, panel: Panel) -> Sample:
-        """Return how the x of a panel are chosen: `bracket` searches GPUs, the other rules rates; all else is given."""
+        """Return the rule that chooses the x of a panel.
+
+        The rule `bracket` searches only along GPUs, and the other rules only along rates. All other panels run at the x
+        that are given.
+        """
         sample = self.study.sample
         if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
             return replace(sample, rule="fixed")
@@ -367,9 +382,10 @@ class Grid:
         return self.held_rate(panel) if panel.holds_rate else spec.rate_scale
 
     def held_rate(self, panel: Panel) -> float:
-        """Return the highest rate scale that the study's first system holds; the panel's lowest if it holds none.
+        """Return the highest rate scale at which the study's first system holds the level.
 
-        It is that of the panel itself, or of the first panel along rates with the same trace and model set.
+        It is that of the panel itself, or else of the first panel along rates with the same trace and model set. If the
+        system holds the level at no rate, it is the panel's lowest rate scale.
         """
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
@@ -385,13 +401,16 @@ class Grid:
         return 2.0 ** math.ceil(math.log2(least)) if least else 1.0
 
     def fixed_rate(self, panel: Panel) -> float:
-        """Return the rate scale of a panel that does not vary it."""
+        """Return the rate scale of a panel whose x is not a rate."""
         return self._rate_scale(panel, panel.first, math.nan)
 
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """Yield the runs of bounds and controls at the ends of the first system's x; the A/A copy only along rates."""
+        """Yield the runs of bounds and controls at the lowest and the highest x of the first system.
+
+        The A/A copy runs there too, but only along rates.
+        """
         ends = sorted(self._ends(panel, xs))
         for name, spec in bounding(self.study, panel).items():
             if name.endswith(AA) and not panel.rated:
@@ -401,7 +420,12 @@ class Grid:
                     yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
 
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
-        """Return both ends of the first system's x; with `at_rps` the lower is the highest rate scale that it holds."""
+        """Return the x at which bounds and controls run: the lowest and the highest x of the first system.
+
+        If rates are given in req/s (`at_rps`), the lower x is the highest rate scale that the first system holds. A
+        search by `bracket` has only the largest number of GPUs. Along models, only a panel with the smallest or largest
+        model set has such an x.
+        """
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}
         shared = [x for p in self.panels if p.key == panel.key for x in p.xs] if panel.axis == "models" else xs
@@ -411,7 +435,10 @@ class Grid:
 
 
 def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
-    """Return the specs of bounds, controls and A/A copies by name; without a panel they give their systems alone."""
+    """Return the specs of bounds, controls and A/A copies by name.
+
+    Without a panel, only the names and systems of these specs have a meaning.
+    """
     first = panel.first if panel else study.spec_of(study.steps()[0], study.first)
     names = (*study.bounds, *(CONTROLS if study.controls else ()))
     specs = {(spec := another(first, name)).label: spec for name in names}

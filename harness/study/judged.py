@@ -23,11 +23,12 @@ BASES = {  # origin of a rule's seconds, by a part of its text
 
 
 def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
-    """Return the SLO target of a run under a rule (None: the one that judged it), and lines that say which it is.
+    """Return the SLO target that judges a stored run, and lines that say which target it is.
 
-    The lines also name the comparisons that judged the run otherwise. Rules that judged the run stand in the tables
-    beside it, or in its spec where its policy read the SLO. A rule that is in neither, and `default` where there is
-    none, is turned into seconds as a comparison would do.
+    If `rule` is None, it is the target that judged the run before, or else that of the rule `default`. The lines then
+    also name the comparisons that judged the run by other rules. Targets that judged the run are read from its spec, if
+    its policy read the SLO, and from the tables beside it. A rule that is not among these is turned into seconds as a
+    comparison would do.
     """
     stored, lost = slos.rulings(run)
     candidates = [(ruling.under, f"as {ruling.table.name} judged this run") for ruling in stored]

@@ -21,7 +21,10 @@ from workloads import slo
 
 
 class Targets(dict[float, SloTarget]):
-    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
+    """SLO targets by scale.
+
+    The targets of the given scales are made at once, those of other scales when they are first looked up.
+    """
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:
         super().__init__({scale: at(scale) for scale in sorted(scales)})

@@ -133,7 +133,10 @@ def merged(statements: Iterable[Statement]) -> list[Statement]:
 
 
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
-    """Judge a study's claims on each panel that they are about, and list those whose conditions only --full runs."""
+    """Judge the claims of a study on each panel that they are about.
+
+    A claim about a condition that only --full runs is listed without a result.
+    """
     study = studies.study(name)
     measured = measure(study, out / name, workers=workers, teller=teller)
     of_claim = _lines if study.layout != "claims" else lambda measured, i, _: _measured(measured, i)
@@ -181,7 +184,10 @@ def _axis(claim: Claim, measured: Measured) -> str:
 
 
 def _stated(verdict: Verdict) -> bool:
-    """Tell whether a verdict judges the paper's statement; an open step of a cumulative study does not."""
+    """Tell whether a verdict counts in the class of the paper's statement.
+
+    An open verdict on a single step of a cumulative study does not, unless a rule judged it.
+    """
     step = verdict.panel is not None and bool(verdict.panel["kind"])
     return verdict.rule != NONE or verdict.says != "open" or not step
 
@@ -230,7 +236,7 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
 
 
 def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
-    """Return what stands for the comparisons of a claim about a condition that only --full runs."""
+    """Return the entry of a claim about a condition that only --full runs: it states that nothing was run."""
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, asked, asked.axis(condition))
@@ -257,7 +263,10 @@ def _seeds(n: int) -> str:
 
 
 def weak(ledger: Ledger) -> list[str]:
-    """List the statements whose class rests on too little, with the reason of each line that decides the class."""
+    """List the statements whose class is based on too few misses or windows.
+
+    Each comparison that decides the class is listed with its reason.
+    """
     return [
         f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
         for s in ledger.statements

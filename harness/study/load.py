@@ -78,7 +78,10 @@ def study(name: str) -> Study:
 
 
 def _beside(value: Any, folder: Path) -> Any:
-    """Return the data of a TOML file; files of SLO classes in its folder get paths from the working directory."""
+    """Return the data of a TOML file with the paths of its SLO class files made usable.
+
+    Files of SLO classes (`classes:`) in the study's folder get paths relative to the working directory.
+    """
     if isinstance(value, str) and value.startswith(CLASSES) and (folder / value.removeprefix(CLASSES)).is_file():
         return f"{CLASSES}{os.path.relpath(folder / value.removeprefix(CLASSES))}"
     if isinstance(value, dict):
@@ -87,7 +90,10 @@ def _beside(value: Any, folder: Path) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every string of a TOML file: who names the file on a command line also allows the code named in it."""
+    """Yield every string of a TOML file.
+
+    A user who names the file on a command line thereby also allows the code files that these strings name.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -81,11 +81,12 @@ def measure(
     teller: Teller | None = None,
     watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
-    """Run and score a study below `out`, and keep current results; with a current receipt only open the table.
+    """Run and score a study below `out`; results that are current are kept.
 
-    The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO in place of the
-    study's. A system whose policy fails leaves the study. `watch` sees the results after each round of runs; they are
-    not stored. Raises UserError, and Failed where no system is left to stand first.
+    If there is a current receipt of the same call, only the table is read. The name of the study's folder begins with
+    `stem` (empty: the study's name). With `target`, all panels have this SLO in place of the study's. A system whose
+    policy fails leaves the study. `watch` is called with the results after each round of runs; these are not stored.
+    Raises UserError, and Failed where no system is left to stand first.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
@@ -109,9 +110,9 @@ def measure(
 
 
 def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
-    """Return what `act` makes of a study's work; systems whose policy fails leave the study, and are added to `failed`.
+    """Return the result of `act` on a study's work, repeated without the systems whose policies fail.
 
-    Raises Failed where no system is left to stand first.
+    These systems are added to `failed`. Raises Failed where no system is left to stand first.
     """
     study = work.study
     while True:
@@ -128,7 +129,10 @@ def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]
 
 
 def _vouched(call: receipt.Call, kept: receipt.Receipt, teller: Counted) -> Measured | None:
-    """Clean the folder of a study that a receipt vouches for, and read it; None where its table is not whole."""
+    """Read the results of a study with a current receipt; None if its table is not whole.
+
+    Files that a killed writer left in the study's folder are removed first.
+    """
     whole.clean(kept.folder)  # a writer may have been killed once its file was in place
     path = kept.folder / record.SWEEP
     try:
@@ -152,7 +156,7 @@ class _Group(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """A run of a round: its group, the request that it answers, and its point."""
+    """A run of a round: its group, the `Ask` that chose its x, and its point."""
 
     group: _Group
     ask: Ask
@@ -240,7 +244,10 @@ class Work:
         receipt.write(call, digested, begun_ns, answer, self._specs, rules, self._stamps, traces)
 
     def _traces(self) -> dict[str, Trace]:
-        """Load the traces under the names that were asked for, by name; a name with a placeholder is left out."""
+        """Load the traces that panels ask for, keyed by the name that was asked for.
+
+        Names with a placeholder, such as {models}, are left out.
+        """
         names = dict.fromkeys(name for panel in self.panels for name in panel.traces)
         return {name: load_trace(name) for name in names if "{" not in name}
 
@@ -315,7 +322,10 @@ class Work:
         return following(sample, grid.bounds(panel), {name: known.get((panel.key, name), {}) for name in group.systems})
 
     def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
-        """Add attainment to the curves on which later runs depend; return whether each group had room in some run."""
+        """Add the attainment of a round's runs to `curves`, if later runs depend on it.
+
+        Return, for each group, whether the models fit on the GPUs in at least one of its runs.
+        """
         room: dict[_Group, bool] = {}
         new = {folder for folder in folders if folder.name not in self._ran}
         self._ran.update((folder.name, score.ran(folder)) for folder in sorted(new, key=sweep.part_order))
@@ -332,11 +342,14 @@ class Work:
         return room
 
     def _decides(self, point: Point) -> bool:
-        """Tell whether a point's attainment decides the rates of controls, which follow the study's first system."""
+        """Tell whether a point's attainment helps to choose the rates at which controls run.
+
+        In a study with controls, these follow the first system's rates.
+        """
         return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
     def _budget(self, grid: Grid) -> float:
-        """Return the requests that more seeds of this work's panels may take."""
+        """Return the number of simulated requests that the panels of this work may spend on more seeds."""
         return float(grid.scope.budget * sum(map(seeds.tells, grid.panels)))
 
     def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
@@ -353,7 +366,10 @@ class Work:
         return seeds.refined(grid, points, run, self._counted)
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, by_window.Windows]]) -> None:
-        """Add the misses of runs to the curves by panel and system, for the first definition."""
+        """Add the misses of the runs at `points` to `curves`, by panel and system.
+
+        Misses are counted by the study's first definition of attainment.
+        """
         definition = self.study.definitions[0]
         ready = sweep.tasks(point.spec for point in points)
         places = [self._place(point, task.folder) for point, task in zip(points, ready, strict=True)]
@@ -367,7 +383,10 @@ class Work:
                 of.setdefault(seed, {})[x] = counted
 
     def _highest_held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
-        """Find, by panel along rates, the highest x at which the first system holds every definition, if any."""
+        """Find, for each panel along rates, the highest x at which the first system holds the level.
+
+        It must hold the level by every definition of attainment; None if there is no such x.
+        """
         highest_x: dict[str, float | None] = {}
         for panel in grid.panels:
             seen = curves.get((panel.key, self.study.first))
@@ -380,8 +399,9 @@ class Work:
     def run(self, specs: Sequence[Spec], what: str, later: float = 0.0, *, shared: bool = False) -> list[Path]:
         """Run specs and return their folders.
 
-        `later` is the number of requests expected afterwards, for the remaining time. Runs that several studies or
-        shards share (`shared`) have a folder each, also where other runs lie in parts.
+        `later` is the number of requests expected in later rounds, for the estimate of the remaining time. With
+        `shared`, each run gets a folder of its own, even if other runs are stored in partitions: several studies or
+        shards share these runs.
         """
         into = None if shared else self.into
         folders = sweep.sweep(
@@ -395,7 +415,7 @@ class Work:
     # -------------------------------------------------------------- the table
 
     def scored(self, grid: Grid, points: Sequence[Point]) -> Measured:
-        """Write the study's folder and table; the runs are scored anew only if a run, a rule or the scoring changed."""
+        """Write the study's folder and table; score the runs again only if a run, a rule or the scoring changed."""
         ready = sweep.tasks(point.spec for point in points)
         placed = [
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]

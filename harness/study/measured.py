@@ -42,7 +42,11 @@ def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Pane
 
 
 def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Claim) -> Seeds:
-    """Return a claim's value on some panels by seed; none where a system has no runs there."""
+    """Return the value of a claim by seed, on some panels; empty if a system has no runs there.
+
+    It is a measure of one system, or the ratio or difference of the measures of two. With `claim.least`, it is the
+    value of a field of the system (`_least`).
+    """
     if claim.least:
         return _least(about, table, panels[0], claim)
     ours = column(about, table, panels, claim.system, claim.measure, claim.model)
@@ -56,7 +60,10 @@ def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Cla
 
 
 def column(about: About, table: pa.Table, panels: Sequence[Panel], system: str, measure: str, model: str = "") -> Seeds:
-    """Return a measure of a system by seed: of a panel, or the rate that it holds over the panels of a condition."""
+    """Return a measure of a system by seed.
+
+    It is read from the first panel. The measure HELD_RPS is instead the rate that the system holds over all `panels`.
+    """
     if measure == HELD_RPS:
         return _highest_rates(about, table, panels, system)
     rows = _rows(table, panels[0], system, measure, model)
@@ -75,7 +82,10 @@ def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) 
 
 
 def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
-    """Return by seed the value of the field `claim.least` that gives the least measure, over systems that set it."""
+    """Return, by seed, the value of the field `claim.least` with which the claim's measure is smallest.
+
+    All systems of the study that set this field are compared.
+    """
     best: dict[int, tuple[float, float]] = {}
     for name, text in about.texts.items():
         if (value := asked(text).fields.get(claim.least)) is not None:
@@ -85,9 +95,10 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 
 
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
-    """Return the highest rate within SLOs by seed, interpolated where attainment first falls below the level.
+    """Return, by seed, the highest rate in req/s at which the share WITHIN reaches the level.
 
-    It is the lowest rate if attainment there is below already, and the highest if it never is.
+    It is interpolated where the share first falls below the level. It is the lowest rate if the share is below the
+    level there, and the highest rate if it never is.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]

@@ -60,7 +60,7 @@ class Misses(NamedTuple):
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Mean seconds a miss by cause: they sum to its mean latency."""
+        """The mean seconds per missed request by cause; they sum to the mean latency of these requests."""
         return {wait: self.ns.get(wait, 0) / 1e9 / self.missed if self.missed else 0.0 for wait in WAITS}
 
 
@@ -81,9 +81,10 @@ def is_sweep(folder: Path) -> bool:
 def of_sweep(
     sweep: Path, *, definition: str | None = None, system: str | None = None, teller: Teller | None = None
 ) -> SweepMisses:
-    """Collect the misses at the rate that `bench compare` shows, by label; those of one `system` at each of its rates.
+    """Collect the misses of a comparison by system, at the rate that `bench compare` shows.
 
-    Raises UserError where the folder is no comparison's, or its runs are gone.
+    With `system`, collect the misses of this system alone, at each of its rates. Raises UserError for an unknown
+    system, and where the folder is no comparison's or its runs are gone.
     """
     scored, under, level = _read(sweep)
     definition, teller = definition or under.definition, teller or Silent()
@@ -112,7 +113,7 @@ def of_sweep(
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
-    """Read the scored table of a comparison, its one judge, and its level.
+    """Read the scored table of a comparison, the SLO target that judged it, and its level of attainment.
 
     Raises UserError for a study of several conditions, or where nothing was judged.
     """

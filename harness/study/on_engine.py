@@ -40,14 +40,14 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
 
 
 def counts(study: Study, condition: Condition) -> tuple[int, ...]:
-    """Return the numbers of GPUs of a condition's panels, or those along x."""
+    """Return the numbers of GPUs on which a condition runs: those along x, or else those of its panels."""
     if study.axis(condition) == "gpus":
         return tuple(int(x) for x in study.along_x(condition, full=True))
     return study.varied(condition).get("gpus", (study.settings(condition).get("gpus", Spec("").gpus),))
 
 
 def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
-    """Return the condition without the numbers of GPUs beyond those there are."""
+    """Return the condition without the numbers of GPUs that exceed `gpus`."""
     fits = tuple(count for count in counts(study, condition) if count <= gpus)
     if study.axis(condition) == "gpus":
         return replace(condition, at=fits, full=())
@@ -57,7 +57,10 @@ def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
 
 
 def lack(spec: Spec) -> str:
-    """Return the names that an engine lacks for a contestant on any trace; empty where it lacks none."""
+    """Return what a system asks of its engine that the engine lacks, on any trace.
+
+    It is empty if nothing is lacking. If the system cannot be made, it is the reason for that.
+    """
     tried = replace(spec, trace="sample", gpus=8)
     with blamed(tried):
         try:

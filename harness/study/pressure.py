@@ -17,10 +17,11 @@ MOST = 1 << 17  # placements that are tried
 
 
 def above(setup: Setup) -> float:
-    """Return the largest KVPR of a Prism's start over the least of any placement that holds all models.
+    """Return the ratio of the largest KVPR of Prism's initial placement to the smallest possible one.
 
-    A placement holds a model together with one longest request of it. NaN where the start leaves a model out, where
-    models take several GPUs, and where placements are too many to try.
+    The latter is over all placements in which each GPU has memory for its models and one longest request of each. The
+    ratio is NaN where Prism leaves a model out at the start, where models take several GPUs, and where placements are
+    too many to try.
     """
     policy: Any = setup.policy
     for _ in policy.begin(0.0):  # discards the loads: begin() also sets the state that is read below
@@ -34,7 +35,10 @@ def above(setup: Setup) -> float:
 
 
 def largest(at: Sequence[int], d: F8, w: F8, room: Sequence[float]) -> float:
-    """Return the largest KVPR of a placement: on each GPU, the demands over the bytes beside weights."""
+    """Return the largest KVPR of a placement over its GPUs.
+
+    The KVPR of a GPU is the total demand of its models over the bytes that their weights leave free.
+    """
     here = [np.array(at) == g for g in range(len(room))]
     return max(float(d[on].sum() / (room[g] - w[on].sum())) for g, on in enumerate(here))
 

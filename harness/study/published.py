@@ -52,7 +52,10 @@ def code(path: Path) -> Mapping[str, str]:
 
 
 def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
-    """Return the published tables that today's code did not make: by study the systems whose sources differ."""
+    """Return the published tables that were not made by today's code, by study.
+
+    Each has the systems, such as `prism on sim`, whose sources differ.
+    """
     stale = dict[str, tuple[str, ...]]()
     for path in sorted(folder.glob("*.md")):
         if names := tuple(name for name, made in code(path).items() if today(name) != made):
@@ -61,6 +64,9 @@ def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
 
 
 def today(name: str) -> str:
-    """Return the first digits of the hash of a system's sources on an engine, as `prism on sim` names them."""
+    """Return the first digits of the hash of a system's sources as they are now.
+
+    `name` has the system and its engine, such as `prism on sim`.
+    """
     system, _, engine = name.partition(" on ")
     return sources.code(from_dict({"system": system, "engine": engine}))[:DIGITS]

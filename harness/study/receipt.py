@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """The answer that a receipt keeps of a study that is done."""
+    """The answer of a finished study, as a receipt stores it."""
 
     folder: Path  # the study's
     reference: Spec  # the first point's, resolved
@@ -81,10 +81,11 @@ def write(
     runs: Mapping[str, Stamp],
     traces: Iterable[str],
 ) -> None:
-    """Keep a receipt of a call that began at `begun_ns` with the digest `asked`; none if a source or input changed.
+    """Write the receipt of a call that began at `begun_ns` with the digest `asked`.
 
-    No receipt is kept of runs on real servers. `specs` are those of all runs and `rules` their SLOs. `runs` are the
-    stamps of their rows by path below the results. `traces` are the names of traces as they were asked for.
+    No receipt is written if a source or an input changed since then, or if runs were on real servers. `specs` are the
+    specs of all runs, and `rules` their SLO rules. `runs` has the stamp of the rows of each run, by path below the
+    results. `traces` are the names of traces that were asked for.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
@@ -106,9 +107,10 @@ def write(
 
 
 def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) -> list[Path]:
-    """Return the figures of the study in a folder; `draw` makes them unless table, sources and request are as before.
+    """Return the paths of a study's figures; `draw` makes them if they are not current.
 
-    A figure that was changed or is gone is made again.
+    They are current if the table, the sources and `asked` are the same as when they were drawn, and no figure was
+    changed or deleted.
     """
     table = folder / record.SWEEP
     facts = [*asked, content_hash(table, table.stat().st_mtime_ns), sources.tree(*DRAWING)]
@@ -118,7 +120,7 @@ def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) ->
 
 
 def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
-    """Return the files of a user that specs and SLO rules name, as they name them."""
+    """Return the paths of user files that specs and SLO rules name, as they are written there."""
     named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", x) for x in rules}
     paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
     return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}

@@ -74,7 +74,11 @@ class Goal(NamedTuple):
         return 1 if self.least >= self.even else -1
 
     def within(self, factor: float) -> tuple[float, float]:
-        """Widen the range by a factor of each end's distance from no difference; from 0 where there is no side."""
+        """Return the range widened by a factor.
+
+        The factor applies to the distance of each end from the value of no difference. If the range lies on no side of
+        that value, the distance is from 0.
+        """
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base
         return base + min(low / factor, low * factor), base + max(high / factor, high * factor)
@@ -107,7 +111,8 @@ def goal(claim: Claim) -> Goal:
 def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
     """Return the class of a claim about a number, or about who is ahead, by its estimate; the module states the rule.
 
-    `windows`: how many of the paper's windows the estimate has; None: its own count.
+    `windows` is the number of the paper's windows that the estimate has (None: the estimate's n). A prediction interval
+    depends on it.
     """
     if known := untried(claim):
         return known
@@ -156,20 +161,26 @@ def judged_order(claim: Claim, standing: Standing) -> str:
 
 
 def untried(claim: Claim) -> str:
-    """Return the class of a claim that no estimate can change; empty where the estimate decides."""
+    """Return the class of a claim that is settled before any estimate; empty if the estimate decides.
+
+    It is "input", "not testable" or "not comparable".
+    """
     if claim.input:
         return "input"
     return "not testable" if claim.lacks else "" if claim.comparable else "not comparable"
 
 
 def judged_seeds(paper: str, n: int, of: int) -> str:
-    """Return the class of a claim about every seed (of SEEDS), `n` of which reach or meet the level."""
+    """Return the class of a claim about every seed, such as that every seed reaches the level.
+
+    `paper` is a word of SEEDS, and `n` of the `of` seeds reach or meet the level.
+    """
     as_stated = n if paper in {"reached", "met"} else of - n
     return "not run" if not of else "direction" if as_stated == of else "open" if as_stated else "contradicted"
 
 
 def together(words: Sequence[str]) -> str:
-    """Return the class that several readings give a statement."""
+    """Return the class of a statement, given its class under each reading."""
     kinds = set(words)
     if len(kinds) == 1:
         return words[0]
@@ -180,7 +191,10 @@ def together(words: Sequence[str]) -> str:
 
 
 def all_of(words: Sequence[str]) -> str:
-    """Return the class of a statement about several systems: contradicted if it is for any of them."""
+    """Return the class of a statement about several systems, given its class for each of them.
+
+    It is contradicted if it is contradicted for any of them.
+    """
     return "contradicted" if "contradicted" in words else together(words)
 
 
@@ -201,10 +215,11 @@ def ends(here: Estimate) -> tuple[float, float]:
 
 
 def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
-    """Compute the interval in which one more window would lie in 95 of 100 cases, to compare a paper's single run with.
+    """Compute the interval in which one more window would lie in 95 of 100 cases.
 
-    It is the interval of a mean of n windows with each end sqrt(n + 1) times as far away, in logarithms where all is
-    above 0. For a t interval over n runs this is the usual prediction interval.
+    A paper's single run is compared with it. Each end of the interval of the mean of n windows is moved sqrt(n + 1)
+    times as far from the mean, in logarithms if all values are above 0. For a t interval over n runs this is the usual
+    prediction interval.
     """
     low, high = ends(here)
     far = math.sqrt((here.n if windows is None else windows) + 1)

@@ -53,12 +53,12 @@ def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
 
 
 def past(level: float) -> float:
-    """Return the attainment below which a system is past its knee, for a target."""
+    """Return the attainment below which a system counts as past its knee, given the target level."""
     return min(LOW, level - PAST)
 
 
 def deciding(curve: Curve) -> dict[float, float]:
-    """Return attainment by the definition that decides."""
+    """Return attainment by x, by the first definition, which decides where a search ends."""
     return {x: next(iter(shares.values())) for x, shares in curve.items()}
 
 
@@ -66,10 +66,12 @@ def deciding(curve: Curve) -> dict[float, float]:
 
 
 def common_knee(bounds: Range, curves: Curves) -> Ask:
-    """Search rates around the knees of several systems: octaves by the first seed, a grid by all, then each one's own.
+    """Choose the next rates of systems that are searched together around their knees.
 
-    Octaves go up while some system is not past its knee, and down for each contestant until it meets the level. The
-    rates between which a contestant crosses the level are halved until they are a quarter of an octave apart.
+    At first, only the first seed runs, at octaves. Then all seeds run on a grid. At last, each system runs near its own
+    crossing of the level. Octaves go up while some system is not past its knee, and down for each contestant until it
+    meets the level. The two rates around a contestant's crossing are bisected until they are a quarter of an octave
+    apart.
     """
     level = bounds.level
     first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
@@ -99,7 +101,7 @@ def contends(name: str) -> bool:
 def _between(curve: Mapping[float, float], level: float, least: float) -> float | None:
     """Return the geometric mean of the two rates around a crossing of `level`.
 
-    It is None if one of them is unknown, or if they are near each other.
+    It is None if one of the two is unknown, or if they are at most a quarter of an octave apart.
     """
     last = statistics.held(curve, level)
     fails = min((x for x in curve if last is not None and x > last), default=None)
@@ -109,10 +111,12 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 
 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
-    """Return rates around the knees seen at octaves, for each system from an octave below its own knee on.
+    """Return the rates of each system around its knee, given its attainment at octaves.
 
-    They end an octave above the highest rate at which a contestant meets the level, so that all systems stand beside
-    it. Systems that do not contend begin with the first contestant that meets the level at all.
+    A contestant's rates begin an octave below the highest octave up to which it always meets the level. Controls and
+    A/A copies begin with the first contestant that meets the level at all. All systems go to an octave above the
+    highest rate at which a contestant meets the level, so that they can be compared there. A system that ran at higher
+    octaves goes to the highest of these.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
@@ -134,7 +138,11 @@ def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str,
 
 
 def _to(curve: Mapping[float, float], x: float) -> list[float]:
-    """List a system's attainment up to x, or at its lowest rate if that is above; a single 0 beyond its highest."""
+    """List a system's attainment at its rates up to x.
+
+    If x is below its lowest rate, the list has the attainment at that rate. If x is above its highest rate, the list is
+    a single 0.
+    """
     return [share for at, share in curve.items() if at <= max(x, min(curve))] if x <= max(curve) else [0.0]
 
 
@@ -154,11 +162,11 @@ def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
 
 
 def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
-    """Return the rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
+    """Return the rates of a system after its attainment was seen at octaves.
 
-    The finer ones lie from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ...
-    of an octave until there are `least`, so that a finer grid contains each coarser one. The rates of a system that
-    fell at once still reach `OCTAVES` above its lowest.
+    They are all octaves, and finer rates from the last octave at which it holds the level (`highest`) to the last one.
+    Octaves are split into halves, then quarters and so on, until there are at least `least` rates, so that a finer grid
+    contains each coarser one. Rates reach at least `OCTAVES` above the lowest, even if attainment fell at once.
     """
     low = min(seen)
     holds = highest(seen.items(), level) or low
@@ -174,9 +182,10 @@ def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
 
 
 def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
-    """Find the highest sampled x at which the fit of the mean over seeds holds the level, by every definition; if any.
+    """Find the highest sampled x that holds the level by every definition of attainment; None if there is no such x.
 
-    Attainment may dip below the level at a lower x. `runs` has the x and the attainment of each run.
+    Attainment is the fit to the mean over seeds, so the mean may dip below the level at a lower x. `runs` has the x and
+    the attainment of each run.
     """
     by_x: dict[float, list[Shares]] = {}
     for x, shares in runs:
@@ -191,9 +200,10 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """Return the next x, by bisection of where the mean over seeds crosses the level; None once enough are sampled.
+    """Return the next x near the crossing of the level by the mean over seeds; None once enough x are sampled.
 
-    Once `sample.points` are sampled, x beyond the crossing may follow (`_beyond`), so that an interval can end there.
+    The crossing is bisected until `sample.points` x are sampled. After these, an x above the crossing may follow
+    (`_beyond`), so that an interval can end there.
     """
     seen = deciding(mean(seeds))
     if len(seen) >= sample.points:
@@ -204,11 +214,11 @@ def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float
 def between(
     seen: Mapping[float, float], level: float, least: float, most: float = math.inf, digits: int = 6
 ) -> float | None:
-    """Return the x to sample next of a falling curve, by bisection of where it crosses the level; None if none is left.
+    """Return the next x of a falling curve, by bisection of its crossing of the level; None if no new x is left.
 
-    It is the geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Where the
-    highest x holds, it is twice that, but at most `most`. Where none holds, it is half the lowest, but at least
-    `least`.
+    It is the geometric mean of the last x that holds the level, by the fit, and the next sampled x. If the highest
+    sampled x holds the level, it is twice that x, but at most `most`. If no x holds the level, it is half the lowest x,
+    but at least `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)
@@ -223,10 +233,10 @@ def between(
 
 
 def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | None:
-    """Return the x half an octave above the highest, or None.
+    """Return the x half an octave above the highest sampled x, or None.
 
-    It is None where no x or the highest x holds the level, or where the highest already lies half an octave above the
-    last one that holds it.
+    It is None if the highest sampled x, or no x at all, holds the level. It is also None if the highest sampled x is
+    already half an octave above the last x that holds the level.
     """
     last, top = statistics.held(seen, level), max(seen)
     if last is None or last == top or top >= last * HALF_OCTAVE:
@@ -237,9 +247,10 @@ def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | N
 def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
     """Return the next whole number to sample of a rising curve; None once the fewest that hold the level are known.
 
-    The largest count comes first, since systems are slow to simulate far below what they need. Then it is the middle
-    between the answer and the next smaller count that failed, or the least - 1. At last the count above the answer has
-    to confirm it: where that fails, the fit rejects the lower one, which held by luck, and the search continues above.
+    The largest count comes first, since systems are slow to simulate far below the count that they need. Then the gap
+    is bisected between the answer so far and the largest smaller count that failed (or the least - 1). At last the
+    count above the answer has to confirm it. If that count fails, the fit rejects the answer, which held by luck, and
+    the search continues above.
     """
     least, most = (round(x) for x in bounds.given)
     curves = {seed: deciding(curve) for seed, curve in seeds.items()}
@@ -256,8 +267,9 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
 def bracket(failed: Collection[int], held: int | None, least: int, most: int, *, begin: int) -> int | None:
     """Return the whole number to try next of a rising curve; None where the search is over.
 
-    The search begins with `begin`, and doubles the largest count that failed until one holds. Then it takes the middle
-    between `held`, the fewest that hold, and the largest that failed, or `least` - 1.
+    `failed` has the counts that failed, and `held` is the smallest count that held, if any. The search begins with
+    `begin`, and doubles the largest count that failed until a count holds. It then bisects between `held` and the
+    largest count that failed, or `least` - 1 if no count did.
     """
     low = max(failed, default=least - 1)
     if held is not None:

@@ -22,11 +22,12 @@ def refined(
     run: Callable[[Sequence[Point], str, float], None],
     add: Callable[[Sequence[Point], dict[str, Windows]], None],
 ) -> list[Point]:
-    """Run more seeds of a study's systems, beyond the runs at `points`; returns the runs that were added.
+    """Run more seeds of systems that are not yet told apart, and return the added runs.
 
-    Each panel may take the scope's budget, so that no panel depends on what is run for another. Where the rest does not
-    suffice for all systems, it goes to the study's own, without those that --full adds. `run` runs points, given a
-    line that describes them and the number of requests that may follow. `add` adds their misses to curves by panel.
+    `points` are the runs so far. Each panel may spend the scope's budget of simulated requests, so that no panel
+    depends on what is run for another. If the rest of a budget does not suffice for all systems, it is spent on the
+    study's own, without those that --full adds. `run` runs points, given a line that describes them and the number of
+    requests that may follow. `add` adds the misses of points to curves by panel.
     """
     panels = {panel.key: panel for panel in grid.panels if tells(panel)}
     more_points: Sequence[Point] = [point for point in points if point.panel.key in panels]
@@ -56,8 +57,9 @@ def refined(
 
 
 def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> Iterator[list[tuple[Point, float]]]:
-    """Yield runs to tell a panel's systems apart, each with its requests: of all systems, then of the study's own.
+    """Yield batches of runs that may tell a panel's systems apart; each run comes with its number of requests.
 
+    The first batch is for all systems. The second is for the study's own systems, if the first takes too many requests.
     Nothing is yielded for systems that are told apart already.
     """
     study, scope = grid.study, grid.scope
@@ -72,12 +74,18 @@ def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> 
 
 
 def tells(panel: Panel) -> bool:
-    """Tell whether more seeds tell the systems of a panel apart."""
+    """Tell whether more seeds help to tell the systems of a panel apart.
+
+    They do if each seed draws a window of its own, along rates and SLO scales.
+    """
     return panel.drawn and panel.axis in (*RATED, "slo_scale")
 
 
 def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
-    """Count the requests of runs that were not asked for before; a run that stands at several points counts once."""
+    """Count the simulated requests of those runs that are not in `known`.
+
+    A run that stands at several points counts once.
+    """
     return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
 
 

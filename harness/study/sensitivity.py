@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Lead(NamedTuple):
-    """A change of a constant, and the lead of the first system under it; without a lead `note` has the reason."""
+    """A change of a constant, and the lead of the first system under it. If there is no lead, `note` has the reason."""
 
     constant: Constant
     setting: str
@@ -35,9 +35,10 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leads:
-    """The lead of one system over another, on the machine as it is and under every change of it.
+    """The lead of one system over another, on the unchanged machine and under each change of a constant.
 
-    At one rate it is a difference of attainment; over several the ratio of the rates at which they meet the level.
+    At one rate the lead is a difference of attainment. Over several rates it is the ratio of the rates at which the two
+    systems meet the level.
     """
 
     first: str
@@ -63,9 +64,9 @@ class Leads:
         return (lead.low is not None and lead.low > self.even) - (lead.high is not None and lead.high < self.even)
 
     def swing(self, constant: str) -> float:
-        """Compute the distance between the largest and smallest lead under a constant, with the machine as it is.
+        """Compute the largest minus the smallest lead over all changes of a constant and the unchanged machine.
 
-        It is in shares of 1; over several rates it is the logarithm of a ratio.
+        It is in shares of 1. Over several rates it is the logarithm of the largest over the smallest ratio.
         """
         seen = [self.base.mean, *(row.lead.mean for row in self.rows if row.constant.name == constant and row.lead)]
         return math.log(max(seen) / min(seen)) if self.many else max(seen) - min(seen)
@@ -143,7 +144,7 @@ def sentence_of(folder: Path) -> str:
 
 
 def sentence(leads: Leads) -> str:
-    """Say, below a figure, which constants reverse the order, or that none does, and which moves it most."""
+    """Return the caption on which constants reverse the order of two systems, and which moves the lead most."""
     at = f"in the rate at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
     tried = [(row, row.lead) for row in leads.rows if row.lead]

@@ -19,7 +19,10 @@ from harness.study.study import Study
 
 
 class ShardWork(NamedTuple):
-    """The work that a shard did: its searches out of `of`, and its runs; a fixed grid has no searches."""
+    """The work that a shard did: its number of searches, out of `of` in the study, and its number of runs.
+
+    A fixed grid has no searches.
+    """
 
     searches: int
     of: int
@@ -37,10 +40,11 @@ def measure_shard(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> ShardWork:
-    """Make the runs of a study that are a shard's own: whole searches, and of a fixed grid a part of its specs.
+    """Run the part of a study that belongs to a shard.
 
-    SLO bases that its runs need are made too, whatever other shards make. No table is written: `measure` makes it when
-    all shards are done. Raises as `measure` does.
+    The part consists of whole searches or, for a fixed grid, of a part of the specs. The SLO bases that these runs need
+    are run too, even if other shards run them as well. No table is written: `measure` writes it when all shards are
+    done. Raises the errors that `measure` raises.
     """
     failed: dict[str, str] = {}
     counted = Counted(teller or Silent(), quiet=study.layout == "table")
@@ -78,7 +82,7 @@ def _progress(part: Work, search: tuple[str, ...]) -> Progress:
 
 
 def fixed(work: Work) -> bool:
-    """Tell whether no run depends on what another one gave."""
+    """Tell whether all runs of a study are known in advance, so that none depends on the result of another."""
     grid = Grid(work.study, work.full, work.panels)
     rules = ((grid.sample(panel).rule, bool(panel.xs)) for panel in work.panels)
     chosen = all(rule == "fixed" or (rule == "knee" and given) for rule, given in rules)
@@ -86,9 +90,10 @@ def fixed(work: Work) -> bool:
 
 
 def searches(work: Work) -> list[tuple[str, ...]]:
-    """Return the searches, each as the keys of the panels that depend on one another.
+    """Return the independent searches of a study, each as the keys of its panels.
 
-    These are panels with one key and, if some panel waits for a held rate, all panels with one trace and model set.
+    Panels with the same key belong together. If some panel runs at a held rate, so do all panels with the same trace
+    and model set.
     """
     of: dict[str, set[str]] = {}
     waits = any(panel.holds_rate for panel in work.every)
@@ -103,7 +108,7 @@ def searches(work: Work) -> list[tuple[str, ...]]:
 
 
 def run_part(work: Work, shard: Shard) -> int:
-    """Run the specs of a fixed grid that are a shard's own, after the bases of all; return their number."""
+    """Run a shard's part of the specs of a fixed grid, after all SLO base runs; return the number of its specs."""
     grid = work.begun()
     groups = [group for panel in grid.panels for group in work.groups(panel)]
     runs = [run for group in groups for run in runs_of(grid, group, work.ask(grid, group, {}))]

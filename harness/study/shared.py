@@ -30,7 +30,10 @@ def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
 
 
 def places(runs: Iterable[Path]) -> dict[str, Gpus]:
-    """Return the GPU or group with most of each model's requests; a request that moved counts where it began."""
+    """Return, for each model, the GPU or group of GPUs that most of its requests ran on.
+
+    A request that moved counts where it began.
+    """
     on: dict[str, Counter[Gpus]] = {}
     for model, where, n in _counted(runs):
         if gpus := tuple(map(int, re.findall(r"\d+", where.partition(">")[0]))):
@@ -39,13 +42,13 @@ def places(runs: Iterable[Path]) -> dict[str, Gpus]:
 
 
 def at_once(setup: Setup) -> bool:
-    """Tell whether processes compute at the same time on a GPU, which servers do under MPS, and do not take turns."""
+    """Tell whether processes on a GPU compute at the same time, as servers under MPS do, or else take turns."""
     usual = setup.policy.options.get("sharing", "fluid")
     return (usual if setup.spec.sharing == "own" else setup.spec.sharing) == "fluid"
 
 
 def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
-    """Yield a model, GPUs that requests of it ran on (as runs store them), and the number of these requests."""
+    """Yield each model with GPUs that requests of it ran on (as runs store them), and the number of these requests."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
         for pair in pairs.to_pylist():
@@ -66,7 +69,7 @@ def apart(shares: Shares) -> list[str]:
 
 
 def together(shares: Shares) -> dict[tuple[str, ...], list[str]]:
-    """Return groups of models with a home on the same GPU, each with the GPUs on which they have it."""
+    """Return the groups of models that have their home on the same GPU, each with that GPU."""
     every, groups = homes(shares), dict[tuple[str, ...], list[str]]()
     for gpu, models in shares.items():
         here = tuple(sorted(model for model in models if every[model] == gpu))

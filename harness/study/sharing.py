@@ -49,7 +49,7 @@ class Blocks:
             sequence[-1] = self._new()
 
     def free(self, sequence: Iterable[int]) -> None:
-        """Let go of a sequence's blocks; those that no other holds are no longer in use."""
+        """Release a sequence's blocks; a block that no other sequence holds is no longer in use."""
         for block in sequence:
             self.holders[block] -= 1
             if not self.holders[block]:
@@ -64,8 +64,8 @@ class Blocks:
 def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator | None) -> list[int]:
     """Return the blocks in use after each token but the first of a request with several sequences.
 
-    The KV of each sequence's first token is written in the step of its second. `beams` draws which beam each
-    continues; None: they are samples, and each continues itself.
+    The KV of each sequence's first token is written in the step of its second token. `beams` draws the beam that each
+    sequence continues. If it is None, the sequences are samples, and each continues itself.
     """
     blocks = Blocks()
     first = blocks.prompt(prompt)

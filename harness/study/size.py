@@ -123,7 +123,7 @@ class SizeSearch:
     def part(self, shard: Shard) -> tuple[int, int]:
         """Run the searches of a shard; return how many it has, and how many there are in all.
 
-        Once all shards are done, `size` finds every run there that it needs.
+        Once all shards are done, `size` finds all runs that it needs below `out`.
         """
         mine = shard.part(self.searches, " ".join)
         if mine:
@@ -161,10 +161,11 @@ class SizeSearch:
         return [key for key, curve in self.curves().items() if not curve.stopped]
 
     def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
-        """Search the curves `mine` for the fewest GPUs by each model's attainment, then by that of all requests.
+        """Search the curves `mine` for the fewest GPUs that hold the target.
 
-        Return all curves; the cheapest answer among `mine` and the first strategy; and, if it is one of `mine`, the
-        GPUs that it takes at each growth of the traffic.
+        The target is first asked of each model's attainment, then of the attainment of all requests together. Return
+        all curves; the cheapest answer among `mine` and the first strategy; and, if it is one of `mine`, the GPUs that
+        it takes at each growth of the traffic.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
@@ -190,7 +191,10 @@ class SizeSearch:
         return []
 
     def _lacks(self, curves: Curves, best: Best) -> str:
-        """Say how much memory the best lacks on one GPU or copy fewer; empty where memory is not why that fails."""
+        """Return in words the memory that the best strategy lacks with one GPU (or one copy of a mix) less.
+
+        It is empty if that count was not tried, or if the models fit there.
+        """
         below = curves[best[:2]].below(best.gpus)
         if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
             return ""
@@ -198,7 +202,10 @@ class SizeSearch:
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
-        """Return, for each strategy that more GPUs do not help, what binds in most misses on its most GPUs."""
+        """Return the resource that binds in most misses of each strategy for which more GPUs do not help.
+
+        Misses are those on the largest number of GPUs. Keys are a kind of GPU and a strategy.
+        """
         flat = {
             key: curve.flat[1].runs
             for key, curve in curves.items()
@@ -212,7 +219,10 @@ class SizeSearch:
     def _search(
         self, curves: Sequence[Curve], by: Criterion, first: Sequence[Curve] = (), times: float = 1.0, least: int = 0
     ) -> None:
-        """Try counts in rounds over all curves until each has its answer; none may cost more than that of `first`."""
+        """Try numbers of GPUs for all curves, in rounds, until the search of each is over.
+
+        No number is tried that costs more than the cheapest answer among `first`.
+        """
         for turn in count(1):
             asks = [(curve, n) for curve in curves if (n := self._next(curve, first, by, least)) is not None]
             if not asks:
@@ -221,9 +231,10 @@ class SizeSearch:
             self.run_counts(asks, times, what)
 
     def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
-        """Return the GPUs that a curve tries next; None where its search is over.
+        """Return the number of GPUs that a curve tries next; None where its search is over.
 
-        Counts are of copies of a mix in here; of one kind, a copy is a GPU.
+        Counts inside this function are copies of a mix; of a single kind, a copy is a GPU. If the search ends without
+        an answer, the reason is written to `curve.stopped`.
         """
         tried, target, size = curve.tried, self.asked.target, mix.size(curve.kind)
         if curve.stopped:
@@ -252,7 +263,7 @@ class SizeSearch:
         return self.asked.most - self.asked.most % size
 
     def _refused(self, kind: str, name: str) -> str:
-        """Say why a system is not tried on a kind; empty where it is."""
+        """Return the reason why a system is not tried on a kind of GPU; empty if it is tried."""
         return self.refused.get(kind) or ("" if takes(self.systems[name], kind) else ONE_KIND)
 
     def _cap(self, curve: Curve, first: Iterable[Curve]) -> int:
@@ -276,10 +287,11 @@ class SizeSearch:
         return min(answers)[-1] if answers else None
 
     def _ends(self, kind: str) -> tuple[int, int]:
-        """Return the fewest copies that hold each model alone, and the number of copies that is tried first.
+        """Return the smallest number of copies that may be tried, and the number that is tried first.
 
-        The latter hold all weights, and are no fewer than the question's least; where they hold the target, fewer are
-        tried.
+        The smallest number holds each model alone. The first number holds the weights of all models, and is no less
+        than the question's least. If the first number holds the target, smaller ones are tried. Raises NoRoom if a
+        model takes more GPUs than may be tried.
         """
         size, cluster = mix.size(kind), self.cluster(kind)
         weights = sum(model.weight_bytes * model.tp for model in cluster.models.values())
@@ -319,7 +331,10 @@ class SizeSearch:
         return Outcome(gpus, met, "", every)
 
     def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
-        """Count misses of runs by view, model, hour and what binds, under `rule` (empty: the question's)."""
+        """Count misses of runs by view, model, hour and the resource that binds.
+
+        SLOs are those of `rule` (empty: the question's).
+        """
         return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
@@ -360,7 +375,7 @@ class SizeSearch:
         return {inst.model: cluster.profile.load_s(inst, "parallel") for inst in insts}
 
     def _at_once(self, best: Best, shares: Shares) -> bool:
-        """Tell whether models of a GPU compute there at the same time."""
+        """Tell whether models that share a GPU under the best strategy compute there at the same time."""
         several = any(len(models) > 1 for models in shares.values())
         return several and at_once(Setup(resolve(self.under(best.gpu, self.views[0]).spec(self.spec(*best)))))
 

@@ -64,7 +64,7 @@ class Why:
 
     @property
     def first(self) -> str:
-        """The resource that binds most."""
+        """The resource that binds in most misses; if the models do not fit, weights or KV memory."""
         if self.tried.unfit:
             return "weights" if self.weights_bytes > self.memory_bytes else "KV"
         return self.total.first or "compute"
@@ -80,9 +80,10 @@ class Why:
 def why(
     kept: Kept, out: Path, *, system: str | None = None, workers: int | None = None, teller: Teller | None = None
 ) -> Why:
-    """Explain the largest count below the answer, of the best strategy or of one that was asked for, and try changes.
+    """Explain why a strategy fails on the largest number of GPUs below its answer, and try changes there.
 
-    Raises UserError where no count that was tried fails.
+    The strategy is `system`, or the best one if that is None. Raises UserError for an unknown system, and where no
+    number of GPUs that was tried fails.
     """
     tried = _failing(kept, system)
     work = SizeSearch(kept.asked, out, workers, teller)
@@ -99,7 +100,11 @@ def why(
 
 
 def _failing(kept: Kept, system: str | None) -> Tried:
-    """Return the largest count below the answer; where there is no answer, the trial that came nearest."""
+    """Return the trial of a strategy on the largest number of GPUs below its answer.
+
+    The strategy is `system`, or else the best one. If there is neither, it is the trial whose worst model has the
+    highest attainment. Raises UserError for an unknown system, and where no trial lies below the answer.
+    """
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
         raise UserError(f'no system "{system}" in this answer (it has: {", ".join(labels)})')
@@ -155,7 +160,10 @@ def scaled(rule: str, times: float) -> str:
 
 
 def _longer(tried: Tried, work: SizeSearch) -> float | None:
-    """Return the least multiple of the SLO, of LONGER, at which the stored runs hold the target; None if none."""
+    """Return the smallest factor in LONGER by which the SLO must grow for the stored runs to hold the target.
+
+    It is None if no factor suffices, or for an SLO rule by class.
+    """
     asked = work.asked
     for times in () if asked.rule.startswith("classes:") else LONGER:
         views = work.misses(tried.gpu, tried.runs, scaled(asked.rule, times)).values()
@@ -166,7 +174,10 @@ def _longer(tried: Tried, work: SizeSearch) -> float | None:
 
 
 def _run(change: Change, tried: Tried, work: SizeSearch) -> Change:
-    """Run a change in all windows; return it with its verdict, if its system runs on a given number of GPUs."""
+    """Run a change in all windows, and return it with its verdict.
+
+    A system that sets its own number of GPUs is not run, and has no verdict.
+    """
     begun = perf_counter()
     asked = replace(change.asked, systems=(change.system,), kinds=(tried.gpu,), growth=())
     curve = Curve(tried.gpu, change.system)

@@ -36,7 +36,10 @@ Criterion = Literal["each", "pooled"]
 
 @dataclass(frozen=True)
 class Question:
-    """A question: what is served, on what, how well. Raises UserError for spares or nodes of a mix of kinds."""
+    """A question of size: the models and their traffic, the GPUs and strategies to try, and the SLO target.
+
+    Raises UserError for spares or nodes of a mix of kinds.
+    """
 
     setting: Mapping[str, Any]  # fields of a spec: trace, models, served ...
     kinds: tuple[str, ...]  # kinds of GPU, or mixes; a cluster of a mix has whole copies of it
@@ -89,7 +92,7 @@ class Question:
 
     @cached_property
     def bounds(self) -> set[str]:
-        """Labels that are never recommended: bounds, and GPUs of its own for each model beside other strategies."""
+        """Labels that are never recommended: `unshared`, and `dedicated` if there are other strategies."""
         of = {label: str(asked_system(text)["system"]) for label, text in named(self.systems).items()}
         never = {UNSHARED, DEDICATED} if set(of.values()) - {UNSHARED, DEDICATED} else {UNSHARED}
         return {label for label, name in of.items() if name in never}
@@ -128,7 +131,7 @@ class Outcome:
     runs: tuple[Path, ...] = field(default=(), compare=False)
 
     def holds(self, target: float, by: Criterion = "each") -> bool:
-        """Tell whether the target holds in every view."""
+        """Tell whether the target holds in every view, for each model or for all requests pooled (`by`)."""
         if self.least is None:
             return False
         return not self.failing(target) if by == "each" else self.least.mean >= target
@@ -140,7 +143,7 @@ class Outcome:
 
     @property
     def least(self) -> Estimate | None:
-        """The attainment of all requests in the view where it is least; None where the strategy could not run."""
+        """The pooled attainment in the view where it is lowest; None if the strategy could not run."""
         return min((met.share for met in self.views.values()), key=lambda share: share.mean, default=None)
 
     @property
@@ -178,7 +181,7 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the least count tried that holds the target with all larger ones tried; None if there is none."""
+        """Return the smallest count that holds the target, as do all larger counts tried; None if there is none."""
         fewest = None
         for gpus in sorted(self.tried, reverse=True):
             if not self.tried[gpus].holds(target, by):
@@ -193,14 +196,17 @@ class Curve:
 
     @property
     def flat(self) -> tuple[Outcome, Outcome] | None:
-        """The verdicts on the two largest counts, where the worst model meets no more on the larger; else None."""
+        """The outcomes on the two largest counts that ran, if more GPUs do not help; else None.
+
+        They do not help if the attainment of the worst model is no higher on the larger count.
+        """
         ran = [self.tried[n] for n in sorted(self.tried) if not self.tried[n].unfit][-PAIR:]
         if len(ran) < PAIR or ran[1].worst[1] > ran[0].worst[1] + SAME:
             return None
         return ran[0], ran[1]
 
     def row(self, asked: Question, gpus: int) -> Tried:
-        """Return a count that was tried as a row of the table."""
+        """Return the outcome on a number of GPUs as a row of the stored table."""
         verdict, usd = self.tried[gpus], asked.usd_hour(self.kind, gpus)
         met, (name, worst) = verdict.least, verdict.worst
         return Tried(
@@ -268,7 +274,10 @@ def gpu_kind(name: str) -> str:
 
 
 def located(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given of a setting, with absolute paths of files, so that what is stored holds from any folder."""
+    """Return the keys of a setting that have a value, with absolute paths of files.
+
+    A stored question is then the same from any working directory.
+    """
     given = {key: value for key, value in setting.items() if value is not None}
     files = [key for key in ("trace", "models", "table") if str(given.get(key, "")).endswith(FILES[key])]
     return given | {key: os.path.abspath(given[key]) for key in files}  # noqa: PTH100 - a link keeps its name

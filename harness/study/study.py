@@ -54,7 +54,7 @@ class Sample:
     fixed    those that are given
     knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
     bisect   those that are given, then near the crossing of the level, until there are `points`
-    bracket  whole numbers between the least and the most that are given, until the fewest that hold the level stand
+    bracket  whole numbers between the least and the most that are given, until the fewest that hold the level are known
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
@@ -106,23 +106,26 @@ class Claim:
     """A statement of a paper, or a ratio that a study shows whatever its papers say.
 
     crossing    where `system` crosses the level along x
-    ratio       crossing of `system` over that of `over`; along SLO scales how many times sooner `system` is
+    ratio       crossing of `system` over that of `over`; along SLO scales it says how many times shorter an SLO
+                `system` holds
     fewest      the smallest whole x that holds the level; with `over` a ratio of the two
-    difference  by how much of 1 `over` lacks attainment beside `system`, for the model that loses most
-    value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
-    measure     a column of the study's `measures` (columns.py) in the system's runs; over those of `over` a ratio, or
-                with even = 0 a difference. Each panel has a verdict, of a law of lengths where its trace draws from
-                one; with `most` there is one, the greatest over all panels, seed by seed. "held_rps" is a rate of the
-                traces' most popular stream: the highest of a condition with the study's level of `within`. Without
-                `measure` the claim has no number here
+    difference  attainment of `system` minus that of `over`, in shares of 1, for the model that loses most
+    value       seconds that `system` takes to load a model of `shape` on `tp` GPUs; needs no run
+    measure     a column of the study's `measures` (columns.py) in the system's runs. With `over` it is a ratio to the
+                runs of that system, or a difference if even = 0. Each panel has a verdict; if its trace draws from a
+                law of lengths, the verdict is about that law. With `most` there is one verdict, on the greatest value
+                over all panels, seed by seed. The measure "held_rps" is the highest rate of the traces' most popular
+                stream at which the share `within` reaches the study's level. Without `measure` the claim has no number
+                here
 
-    `system` and `over` may be several names: with " and " between them the statement is about all of them, with " or "
-    they are readings of what the paper leaves open, and it has the class that each of them gives it ("a or b and c" is
-    about c and either a or b). "best static" is every static partition of the study; as `over` the best one.
+    `system` and `over` may be several names. Names joined by " and " are all part of the statement. Names joined by
+    " or " are readings of what the paper leaves open, and the statement has the class that all of them give it. For
+    example, "a or b and c" is about c and either a or b. "best static" is every static partition of the study; as
+    `over` it is the best of these.
 
     `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
-    `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`); None where the paper states nothing.
-    rule.py says what is made of it.
+    `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`). It is None where the paper states
+    nothing. rule.py has the rule that turns it into the class of the claim.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
@@ -215,7 +218,7 @@ class Study:
         return replace(self.restricted(c for c in self.condition if not c.extra), more=())
 
     def without(self, gone: Collection[str]) -> Study | None:
-        """Drop systems; None if no remaining system occurs in every condition."""
+        """Return the study without some systems; None if no remaining system occurs in every condition."""
         systems = {name: text for name, text in self.systems.items() if name not in gone}
         first = next((name for name in systems if all(name in (c.among or systems) for c in self.condition)), None)
         if first is None:
@@ -335,7 +338,10 @@ class Study:
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
-        """Return the x that are given, without `at_rps`."""
+        """Return the x that are given for a condition, other than rates in req/s (`at_rps`).
+
+        With `full`, those of --full are among them.
+        """
         given = (*(condition.at or self.at), *(condition.full if full else ()))
         return given if self.axis(condition) == "models" else tuple(sorted({float(x) for x in given}))
 
@@ -344,7 +350,7 @@ class Study:
         return {**self.vary, **condition.vary}
 
     def sets(self, condition: Condition) -> tuple[str, ...]:
-        """Return the model sets of a condition, --full or not."""
+        """Return the model sets of a condition, including those that only --full runs."""
         if self.axis(condition) == "models":
             return tuple(map(str, self.along_x(condition, full=True)))
         models = {**self.spec, **condition.spec}.get("models")
@@ -378,7 +384,10 @@ class Study:
 
 
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
-    """Return the claim of further evidence: with another system, over or definition, and other facts."""
+    """Return the claim with the changes of one item of further evidence.
+
+    These are another `system`, `over` or `definition`, and further facts of the panels that it is about.
+    """
     changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
     return replace(claim, also=(), evidence=True, on={**claim.on, **facts}, **changes)
@@ -409,7 +418,7 @@ def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> N
 
 @contextmanager
 def mistakes_in(where: str) -> Iterator[None]:
-    """Begin the message of a UserError that is raised inside with a place."""
+    """Put `where` before the message of a UserError that is raised in the block."""
     try:
         yield
     except UserError as error:
@@ -417,7 +426,7 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def _ends(step: Condition) -> Iterator[Condition]:
-    """Yield a condition; before it, where it has a band, the other end of the band."""
+    """Yield a condition; if it has a band, yield the condition at the other end of the band first."""
     if step.band:
         fields = ", ".join(f"{key} {value}" for key, value in step.band.items())
         yield replace(step, name=f"{step.name}; {fields}", spec={**step.spec, **step.band}, other_end=True)

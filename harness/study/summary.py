@@ -147,12 +147,15 @@ class Summary:
 
     @property
     def marked(self) -> list[str]:
-        """Explain the mark, in a line; empty where no system has it."""
+        """A line that explains the mark of systems that meet no SLO of some model; empty if no system has it."""
         unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
         return [f"{MARK} {', '.join(unserved)} at the lowest rate that ran"] if unserved else []
 
     def best(self, column: Column) -> set[str]:
-        """Return the labels with the best value of a column among contestants, where one is better than another."""
+        """Return the labels of the contestants with the best value of a column.
+
+        It is empty if no value of the column counts as better, or if all values are equal.
+        """
         values = {s.label: s.mean(column.key) for s in self.systems if s.judged and s.values[column.key] is not None}
         if column.more is None or len(set(values.values())) < 2:
             return set()
@@ -190,12 +193,13 @@ def summarize(
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels, `controls` those that do not contend; `checks` has the marks of files by label. Where two
-    or more contestants have the same number of GPUs, systems on another one do not contend either (`contiguous` has one
-    a model).
-    `halves` are the seeds that replay each half of a real trace: two case studies, so there are no intervals.
-    `bound` is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the
-    label that the answer is about, the first where it is not named.
+    `order` lists the labels, and `controls` those that do not contend. If two or more contestants have the same number
+    of GPUs, systems on other numbers do not contend either (`contiguous` has one GPU a model). `checks` has the marks
+    of systems' files by label.
+
+    `halves` are the seeds that replay each half of a real trace: two case studies, so there are no intervals. `bound`
+    is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the label that
+    the answer is about; if it is empty, it is the first contestant.
     """
     wanted, panel = columns(definition, level), panel_of(table)
     points = _points(table, wanted)
@@ -242,7 +246,10 @@ def summarize(
 def _shares_of_bound(
     systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
 ) -> Iterator[SystemSummary]:
-    """Add to each system its rate (`key`) in % of the bound's; None of controls and of other numbers of GPUs."""
+    """Yield each system with its rate (`key`) in % of the bound's rate.
+
+    The value is None for controls, and for systems that have another number of GPUs than the bound.
+    """
     for system in systems:
         at, share = system.values.get(key), None
         if bound is not None and at is not None and system.gpus == bound["gpus"] and not system.control:
@@ -259,7 +266,10 @@ def _values(
     panel: Panel,
     tables: tuple[pa.Table, ...],
 ) -> dict[str, Estimate | None]:
-    """Return a system's values at the rate shown and where it crosses the level: in all, and in either half alone."""
+    """Return a system's values at the rate shown, and the rates at which it crosses the level.
+
+    The first table has all runs, the others each half of a real trace. With halves, no value has an interval.
+    """
     whole, *halves = tables
     values = row | _crossing(whole, label, definition, level, panel)
     for k, half in enumerate(halves):
@@ -287,12 +297,18 @@ class _Points:
         return None if e is None or math.isnan(e.mean) else e
 
     def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
-        """Return the estimates of a system in the columns' units; None in columns of no definition."""
+        """Return a system's estimates in the columns' units, at one rate.
+
+        Columns about the crossing of the level have None.
+        """
         values = ((c, self.at(label, rate, c.definition, c.over) if c.definition else None) for c in wanted)
         return {c.key: e and e.times(c.factor) for c, e in values}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
-        """Return the highest rate that all labels ran and at which one meets the level; the lowest where none does."""
+        """Return the highest rate at which a contestant meets the level, of the rates that all contestants ran.
+
+        If none meets it, return the lowest of these rates.
+        """
         each = [{rate for label, rate, _, _ in self.estimates if label == name} for name in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
         met = [
@@ -321,9 +337,10 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 
 
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
-    """Return the rates at `level` and at the usual ones, the slope, the lowest rate that fails and the dip, by column.
+    """Return a system's rates at `level` and at the other usual levels, keyed by column.
 
-    Empty where there is a single rate.
+    Beside these are the slope at the crossing, the lowest rate that fails, and the dip. It is empty if there is a
+    single rate.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:

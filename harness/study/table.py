@@ -61,9 +61,10 @@ def schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a study's runs below `out`: each run is scored once a rule.
+    """The scores of a study's runs below `out`; each run is scored once for each SLO rule.
 
-    A study `by_model` has rows by model of all definitions; another has only what text and figures show.
+    A study with `by_model` has rows for each model, by all definitions. Any other study has only the rows that text and
+    figures show.
     """
 
     study: Study
@@ -86,7 +87,10 @@ class Scores:
         return pa.concat_tables(tables).sort_by(order).cast(schema()).combine_chunks()
 
     def add(self, places: Iterable[Place], teller: Teller) -> None:
-        """Score the runs of those places that are not known yet, in workers where many are or some work already."""
+        """Score the runs of those places that are not scored yet.
+
+        Worker processes do this if there are many such runs, or if workers are running already.
+        """
         todo = {place.key: place for place in places if place.key not in self.known}.values()
         nearest = sorted(todo, key=lambda place: sweep.part_order(place.folder))
         with crew.hired() as workforce:

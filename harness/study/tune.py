@@ -90,12 +90,12 @@ class Tuned:
 
     @property
     def regret(self) -> float:
-        """The share of cells that the defaults, draw 0, hold less than the draw that holds most."""
+        """The share of cells that the best draw holds, minus the share that the defaults (draw 0) hold."""
         return max(draw.held for draw in self.draws) - self.draws[0].held
 
     @property
     def tuned(self) -> bool:
-        """Tell whether some draw holds a cell; else the choice rests on the score alone."""
+        """Tell whether some draw holds a cell; if none does, the score alone decided the choice."""
         return any(draw.held > 0 for draw in self.draws)
 
 
@@ -143,10 +143,10 @@ def tune(
     teller: Teller | None = None,
     shard: Shard | None = None,
 ) -> list[Tuned]:
-    """Run every draw of each system in every cell, and choose a draw for each; a shard takes its systems alone.
+    """Run every draw of each system in every cell, and choose a draw for each system.
 
-    Runs are kept in `out`, so that a tuning that was cut off resumes. Raises UserError for fewer than 2 draws, and for
-    a system that does not fit on the number of GPUs.
+    With `shard`, only the systems of that shard are tuned. Runs are kept in `out`, so that a tuning that was cut off
+    resumes. Raises UserError for fewer than 2 draws, and for a system that fits with no draw on the number of GPUs.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")

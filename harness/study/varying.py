@@ -148,15 +148,17 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
 
 
 def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
-    """Make a line of the table that is kept."""
+    """Return a row of the stored table of leads."""
     named = {key: getattr(lead, key) for key in ("mean", "low", "high", "n", "sign")} if lead else {}
     return {"constant": change.constant, "setting": change.setting, **named, "note": note}
 
 
 def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str, level: float) -> Estimate | None:
-    """Estimate the lead at the only x of a panel, in shares of 1; over several x, the ratio of crossings.
+    """Estimate the lead of the first system of a pair on a panel.
 
-    None where neither system ran, or no seed ran with both.
+    At a single x it is the difference of attainment, in shares of 1. A system without room attains 0 there, and the
+    lead then has no interval. Over several x it is the ratio of crossings. None if neither system ran, or, over several
+    x, if no seed ran with both.
     """
     xs = rows["x"].unique().to_pylist()
     if len(xs) > 1:
