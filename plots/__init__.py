@@ -27,7 +27,7 @@ DRAWS = re.compile(r"^def draws\(", re.MULTILINE)
 
 
 class Broken(UserError):
-    """A figure's file cannot be imported, lacks a function, or one of its functions raised."""
+    """An error for a figure whose file cannot be imported or lacks a function, or whose function raised an error."""
 
 
 def names() -> list[str]:
@@ -51,9 +51,9 @@ def find(name: str) -> Any:
 
 
 def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the figures that draw what lies in a folder, by name, and a line for each figure whose file is broken.
+    """Return the figures that can be drawn from a folder, by name, and an error line for each broken figure.
 
-    UserError where the folder's content cannot be read: a figure's `draws` raises it.
+    A UserError that a figure's `draws` raises, as for content that cannot be read, is passed on.
     """
     figures, broken = dict[str, Any](), []
     for name in names():
@@ -67,20 +67,23 @@ def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def draws(figure: Any, folder: Path) -> bool:
-    """Tell whether a figure draws what lies in a folder. Raises Broken, and UserError as the figure does."""
+    """Tell whether a figure can be drawn from a folder. Raises Broken, and any UserError of the figure's `draws`."""
     with _guarded(figure, "draws"):
         return bool(figure.draws(folder))
 
 
 def render(figure: Any, folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw a figure and return the paths of its files. Raises Broken, and UserError as the figure does."""
+    """Draw a figure and return the paths of its files. Raises Broken, and any UserError of the figure's `render`."""
     with _guarded(figure, "render"):
         return [Path(path) for path in figure.render(folder, stem, command, note)]
 
 
 @contextmanager
 def _guarded(figure: Any, function: str) -> Iterator[None]:
-    """Turn what a function of a figure raises, but UserError, into one line with the figure's file and line."""
+    """Turn an exception of a figure's function into Broken, with the figure's file and line.
+
+    A UserError is passed on.
+    """
     try:
         yield
     except UserError:

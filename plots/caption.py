@@ -25,9 +25,10 @@ CORRECTED = "Verdicts are corrected together (Holm)."
 
 
 def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = "") -> str:
-    """Write the caption: paper, traces, models, GPUs, SLOs and seeds; what a layout tells; what could mislead a reader.
+    """Write the full caption: the setting of the runs, the sentences in `told`, and all that could mislead a reader.
 
-    `spread` says what is drawn of several seeds, and `told` are the sentences of a layout.
+    `spread` says what is drawn of several seeds, as "mean and 95 % interval". `told` are sentences on the kind of
+    figure.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -52,10 +53,10 @@ def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = 
 
 
 def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
-    """Write the setting, and as many of the other sentences as fit in `WORDS` words, in order.
+    """Write a short caption: the setting, then other sentences in order while the caption has at most `WORDS` words.
 
-    The setting is: simulated or real, checked or not, GPUs, SLO (with `slo`; a legend may have it instead) and windows.
-    The CSV beside the picture has the whole `caption`.
+    The setting names: simulated or real, checked or not, GPUs, SLO and windows. Without `slo` it leaves out the SLO,
+    which a legend then states. The CSV beside the picture has the whole `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -72,13 +73,16 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
 
 
 def unfit(runs: pd.DataFrame) -> str:
-    """Name the systems whose models do not fit somewhere, with some seed or all."""
+    """Name the systems that are not drawn where their models do not fit, with one seed or with all."""
     names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
     return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 
 
 def flat(standings: Iterable[Standing]) -> str:
-    """Say that differences of attainment replace ratios where curves are flat; name their rates if all share them."""
+    """Say that differences of attainment are shown instead of ratios where curves are flat.
+
+    The rates of these differences are named if they are the same everywhere.
+    """
     rates = {
         tuple(x for x, _ in standing.differences)
         for standing in standings
@@ -98,7 +102,7 @@ def within(words: int, *parts: str) -> str:
 
 
 def windows(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """Say how many windows a point has, of how many seconds; halves of a real trace are one each."""
+    """Say how many windows each point has, and of how many seconds; each half of a real trace is one window."""
     whole = [panel for panel in panels if not panel.get("half")]
     mine = runs[runs["condition"].isin([panel["condition"] for panel in whole])]
     if not len(mine):
@@ -137,7 +141,7 @@ def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _machine(runs: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """Name the machine of the runs whose setting is that of the first panel; the axes of other panels name theirs."""
+    """Name the machine of the runs with the first panel's setting; other settings are named on their panels' axes."""
     apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
     machines = runs.loc[~runs["condition"].isin(apart), "machine"].dropna().unique()
     return "memory and processes by condition" if len(machines) > 1 else _listed(machines)
@@ -153,9 +157,9 @@ def definition(name: str) -> str:
 
 
 def slos(rules: Iterable[str]) -> str:
-    """Return SLO rules in few words: each base with the span of its scales, and seconds as they are.
+    """Describe SLO rules in few words: each base with the range of its scales, and rules in seconds as they are.
 
-    P95 is that of a model served alone, on the kind of GPU that the rule names if it names one.
+    P95 is described as that of a model served alone, and on a kind of GPU if the rule names one.
     """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
@@ -167,7 +171,7 @@ def slos(rules: Iterable[str]) -> str:
 
 
 def _base(rule: str) -> str:
-    """Return what an SLO rule scales, or a rule without one scale, in words."""
+    """Describe in words the base of an SLO rule, or a whole rule that has no single scale."""
     if two := re.fullmatch(r"([\d.]+)/([\d.]+)x(.+)", rule):
         return f"TTFT {two[1]} x, TPOT {two[2]} x {_base(two[3])}"
     if seconds := re.fullmatch(r"absolute:ttft=([\d.]+),tpot=([\d.]+)", rule):
@@ -178,13 +182,16 @@ def _base(rule: str) -> str:
 
 
 def scale_base(rule: str) -> tuple[float, str]:
-    """Split an SLO rule into scale and base; seconds, and scales that differ between TTFT and TPOT, have none (0)."""
+    """Split an SLO rule into scale and base.
+
+    For a rule in seconds, or with different scales for TTFT and TPOT, the scale is 0 and the base is the whole rule.
+    """
     scale, x, base = rule.partition("x")
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (0.0, rule)
 
 
 def sampling(table: pa.Table, facts: About) -> Iterator[str]:
-    """Say which rates were given and that others come from bisection, and how many requests a point has at least."""
+    """Yield sentences on how rates were chosen, and on the least number of requests at a point."""
     sample, panels = facts.sample, facts.panels
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
     if given and sample["rule"] == "bisect":
@@ -200,12 +207,12 @@ def sampling(table: pa.Table, facts: About) -> Iterator[str]:
 
 
 def _rates_rps(panel: Panel) -> Sequence[float]:
-    """Return the rates that were given on a panel, in requests per second."""
+    """Return the rates that the study fixes for a panel, in requests per second; empty if it fixes none."""
     return panel["rates_rps"] or (panel["xs"] if panel["axis"] == "rate_rps" else ())
 
 
 def seen(panels: Sequence[Panel]) -> Iterator[str]:
-    """Say how many requests of each model planners saw, on panels that replay other requests (held-out)."""
+    """Yield a sentence on how many requests of each model planners knew, for panels with held-out plans."""
     sets: dict[str, dict[str, None]] = {}
     for panel in panels:
         if panel["plan"] == "held-out" and panel["axis"] != "models":
@@ -256,7 +263,7 @@ def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
 
 
 def differences(name: str, standing: Standing) -> dict[str, Any]:
-    """Return differences of attainment at three rates as cells of a table, in points."""
+    """Return as cells of a table the rates and the differences of attainment at them, in points."""
     cells = dict[str, Any]()
     for k, (x, gap) in enumerate(standing.differences, 1):
         cells |= {f"at_{k}": x} | ends_of(f"{name}_{k}", gap.times(100))

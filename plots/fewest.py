@@ -75,13 +75,13 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _count(answers: Sequence[Estimate | None]) -> str:
-    """Return a system's fewest GPUs by SLO in words; a bound has its sign."""
+    """Return a system's fewest GPUs for each SLO as text; a number that is only a bound has a sign before it."""
     signs = {"<": "≤", ">": ">", "=": ""}
     return " / ".join("-" if at is None else f"{signs[at.sign]}{at.mean:g}" for at in answers)
 
 
 def _answered(axis: Axes, y: float, look: style.Look, at: Estimate | None, papers: list[float]) -> list[float]:
-    """Mark a system's answer (hollow if it is a bound) and the paper's numbers for it; return the x of all marks."""
+    """Mark a system's fewest GPUs (hollow if only a bound) and the paper's numbers; return the x of all marks."""
     if at is not None:
         marks = look.marks(hollow=at.sign != "=", size=3.4)
         axis.plot([at.mean], [y], linestyle="none", clip_on=False, zorder=3, **marks)
@@ -91,7 +91,10 @@ def _answered(axis: Axes, y: float, look: style.Look, at: Estimate | None, paper
 
 
 def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list[float]:
-    """Return the GPUs that a paper implies for a system: our count of the claim's system over the claimed ratio."""
+    """Return the GPU counts that a paper's claims imply for a system.
+
+    A count is our result for the claim's other system, divided by the ratio that the paper states.
+    """
     marks = []
     for claim in claims_of(panel, facts):
         systems, others = (AND_OR.split(claim[key]) for key in ("system", "over"))
@@ -103,7 +106,7 @@ def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list
 
 
 def _answers(table: pa.Table, facts: About) -> Answers:
-    """Return the fewest GPUs on which each system that was run holds the level."""
+    """Return the fewest GPUs on which a system holds the level, for each condition and system that was run."""
     parts = [(panel, crossings.of_panel(table, panel)) for panel in facts.panels]
     every = {
         (panel["condition"], name): crossings.fewest(part, name, "", facts.definitions[0], facts.level)
@@ -128,7 +131,7 @@ def answers(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def by_slo(facts: About) -> About:
-    """Return the facts with a column of panels for each SLO, and a line for each workload."""
+    """Return the facts arranged for drawing: a column of panels for each SLO, and a line for each workload."""
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
     panels = tuple(
         {**panel, "row": k, "column": rules.index(_slo(panel)), "slo": "", "slo_scale": None}
@@ -149,7 +152,7 @@ def _criterion(facts: About) -> str:
 
 
 def _apart(table: pa.Table) -> Iterator[str]:
-    """Say how many GPUs a GPU for each model takes, if that was run."""
+    """Yield a sentence on how many GPUs the system `dedicated` uses, with a GPU for each model, if it was run."""
     rows = table.filter(pc.equal(table["label"].cast(pa.string()), "dedicated"))
     if len(rows):
         yield f"A GPU a model (dedicated) takes {pc.max(rows['gpus']).as_py()}."

@@ -44,14 +44,15 @@ COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low",
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a comparison: a study that bench compare makes of its options."""
+    """Tell whether a folder holds a comparison, that is the stored study of a `bench compare` run."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("study") == COMPARISON
 
 
 def points(table: pa.Table) -> pd.DataFrame:
-    """Return what is drawn: one row for each (series, rate, definition), in units of the table.
+    """Return the table of the figure: a row for each (series, rate, definition), in the units of `table`.
 
-    A series is a label, with its GPU count where that is not the common one, and its fidelity where they differ.
+    A series is a system's label. It has the GPU count in brackets if that is not the most frequent one, and the
+    fidelity if runs differ in it.
     """
     frame = summaries.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
     common = frame.groupby("gpus").size().idxmax() if len(frame) else 0
@@ -66,7 +67,7 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
-    """Replace means over seeds by attainment of all windows together, as tables have it."""
+    """Replace the means over seeds by attainment over all windows together, as bench compare prints it."""
     runs = table.select(["label", "gpus", "fidelity"]).to_pandas()
     for (label, gpus, fidelity), group in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         same = (runs["label"] == label) & (runs["gpus"] == gpus) & (runs["fidelity"] == fidelity)
@@ -80,7 +81,10 @@ def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
 
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
-    """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
+    """Split the table of a real trace into one table for each half of the trace; another table stays whole.
+
+    `halves` has the seeds that replay each half.
+    """
     split = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
     return list(split) or [table]
 
@@ -88,8 +92,8 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn; the caption says so. `every` are the `points` of both halves of
-    a real trace, which have thin lines, or those of the table.
+    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table,
+    or of both halves of a real trace, which are drawn as thin lines.
     """
     unfit = summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]
@@ -135,7 +139,7 @@ def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), le
 
 
 def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
-    """Yield the rate scales at which a panel has something to draw: attainment of at least `FLOOR`, or any latency."""
+    """Yield the rate scales at which a panel shows something: attainment of at least `FLOOR`, or any latency."""
     least, finite = _floor(rows, unit), rows[np.isfinite(rows["mean"])]
     for _, line in (finite if len(finite) else rows.assign(mean=math.inf)).sort_values("rate_scale").groupby("series"):
         x, y = line["rate_scale"].to_numpy(np.float64), line["mean"].to_numpy(np.float64) * unit
@@ -146,7 +150,10 @@ def _drawn(rows: pd.DataFrame, unit: float) -> Iterator[float]:
 
 
 def _floor(rows: pd.DataFrame, unit: float) -> float:
-    """Return where a panel's axis begins: for attainment `FLOOR`, or 0 if all is below; else minus infinity."""
+    """Return the lower end of a panel's axis: `FLOOR` for attainment, or 0 if all values are below `FLOOR`.
+
+    For latencies it is minus infinity.
+    """
     if unit != PERCENT:
         return -math.inf
     return FLOOR if (rows["mean"] * unit >= FLOOR).any() else 0.0
@@ -156,7 +163,10 @@ Wanted = tuple[str, tuple[str, str, float]]  # a panel with its letter
 
 
 def _panels() -> list[Wanted]:
-    """Return the panels to draw with their letters: all, or the one that is asked for. UserError for one not there."""
+    """Return the panels to draw with their letters, all or the one that --panel names.
+
+    Raises UserError for an unknown letter.
+    """
     every = list(zip(LETTERS, PANELS, strict=True))
     letter = form.ASKED.get().panel
     if letter and letter not in tuple(LETTERS):
@@ -165,9 +175,9 @@ def _panels() -> list[Wanted]:
 
 
 def _bars(frames: Sequence[pd.DataFrame], of: Mapping[str, style.Look], text: str, wanted: Sequence[Wanted]) -> Figure:
-    """Draw a single rate: a bar for each series with its name and number, and an interval from `FEWEST` seeds on.
+    """Draw a comparison at a single rate: a bar for each series, with its name and its number.
 
-    Halves of a real trace have a bar each.
+    A bar has an interval if it has at least `FEWEST` seeds. Each half of a real trace has its own bar.
     """
     halves = [f", {half} half" for half in HALVES] if len(frames) > 1 else [""]
     bars = [(series, half) for series in of for half in halves]
@@ -209,10 +219,10 @@ def _bar_panel(axis: Axes, rows: pd.DataFrame, looks: Sequence[style.Look], name
 def _curves(
     axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], unit: float, per: float, *, thin: bool
 ) -> None:
-    """Draw a line with its band per series. What lies below an axis of attainment is cut.
+    """Draw a line with a band for each series; attainment below the lower end of the axis is cut off.
 
-    A line that others lie on is wider than these, so that its edges show. A band is left out where nothing missed, as
-    it is a bound there and not a spread, and for latencies of fewer than `FEWEST` seeds.
+    A line that others cover is drawn wider than they are, so that its edges show. The band is left out where no request
+    missed, as it is then a bound and not a spread, and for latencies with fewer than `FEWEST` seeds.
     """
     share = unit == PERCENT
     under, least = _under(frame, list(of), share=share), _floor(frame, unit)
@@ -232,10 +242,10 @@ def _curves(
 
 
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
-    """Count for each series how many of those drawn above it lie on it, at all rates that both have.
+    """Count for each series the series that are drawn above it and cover it, at all rates that both have.
 
-    They must have most rates in common (`ALONG`). Shares lie on each other within `NEAR`, other values within ten times
-    `NEAR` as a share of the larger one.
+    Both must have most of their rates in common (`ALONG`). Shares cover each other within `NEAR`, and other values
+    within ten times `NEAR` as a share of the larger one.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 
@@ -251,7 +261,7 @@ def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[st
 
 
 def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
-    """Scale attainment, mark the level, and name the series that lie below the axis."""
+    """Scale the axis of attainment, mark the level, and name the series that lie wholly below the axis."""
     axis.axhline(100 * level, color=page.GREY, linewidth=0.7, linestyle=page.LEVEL, zorder=1.5)
     floor = _floor(rows, PERCENT)
     page.ruler(axis.yaxis, floor, PERCENT, share=0.05)
@@ -266,7 +276,7 @@ def _percent(axis: Axes, rows: pd.DataFrame, level: float) -> None:
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
-    """Scale from 0, or by the logarithm where values span a factor of 5."""
+    """Scale the axis of latencies from 0, or logarithmically where values differ by more than a factor of 5."""
     finite = values[np.isfinite(values) & (values > 0)]
     if len(finite):
         log = bool(finite.max() > 5 * finite.min())
@@ -338,7 +348,7 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
 
-    Raises UserError where there is no sweep or the disk refuses.
+    Raises UserError if there is no sweep, or if a file cannot be written.
     """
     path = sweep / SWEEP
     if not path.is_file():

@@ -25,7 +25,10 @@ CAPTION = (
 
 
 def points(table: pa.Table, about: About) -> pd.DataFrame:
-    """Return what is drawn: a row per condition and start, with its KVPR over the least, and the rate it holds."""
+    """Return the table of the figure: a row for each condition and start of the search.
+
+    A row has the start's KVPR relative to the least KVPR, and the highest rate that it holds.
+    """
     rows = []
     for panel in about.panels:
         drawn = crossings.of_panel(table, panel)

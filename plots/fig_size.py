@@ -68,7 +68,7 @@ def draw(frame: pd.DataFrame, target: float, caption: str) -> Figure:
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds an answer of `bench size`, of which some count ran."""
+    """Tell whether a folder holds an answer of `bench size` for which at least one GPU count was run."""
     return (folder / SIZE).is_file() and bool(len(_points(folder)))
 
 

@@ -24,22 +24,23 @@ SPAN_S = 30.0  # shown, from the window's start
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a recorded run whose lanes were given counts of SMs."""
+    """Tell whether a folder holds a recorded run that gave lanes numbers of SMs."""
     path = folder / FILE
     return path.is_file() and "partitions" in record.footer(path)
 
 
 def read(run: Path) -> dict[str, Any]:
-    """Read the facts of a recorded run; UserError where no lane had a part of the SMs."""
+    """Read the facts of a recorded run. Raises UserError if no lane was given a number of SMs."""
     if not draws(run):
         raise UserError(f"{run}: no lane has a number of SMs (bench run SPEC.toml --record stores them)")
     return record.footer(run / FILE)
 
 
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the SMs of the first model's prefill and decode from each time on: columns time_s, prefill, decode.
+    """Return the SMs of the first model's prefill and decode over time: columns time_s, prefill, decode.
 
-    A phase that is ordered without a number gets the SMs that the other leaves: all of them if the other is closed.
+    A row holds from its time until the next row. A phase that is ordered without a number gets all SMs that the other
+    phase does not have.
     """
     sms, first = int(facts["sms"]), facts["partitions"][0][1]
     known: dict[str, int | None] = {"prefill": 0, "decode": None}

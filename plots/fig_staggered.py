@@ -98,9 +98,9 @@ def _shade(peak: int, peaks: Sequence[int]) -> tuple[float, float, float, float]
 
 
 def render(frame: pd.DataFrame, stem: Path, command: str, load: str) -> list[Path]:
-    """Draw points of the load `load`, in words, to `stem`.pdf, .png and .csv; returns their paths.
+    """Draw the points to `stem`.pdf, .png and .csv and return their paths; `load` describes the load in words.
 
-    Raises UserError where the disk refuses.
+    Raises UserError if a file cannot be written.
     """
     with style.theme():
         return style.save(draw(frame, load), stem, frame, command)

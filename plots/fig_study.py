@@ -39,14 +39,15 @@ def about(folder: Path) -> About:
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a study whose layout is drawn."""
+    """Tell whether a folder holds a study whose layout has a figure."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("layout") in DRAWERS
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the study stored in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
 
-    A study that is a table alone has no figure. Raises UserError where there is no study or the disk refuses.
+    A study with the layout of a table has no figure. Raises UserError if there is no study, or if a file cannot be
+    written.
     """
     facts = about(sweep)
     if facts.layout not in DRAWERS:

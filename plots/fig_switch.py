@@ -38,9 +38,10 @@ def draws(folder: Path) -> bool:
 
 
 def points(runs: Iterable[Path]) -> pd.DataFrame:
-    """Return what is drawn: a row for each run with seconds by stage, hidden seconds, and the number of switches.
+    """Return the table of the figure, with a row for each run.
 
-    Raises UserError where a run was not recorded.
+    A row has the seconds of each stage of a switch, the hidden seconds, and the number of switches. Raises UserError if
+    a run was not recorded.
     """
     rows = []
     for run in runs:

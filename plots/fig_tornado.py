@@ -26,12 +26,15 @@ THICK = 0.34  # height of one bar, where a constant's row is 1
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a comparison with a sensitivity beside it."""
+    """Tell whether a folder holds a comparison with stored results of `bench sensitivity`."""
     return (folder / SENSITIVITY).is_file()
 
 
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
-    """Read the leads kept beside a comparison, their facts, and the comparison's runs; UserError if there are none."""
+    """Read the leads that bench sensitivity stored beside a comparison, their facts, and the comparison's runs.
+
+    A lead is how far the first system is ahead of the second. Raises UserError if no leads are stored.
+    """
     path = sweep / SENSITIVITY
     if not path.is_file():
         raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
@@ -43,7 +46,11 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
 
 
 def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return what is drawn, in points or as a ratio: first the machine as it is, then constants by falling swing."""
+    """Return the leads to draw, in points or as ratios.
+
+    The first row is the unchanged machine. The constants follow by how much they change the lead, the largest change
+    first.
+    """
     unit = 1.0 if len(facts["rates"]) > 1 else 100.0
     leads = frame[frame["mean"].notna()].copy()
     for name in ("mean", "low", "high"):
@@ -106,7 +113,10 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 
 def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
-    """Draw a bar from the base to a lead, with its interval; see `_notes`."""
+    """Draw a bar from the unchanged machine's lead `base` to the lead in `row`, with its interval.
+
+    It is hollow if the row has a note, and outlined in black if the order of the systems reverses.
+    """
     turned = (base - even) * (row.mean - even) < 0 and (row.high < even if row.mean < even else row.low > even)
     color = _color(row.setting)
     face, edge = "white" if row.note else color, "black" if turned else color
@@ -116,14 +126,17 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
 
 
 def _notes(leads: pd.DataFrame) -> str:
-    """Explain hollow and outlined bars, and the thin lines."""
+    """Write the sentences that explain hollow bars, outlined bars and thin lines."""
     why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in leads.to_dict("records") if row["note"]]
     hollow = f"Hollow: {', '.join(why)}." if why else ""
     return f"{hollow} Thin lines: intervals; outlined in black: the order reverses.".strip()
 
 
 def _color(setting: str) -> str:
-    """Return the colour of a change: a factor below 1 or above, or another mode."""
+    """Return the colour of a changed constant, which depends on the kind of change.
+
+    The kinds are a factor below 1, a factor above 1, and another mode.
+    """
     return str((LESS if float(setting[2:]) < 1 else MORE) if setting.startswith("x ") else OTHER)
 
 

@@ -54,9 +54,9 @@ def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the time between a turn and the next one, if of another model: columns gpus, model (next), gap_s.
+    """Return the time between two successive turns on the same GPUs that belong to different models.
 
-    Both turns are on the same GPUs.
+    Columns are gpus, model (of the second turn) and gap_s.
     """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
     before = rows.groupby("gpus")[["model", "end_s"]].shift()

@@ -98,7 +98,7 @@ def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
 
 
 def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
-    """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
+    """Draw a bar with its number for each series, from the top down, and mark the paper's number."""
     means = points.groupby("series", sort=False)["value"].mean()
     names = [_named(str(name)) for name in means.index]
     page.rows(axis, ["\n".join(name.split(", ")) for name in names], points=5.5)
@@ -111,7 +111,10 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
 
 
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
-    """Return the points of the figures: panel, series, x, seed and value; a line ends where requests pile up."""
+    """Return the table of the figures: panel, series, x, seed and value.
+
+    A line ends where the model's requests pile up, as latencies there depend on the run's length.
+    """
 
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:
         rows: pd.DataFrame = table[
@@ -136,7 +139,7 @@ Shown = tuple[str, str, str, float, str, str]  # panel, series, system, x, measu
 
 
 def _shown(panel: Panel, about: About) -> Iterator[Shown]:
-    """Yield what the figures show of a condition."""
+    """Yield the values that the figures show of a condition: panel, series, system, x, measure and model."""
     rps = panel["unit_rps"] - COLD_RPS
     match panel["name"]:
         case "figures 4 and 5a":

@@ -31,7 +31,7 @@ MOST_STYLE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a figure; its defaults are the form of every figure unless `bench plot` is given options."""
+    """The options of `bench plot` that decide the form of a figure; every figure without options has the defaults."""
 
     width_in: float | None = None  # None: one or two columns, as the figure has it
     only: tuple[str, ...] = ()  # systems that are drawn; none: all
@@ -53,7 +53,10 @@ UNSERVED: ContextVar[Mapping[str, str]] = ContextVar("unserved", default={})  # 
 
 @contextmanager
 def marking(unserved: Mapping[str, str]) -> Iterator[None]:
-    """Within the block, mark systems that meet no SLO of some model: words by label, as "4 of 16 models at 0 %"."""
+    """Mark within the block the systems in `unserved`, which meet no SLO of some model.
+
+    `unserved` maps labels to words such as "4 of 16 models at 0 %".
+    """
     token = UNSERVED.set(unserved)
     try:
         yield
@@ -81,7 +84,10 @@ def latex() -> str | None:
 
 
 def style_of(path: Path) -> dict[str, Any]:
-    """Read a style file, without settings of the machine. Raises UserError if it is none, or a line is wrong."""
+    """Read a matplotlib style file, without the settings that depend on the machine.
+
+    Raises UserError if it is not a style file, or if a line is wrong.
+    """
     if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_STYLE_BYTES):
         raise UserError(f"--style {path}: not a style file")
     heard: list[str] = []
@@ -115,7 +121,7 @@ def width(made_for: float) -> float:
 
 
 def called(label: str) -> str | None:
-    """Return the name asked for in place of a label, with what follows the label in brackets; None if none is."""
+    """Return the name that --rename gives a label, followed by the label's part in brackets; None without one."""
     rename = {old: new.replace("$", r"\$") for old, new in ASKED.get().rename.items()}  # no formulas
     head, bracket, rest = label.partition(" (")
     if label in rename:

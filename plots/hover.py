@@ -25,7 +25,7 @@ MOST = 4000  # marks that get words; the words of more would be most of the file
 
 
 def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG with words on its marks; equal figures, equal bytes."""
+    """Return a figure as SVG whose marks show a text on hover; equal figures give equal bytes."""
     marked = dict(_marked(figure))
     out = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bench"}):
@@ -52,7 +52,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangle, str]]]:
-    """Give each artist whose marks are numbers an id, and yield it with its axes and the name of its system."""
+    """Give an id to each artist that draws data, and yield the id, its axes, the artist and its system's name."""
     names = _names(figure)
     for i, axes in enumerate(figure.axes):
         rows = [text.get_text() for text in axes.get_yticklabels()]
@@ -71,7 +71,7 @@ def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangl
 
 
 def _names(figure: Figure) -> dict[tuple[str, str], str]:
-    """Return the names that legends give to a colour and a marker."""
+    """Return the names in a figure's legends, keyed by colour and marker."""
     names = {}
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     for legend in legends:
@@ -84,7 +84,7 @@ def _names(figure: Figure) -> dict[tuple[str, str], str]:
 
 
 def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, height: float) -> str:
-    """Return the words of a mark: the system, and its place on both axes."""
+    """Return the hover text of a mark: the system, and the mark's values on both axes."""
     title = axes.get_title(loc="left") or axes.get_title() or axes.get_ylabel()
     title = re.sub(r"^\([a-z]\) ", "", title)
     if isinstance(artist, Rectangle):

@@ -75,7 +75,10 @@ class Drawn(NamedTuple):
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row for each (panel, system, x), with the first page's numbers of that system."""
+    """Return the table of the figure: a row for each (panel, system, x).
+
+    A row repeats the numbers that the first page shows of its system.
+    """
     frame = curves(table, facts)
     rows = fewest.answers(table, facts) if facts.layout == FLEET else overview.points(table, facts)
     return frame.merge(rows, how="left", on=["condition", "label"]) if len(rows) and len(frame) else frame
@@ -109,16 +112,17 @@ def curves(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
-    """Return a panel, or both halves of its real trace, which are drawn in one."""
+    """Return the panels that are drawn in one place: the panel, or both halves of its real trace."""
     same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
     halves = [other for other in panels if other.get("half") and all(other[key] == panel[key] for key in same)]
     return halves if panel.get("half") else [panel]
 
 
 def arranged(panels: Sequence[Panel]) -> list[Line]:
-    """Return the lines of panels: one for each condition, models, GPUs and SLO, with a panel for each column.
+    """Arrange panels in lines: a line for each condition, models, GPUs and SLO, with a panel for each column.
 
-    Panels that differ only in other fields are in separate lines. The first half of a real trace stands for both.
+    Panels that differ only in other fields are in separate lines. Of a real trace's halves only the first is listed,
+    for both.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
     for panel in (other for other in panels if together(other, panels)[0] == other):
@@ -132,7 +136,7 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 
 
 def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
-    """Draw what was found, and then the curves, at most `MOST` panels on a page; call within `style.theme()`.
+    """Draw the page of answers, then pages of curves with at most `MOST` panels each; call within `style.theme()`.
 
     Panels on which all systems are at 100 % are left out, and named on the first page of curves. Raises UserError if
     there is nothing to draw.
@@ -164,7 +168,7 @@ def pages(table: pa.Table, facts: About, note: str = "") -> list[Figure]:
 
 
 def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Yield the panels of each page; no line of panels is split between pages."""
+    """Yield the panels of each page of curves; all panels of a line are on the same page."""
     full, count = list[Panel](), 0
     for line in arranged(panels):
         if full and count + len(line) > MOST:
@@ -177,7 +181,10 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 
 def _floor(facts: About) -> float:
-    """Return the start of axes of attainment, in percent: ten times the misses that the level leaves, 90 for 99 %."""
+    """Return the lower end of the axes of attainment, in percent.
+
+    It leaves room for ten times the misses that the level allows: the axis begins at 90 for a level of 99 %.
+    """
     return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts.level)), 6))
 
 
@@ -228,7 +235,7 @@ def _drawn(table: pa.Table, facts: About, text: str, *, tall: bool = False) -> F
 def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
     """Return the looks of systems and controls, in the order of the legend.
 
-    Controls without a look of their own are as grey as the known ones.
+    A control without a look of its own is drawn in grey, as the known controls are.
     """
     series = [label for label in (*facts.systems, *facts.controls) if label in set(frame["label"])]
     looks = style.looks(series)
@@ -237,9 +244,9 @@ def _looks(frame: pd.DataFrame, facts: About) -> dict[str, style.Look]:
 
 
 def _title(column: int, lines: Sequence[Line]) -> str:
-    """Return the title of a column: its trace, and below it each other trace with the letters of its lines.
+    """Return the title of a column: its first trace, and below it each other trace with the letters of its lines.
 
-    Traces stand without their parameters, which the caption has.
+    The traces' parameters are left out, as the caption has them.
     """
     of: dict[str, list[str]] = {}
     for letter, line in zip(page.LETTERS, lines, strict=False):
@@ -251,7 +258,7 @@ def _title(column: int, lines: Sequence[Line]) -> str:
 
 
 def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
-    """Give a line of panels its letter and models at the left, and its axis' words below."""
+    """Label a line of panels: its letter and models at the left, and the name of its x axis below."""
     panel, drawn = next(iter(line.values())), [axis for axis in axes if axis.axison]
     for axis in drawn[1:]:
         axis.tick_params(labelleft=False)
@@ -260,14 +267,17 @@ def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
 
 
 def _called(models: str) -> str:
-    """Return the name of a line of panels: its model set."""
+    """Return the short name of a line of panels, which is that of its model set."""
     name = models.partition("+models=")[0]
     short = name if len(name) <= NAME else name[: NAME - 1] + "…"
     return f"models: {short}" if len(short) <= CALLED else short
 
 
 def _xlabel(panel: Panel, usual: Panel) -> str:
-    """Name the axis, the fixed fields, and the differences from the setting of the first panel."""
+    """Return the label of a panel's x axis.
+
+    It has the quantity, the fixed fields, and the settings that differ from those of the first panel.
+    """
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['trace'].partition('+')[0]}, {panel['rate_rps']:.3g} req/s"] if panel["axis"] == "gpus" else []
@@ -280,7 +290,7 @@ def _xlabel(panel: Panel, usual: Panel) -> str:
 
 
 def _setting(key: str, value: Any) -> str:
-    """Say in words what a condition sets for a field; None stands for the usual setting."""
+    """Describe in words the value that a condition sets for a field; None is the field's usual value."""
     if value is None:
         return USUAL[key]
     if key == "pool_bytes":
@@ -291,7 +301,7 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _handles(drawn: Drawn) -> list[Line2D]:
-    """Return the legend, with the GPUs of systems that have their own count."""
+    """Return the entries of the legend; a system with a GPU count of its own has it in its name."""
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
     apart: set[str] = set()
@@ -351,9 +361,9 @@ def _curves(
 
 
 def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
-    """Return the transform that moves a control aside where another series would hide it.
+    """Return the transform for a series' marks, which moves a control aside where another series would hide it.
 
-    Controls stand left and right of an x that they share with others.
+    Controls that share an x with other series are drawn to its left and right.
     """
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
@@ -363,7 +373,10 @@ def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame)
 
 
 def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
-    """Return the position of each x on its axis: x itself, but GPUs beyond those asked for stand after a break."""
+    """Return the position of each x on the axis, which is x itself except beyond a break in an axis of GPUs.
+
+    After the break are the counts of systems that run on one count alone, if that is above all counts of the others.
+    """
     several = frame.groupby("label")["shown_x"].transform("nunique") > 1
     last = float((frame[several] if several.any() else frame)["shown_x"].max())
     step = max(1.0, (last - float(frame["shown_x"].min())) / 4)
@@ -373,7 +386,7 @@ def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
 
 
 def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
-    """Label what stands beyond the end of an axis, and break the axis before it."""
+    """Draw a break near the end of an axis, and label the values that are drawn after it."""
     if not beyond:
         return
     end, (low, _) = max(axis.get_xticks()), axis.get_xlim()
@@ -389,7 +402,7 @@ def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
 
 
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
-    """Write the full caption, with the choice of rates, which the CSV holds."""
+    """Write the full caption for the CSV; it also says how rates were chosen."""
     halves = any(panel.get("half") for panel in facts.panels)
     sentences = [*seen(facts.panels), *sampling(table, facts), *_rates(facts.panels), *_bounds(facts)]
     sentences += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
@@ -397,7 +410,7 @@ def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
 
 
 def _rates(panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield the fixed rates of the panels that vary something else."""
+    """Yield a sentence for each axis other than the rate, with the rates at which its panels are fixed."""
     given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     for axis in dict.fromkeys(panel["axis"] for panel in given):
         rates = dict.fromkeys(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
@@ -405,7 +418,7 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _bounds(facts: About) -> Iterator[str]:
-    """Say which bounds the markers without a line show."""
+    """Yield a sentence on the bounds that controls show, which are drawn as markers without a line."""
     names = facts.controls
     if names:
         varied = any(panel["rates_rps"] for panel in facts.panels)

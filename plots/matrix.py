@@ -40,7 +40,7 @@ SO_FAR, ALONE = "all steps so far", "this step alone"
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row for each (ratio, panel), with the position of its step (0: the start)."""
+    """Return the table of the figure: a row for each (ratio, panel), with the number of its step (0: the start)."""
     steps = _steps(facts)
     return pd.DataFrame([_row(claimed, steps, facts.seeds) for claimed in ranking.claimed(table, facts)])
 
@@ -67,9 +67,10 @@ def _pair(claimed: Claimed) -> Pair:
 
 
 def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
-    """Group ratios by cell, which has several if a condition has several cases; return too what is left out.
+    """Group ratios by cell of the figure, and list the names of rows and columns that are left out.
 
-    Left out are rows and columns of the figure in which nothing fits. The other end of a step has no cell.
+    A cell has several ratios if its condition has several cases. Rows and columns in which no case fits are left out.
+    The other end of a step has no cell.
     """
     names, steps = {each.panel["name"] for each in shown}, _steps(facts)
     cells: Cells = {}
@@ -139,9 +140,9 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 
 
 def _names(pair: Pair, facts: About) -> list[str]:
-    """Return the lines of a column's head: the two systems as they are at the start, without fields that steps change.
+    """Return the lines of a column's head: the names of the two systems whose ratio it shows.
 
-    A matrix has no steps and shows all fields.
+    In a study of steps they lack the fields that steps change. A matrix has no steps and shows all fields.
     """
     texts = (facts.texts.get(name, name) for name in pair)
     first, over = (text.partition("+")[0] if facts.layout == "steps" else text for text in texts)
@@ -149,14 +150,14 @@ def _names(pair: Pair, facts: About) -> list[str]:
 
 
 def _paper(shown: Sequence[Claimed], pair: Pair) -> list[str]:
-    """Say which ratio the paper has, where that is one number for all of a column."""
+    """Return the line of a column's head with the paper's ratio, if one number holds for all of the column."""
     papers = (each.claim["paper"] for each in shown if _pair(each) == pair)
     stated = {x for x in papers if isinstance(x, int | float)}
     return [f"(paper: {stated.pop():g}x)"] if len(stated) == 1 else []
 
 
 def _range(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
-    """Draw the range of several cases over how many of them are above 1."""
+    """Write the range of the ratios of several cases in a cell and, below it, how many of them are above 1."""
     alike = {standing.says for standing in standings} == {NO_ROOM}
     c, noted = ranking.cases(standings), {standing.note for standing in standings}
     text = estimate.span(c.least, c.most, RATIO) if c else noted.pop() if len(noted) == 1 else ""
@@ -165,7 +166,7 @@ def _range(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: f
 
 
 def _cell(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: float) -> None:
-    """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
+    """Draw a cell with a ratio, its interval below, and the colour and the sign of its verdict."""
     (standing,) = standings
     e = standing.ratio
     bare = standing._replace(ratio=e and replace(e, low=None, high=None))
@@ -178,7 +179,7 @@ def _cell(axis: Axes, x: int, y: int, standings: Sequence[Standing], wide_in: fl
 
 
 def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in: float) -> None:
-    """Fill a cell by its verdict, and write its words, with no hatch behind them."""
+    """Fill a cell with the colour and hatch of its verdict, and write its text on a plain background."""
     fill = style.FILLS[says]
     look: dict[str, Any] = {"facecolor": fill.color, "hatch": fill.hatch, "edgecolor": "#c4c4c4", "linewidth": 0.5}
     axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **look))
@@ -192,7 +193,7 @@ def _fill(axis: Axes, x: int, y: int, says: str, text: str, under: str, wide_in:
 
 
 def full_caption(table: pa.Table, facts: About, note: str = "") -> str:
-    """Write the full caption, with the choice of rates, which the CSV holds."""
+    """Write the full caption for the CSV; it also says how rates were chosen."""
     return caption(table, facts, "mean and 95 % interval", _what(facts), *sampling(table, facts), CORRECTED, note=note)
 
 

@@ -46,7 +46,10 @@ FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
 
 @dataclass(frozen=True)
 class Cell:
-    """A condition on a trace: a panel of fitted windows, beside it the halves of the real trace, or these alone."""
+    """A condition on a trace, drawn as one panel of the overview.
+
+    It has the study's panel on a trace fitted to a real one, the panels on the halves of the real trace, or both.
+    """
 
     panels: tuple[Panel, ...]  # the fitted one, if any
     halves: Mapping[str, Panel]
@@ -54,12 +57,12 @@ class Cell:
 
     @property
     def every(self) -> tuple[Panel, ...]:
-        """The panels of the cell, first the one whose facts stand for it."""
+        """The cell's panels, beginning with the one whose facts describe the cell."""
         return (*self.panels, *self.halves.values())
 
     @property
     def any(self) -> Panel:
-        """The panel whose facts stand for the cell."""
+        """The panel whose facts describe the cell."""
         return self.every[0]
 
 
@@ -79,9 +82,10 @@ class Marks:
 
 
 def cells(facts: About) -> list[Cell]:
-    """Return every cell of a study, in its order; a cell's definition is its first claim's, else the study's first.
+    """Return all cells of a study, in the study's order.
 
-    Halves of a real trace stand beside the trace that was fitted to it: hyperbolic beside hyperbolic-like.
+    A cell shows the definition of attainment of its first claim, or else the study's first one. Halves of a real trace
+    are in the cell of the trace that was fitted to it: hyperbolic in that of hyperbolic-like.
     """
     whole = [panel for panel in facts.panels if not panel.get("half")]
     halves: dict[tuple[Any, ...], dict[str, Panel]] = {}
@@ -121,8 +125,9 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
 def chosen(table: pa.Table, facts: About) -> list[Cell]:
     """Return the cells to draw, at most `MOST`, in the study's order.
 
-    Cells in which all systems are at 100 % are left out. Of the others, those with fitted windows are chosen before
-    halves alone, then those with claims, then the first of cells that differ only in parameters of their trace.
+    Cells in which all systems are at 100 % are left out. Cells on fitted traces are preferred to those with halves
+    alone, then cells with claims to those without. Among cells that differ only in parameters of their trace, the first
+    one is preferred.
     """
     telling = [
         cell
@@ -139,7 +144,7 @@ def chosen(table: pa.Table, facts: About) -> list[Cell]:
 
 
 def rows(table: pa.Table, facts: About, shown: Sequence[Cell]) -> list[list[Marks]]:
-    """Return the systems' rows of each cell, their standings corrected together (Holm)."""
+    """Return for each cell the marks of its systems; the verdicts of all cells are corrected together (Holm)."""
     by_cell = [_rows(table, facts, cell) for cell in shown]
     judged = [row for cell_rows in by_cell for row in cell_rows if row.standing is not None]
     standings = ranking.corrected([row.standing for row in judged if row.standing is not None])
@@ -173,7 +178,7 @@ def _rows(table: pa.Table, facts: About, cell: Cell) -> list[Marks]:
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) -> Iterator[tuple[float, float]]:
-    """Yield the ranges of x, from and to, in which the paper's numbers put a system.
+    """Yield the ranges of x, as (from, to), in which the paper's claims put a system.
 
     A range is the crossing that the paper states, or our crossing of another system divided by the paper's ratio.
     """
@@ -199,7 +204,11 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row for each (condition, system): crossings, ratios and differences in points."""
+    """Return the table of the figure: a row for each (condition, system).
+
+    A row has the system's crossing, its comparison with the first system's as a ratio, and differences of attainment in
+    points.
+    """
     shown = chosen(table, facts)
     by_cell = zip(shown, rows(table, facts, shown), strict=True)
     pairs = [(cell, row) for cell, cell_rows in by_cell for row in cell_rows]
@@ -284,7 +293,10 @@ def _judged(cell: Cell) -> bool:
 def _panel(
     axis: Axes, cell: Cell, by_name: Mapping[str, Marks], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
-    """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
+    """Draw a row for each system: the crossings with interval, the paper's numbers, and the verdict.
+
+    The crossings are those on the fitted trace and on the halves of the real one.
+    """
     counts, (low, high) = cell.any["axis"] in {"gpus", "models"}, _ends(by_name.values())
     page.ruler(axis.xaxis, low, high, log=not counts, whole=counts, share=0.05)
     low, high = axis.get_xlim()
@@ -321,7 +333,10 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
 
 
 def _ends(shown: Iterable[Marks]) -> tuple[float, float]:
-    """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
+    """Return the lower and upper end of a panel's x axis.
+
+    They include all crossings, and those ends of intervals and numbers of papers that are near a crossing.
+    """
     listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
     means = [e.mean for e in at if e.mean > 0] or [1.0]
@@ -333,7 +348,7 @@ def _ends(shown: Iterable[Marks]) -> tuple[float, float]:
 
 
 def _handles(by_cell: Sequence[Sequence[Marks]], first: str) -> list[Line2D | Patch]:
-    """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
+    """Return the entries of the legend, only for marks and verdicts that are drawn."""
     every = [row for cell_rows in by_cell for row in cell_rows]
     at = [row.at.at for row in every if row.at is not None]
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 1.0}

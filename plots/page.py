@@ -56,10 +56,11 @@ def panels(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Lay out lines of panels below a legend and above a caption; returns the figure and its panels by line.
 
-    `lines` has the number of panels and their height (0: as high as wide) of each line from the top. All panels have
-    the same width, unless they `stretch` to fill a line of fewer ones. The space for words is in inches: `left_in` at
-    the left of a line, `beside_in` between panels, `right_in` at the right of the last one (None: `beside_in`),
-    `above_in` and `below_in` each panel, `head_in` above the first line, and `foot_in` below the last one.
+    `lines` has for each line, from the top, its number of panels and their height in inches (0: as high as wide). All
+    panels have the same width; with `stretch` the panels of a line fill its width. The space for words is in inches:
+    `left_in` at the left of a line, `beside_in` between panels, `right_in` at the right of the last one (None:
+    `beside_in`), `above_in` and `below_in` each panel, `head_in` above the first line, and `foot_in` below the last
+    one.
     """
     width = form.width(wide_in)
     across = max(count for count, _ in lines)
@@ -89,7 +90,7 @@ def panels(
 
 
 def grid(count: int, across: int, high_in: float) -> list[tuple[int, float]]:
-    """Return lines of panels for `panels`, at most `across` in a line."""
+    """Return the `lines` of `panels` for `count` panels of height `high_in`, at most `across` in a line."""
     return [(min(across, count - k), high_in) for k in range(0, count, across)]
 
 
@@ -125,7 +126,10 @@ def named(axis: Axes, heading: str, x: str, y: str) -> None:
 
 
 def shared(axes: Sequence[Axes], text: str, points: float = 6.5, *, above: bool = False) -> None:
-    """Write the x label or the title of a line of panels below or above its middle, smaller if it is longer."""
+    """Write one x label below a line of panels, or with `above` one title above it.
+
+    The type is smaller if the text is longer than the line.
+    """
     figure = axes[0].get_figure(root=True)
     assert figure is not None
     (width, height), first, last = figure.get_size_inches(), axes[0].get_position(), axes[-1].get_position()
@@ -220,10 +224,10 @@ def curve(
     z: float = 3.0,
     **marks: Any,
 ) -> None:
-    """Draw a system's line with its marks, and what lies between `low` and `high` as a band, or as `bars`.
+    """Draw a system's line with its markers, and the range between `low` and `high` as a band, or with `bars` as bars.
 
-    Marks below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the line
-    is interpolated as in tables (`missing`), and so crosses a level where these say that it does.
+    Markers below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the
+    line is interpolated by `missing`, as tables interpolate, so that it crosses a level at the rate that they print.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -243,7 +247,10 @@ def curve(
 
 
 def missing(x: Floats, met: Floats) -> tuple[Floats, Floats]:
-    """Return points between those of attainment in percent: ln(share missed) is linear in ln(rate), as in tables."""
+    """Interpolate points of attainment in percent, so that ln(share missed) is linear in ln(rate), as in tables.
+
+    Returns the x and the attainment of all points.
+    """
     fine = np.exp(np.interp(np.arange(0, len(x) - 1 + 1e-9, 1 / STEPS), np.arange(len(x)), np.log(x)))
     missed = np.log(np.maximum(1 - met / 100, NO_MISS))
     between = 100 * (1 - np.exp(np.interp(np.log(fine), np.log(x), missed)))
@@ -256,7 +263,7 @@ def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width:
 
 
 def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: bool = False, points: float = 6) -> None:
-    """Name the rows of an axis along y, the first on top; only x, along which values are drawn, has a scale."""
+    """Set up an axis with named rows along y, the first on top; values are drawn along x."""
     axis.set_yticks(range(len(names)), list(names), fontsize=points)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
@@ -266,9 +273,9 @@ def rows(axis: Axes, names: Sequence[str], *, labelled: bool = True, shaded: boo
 
 
 def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float) -> None:
-    """Draw a bar for each row: its value, its colour, its words, and an x beyond which the words stand.
+    """Draw a bar for each row of (value, colour, text, x).
 
-    Words are at the right of both the bar and that x. The last labelled tick is at most `most`.
+    The text is to the right of both the bar and that x. The last tick with a label is at most `most`.
     """
     for y, (value, color, text, beyond) in enumerate(rows):
         axis.barh(y, value, 0.7, color=color)
@@ -294,9 +301,9 @@ def names_in(names: Sequence[str], points: float = 6) -> float:
 
 
 def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1.0) -> None:
-    """Scale both axes alike, by the logarithm, with the line on which they are equal and a band around it.
+    """Scale both axes alike and logarithmically, with the line of equal values and a band around it.
 
-    The axes hold all values, and a factor of `least` or more.
+    The axes include all values, and span at least a factor of `least`.
     """
     low, high = (values.min(), values.max()) if values.size else (1.0, 10.0)
     wider = max(1.2, (least * low / high) ** 0.5)
@@ -309,7 +316,7 @@ def alike(axis: Axes, values: NDArray[np.float64], band: float, least: float = 1
 
 
 def alike_key(band: float) -> list[Handle]:
-    """Return what a legend says of `alike`: the line and the band."""
+    """Return the entries of a legend for the line and the band that `alike` draws."""
     return [
         Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
         Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (band - 1):.0f} %"),
@@ -320,7 +327,10 @@ Sign = tuple[str, str | int]  # a colour and a marker
 
 
 def _signed(look: Sign, hollow: bool, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords that draw points, hollow where they were left out of a fit; `more` replace them."""
+    """Return matplotlib keywords that draw points; `more` overrides them.
+
+    Points are hollow if they were left out of a fit.
+    """
     color, marker = look
     face = "white" if hollow else color
     return {"linestyle": "", "marker": marker, "color": color, "markerfacecolor": face, **more}
@@ -332,7 +342,7 @@ def scatter(axis: Axes, x: ArrayLike, y: ArrayLike, look: Sign, *, hollow: bool 
 
 
 def mark(label: str, look: Sign = (GREY, "o"), *, hollow: bool = False, **more: Any) -> Line2D:
-    """Return the entry of a legend for `scatter`, or with `more` for a line with marks."""
+    """Return the entry of a legend for points of `scatter`; with `more` it may be a line with markers."""
     return Line2D([], [], label=label, **_signed(look, hollow, {"markersize": 3.5} | more))
 
 
@@ -351,5 +361,5 @@ def stated_key() -> Line2D:
 
 
 def dashed(label: str, color: str = GREY) -> Line2D:
-    """Return the entry of a legend for a level."""
+    """Return the entry of a legend for the dashed line of a level."""
     return Line2D([], [], color=color, linewidth=0.7, linestyle=LEVEL, label=label)

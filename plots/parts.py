@@ -25,7 +25,10 @@ LOST, MOST = style.BLUE, style.ORANGE
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row for each (part, condition, x), in points; `model` is the one that loses most."""
+    """Return the table of the figure: a row for each (part, condition, x), with losses in points of attainment.
+
+    `model` is the model that loses most without the part.
+    """
     rows: list[dict[str, Any]] = []
     for claim in facts.claims:
         if claim["what"] != "difference" or not {claim["system"], claim["over"]} <= {*facts.systems}:

@@ -37,9 +37,9 @@ FITTED, LEFT_OUT = "used in the fit", "left out of the fit"
 
 
 def render(draw: Callable[..., Figure], frame: pd.DataFrame, stem: Path, command: str, *more: str) -> list[Path]:
-    """Draw points by a function of this file to `stem`.pdf, .png and .csv; returns their paths.
+    """Draw points with the function `draw` to `stem`.pdf, .png and .csv; returns their paths.
 
-    Raises UserError where the disk refuses.
+    Raises UserError if a file cannot be written.
     """
     with style.theme():
         return style.save(draw(frame, *more), stem, thinned(frame) if draw is kernels else frame, command)
@@ -48,7 +48,7 @@ def render(draw: Callable[..., Figure], frame: pd.DataFrame, stem: Path, command
 def _panels(
     count: int, looks: Looks, band: float, text: str, *more: Line2D, columns: int = 4
 ) -> tuple[Figure, list[Axes]]:
-    """Lay out square panels under a legend of `looks`, of the entries in `more`, and of the diagonal."""
+    """Lay out square panels under a legend with the `looks`, the entries in `more`, and the line of equal values."""
     handles = [*(page.mark(label, look) for label, look in looks.items()), *more, *page.alike_key(band)]
     figure, lines = page.panels(
         page.grid(count, ACROSS, 0.0),
@@ -64,7 +64,10 @@ def _panels(
 
 
 def thinned(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return what is drawn of kernels: an even selection by measured time of each (panel, GPU, op, held-out or not)."""
+    """Return the kernel measurements that are drawn, at most `MOST` of each group and evenly spaced by measured time.
+
+    A group has the same panel, GPU, op, and the same use in the fit (used, or held out).
+    """
     frame = frame.sort_values(["panel", "gpu", "op", "held", "measured_s", "predicted_s"], ignore_index=True)
     keep = [
         rows[np.unique(np.linspace(0, len(rows) - 1, MOST).astype(np.int64))]

@@ -132,10 +132,11 @@ PRESETS: Mapping[str, Look] = {  # variants that studies show beside a system, w
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """Return the look of each label: by name if it is known, else by a hash of the name; no two are alike.
+    """Return the look of each label; no two looks are alike.
 
-    Of a system's other lines (`prism`, `prism:v1`, `prism+placement=fixed`, `prism (A/A)`) the first has its colour,
-    others have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
+    A label in `PRESETS` or `SYSTEMS` has its look there. Of a system's other lines (`prism:v1`,
+    `prism+placement=fixed`, `prism (A/A)`) the first has the system's colour if it is free. The others have tints of
+    it, then spare colours, chosen by a hash of the label, with markers and dashes of their own.
     """
     known = {**PRESETS, **SYSTEMS}
     by_label: dict[str, Look] = {}
@@ -187,7 +188,10 @@ def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
 
 @contextlib.contextmanager
 def theme() -> Iterator[None]:
-    """Apply the style within a block: small type for one column, embedded fonts, nothing of the machine's own."""
+    """Apply the style of the figures within the block, whatever matplotlib settings the machine has.
+
+    Type is small, for one column, and fonts are embedded.
+    """
     ours: dict[str, Any] = {
         "font.family": "DejaVu Sans",  # shipped with matplotlib, so the same everywhere
         "font.size": 7,
@@ -228,7 +232,7 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 
 def unchecked(runs: pd.DataFrame) -> str:
-    """Name a GPU and host of simulated runs that no measured end-to-end run checks; empty if all are checked."""
+    """Return a sentence on a GPU and host of simulated runs that no measured run checks; "" if all are checked."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
     pairs = zip(simulated["gpu"], simulated["host"], strict=True)
     return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
@@ -255,13 +259,19 @@ FILLS: Mapping[str, Fill] = {
 
 
 def verdict(standing: Standing) -> str:
-    """Return the words of a verdict; differences have signs too, so brackets keep these apart from the verdict's."""
+    """Return the text of a verdict.
+
+    Differences in points are in brackets, to keep their signs apart from the sign of the verdict.
+    """
     sign, blank, rest = verdict_text(standing, between=", ").partition(" ")
     return f"{sign}  ({rest})" if rest.endswith("points") else sign + blank + rest
 
 
 def fills(shown: Collection[str], first: str) -> list[Patch]:
-    """Return the legend of the verdicts in `shown` on the system `first`; a verdict without a sign needs none."""
+    """Return the legend's entries for the verdicts in `shown`, from the view of the system `first`.
+
+    A verdict without a sign has no entry.
+    """
     return [
         Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=signed(says, first))
         for says, fill in FILLS.items()
@@ -292,7 +302,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
 
 
 def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
-    """Write the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, what planners see.
+    """Describe the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, planners' knowledge.
 
     `spread` says what is drawn of several seeds. `others` replace the facts of the same names that the runs give.
     """
@@ -322,10 +332,10 @@ def span(values: Iterable[float]) -> str:
 
 
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
-    """Write the setting, and what could mislead a reader.
+    """Write the setting of the runs, and the sentences on what could mislead a reader.
 
-    `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
-    means and intervals are shown unless they are pooled.
+    `runs` has the columns of tidy.RUN_SCHEMA for all that is drawn. `seeds` has the number of runs at each point.
+    Points are means with intervals, or with `pooled` the values of all runs together.
     """
     count = span(seeds := list(seeds))
     spread = f"mean and 95 % interval of {count} seeds" if max(seeds) > 1 else "one run, no interval"
@@ -351,7 +361,7 @@ def degrees(runs: pd.DataFrame) -> str:
 
 
 def unserved() -> str:
-    """Say what `MARK` means: which systems meet no SLO of some model; empty where none has it."""
+    """Return the sentence that explains `MARK` and names the systems that have it; "" if there are none."""
     labels = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
     return f"{MARK} {', '.join(labels)}." if labels else ""
 
@@ -363,12 +373,12 @@ def invalid(runs: pd.DataFrame) -> str:
 
 
 def unvetted(runs: pd.DataFrame) -> str:
-    """Name the systems whose file, as it is now, has not passed `bench check`, or passed in part."""
+    """Name the systems whose present file has not passed `bench check`, or only in part."""
     return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
 
 
 def unvetted_of(systems: Mapping[str, str]) -> str:
-    """Name the labels whose system's file, as it is now, has not passed `bench check`, or passed in part."""
+    """Name the labels whose system has a present file that has not passed `bench check`, or only in part."""
     says = {
         vetted.UNCHECKED: "Unchecked, as bench check has not passed on the file",
         vetted.IN_PART: "Checked in part, as no case of bench check reached all of the file",
@@ -383,7 +393,10 @@ def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
 
 
 def caps(table: pa.Table) -> str:
-    """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
+    """Name the engine limits that were reached in more than 1 % of a system's steps.
+
+    The sentences also state the largest share of steps for each system.
+    """
     bound = summaries.bound(table)
     sentences = []
     for cap in dict.fromkeys(b.cap for b in bound):
@@ -397,9 +410,10 @@ def save(
 ) -> list[Path]:
     """Write `stem`.pdf, .png and .csv, and return their paths; equal points give equal bytes.
 
-    `form.on` may ask for other formats than .pdf and .png; the .csv always comes. The .pdf has all pages, others the
-    first one. The .csv has the points, after the command that made them and before `told`, what a reader must know of
-    them, in lines that begin with "#". Call within `theme()`. Raises UserError if the files cannot be written.
+    `form.on` may choose other formats than .pdf and .png, but the .csv is always written. The .pdf has all pages, other
+    formats the first one. The .csv has the command that made it, the points, and `told`, the text that a reader of the
+    points needs. Command and text are in lines that begin with "#". Call within `theme()`. Raises UserError if the
+    files cannot be written.
     """
     pages = pages if isinstance(pages, Sequence) else [pages]
     lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))

@@ -25,7 +25,10 @@ ENDS = ("mean", "low", "high")
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return what is drawn: one row for each (condition, setting); attainment as a share, GPU-hours a day."""
+    """Return the table of the figure: a row for each (condition, setting).
+
+    Attainment is a share, and GPU-hours are per day.
+    """
     rows = [
         {"condition": panel["name"], "trace": panel["trace"], "gpus": setting.gpus, "setting": setting.name}
         | _ends("met", setting.met)

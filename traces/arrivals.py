@@ -20,7 +20,10 @@ MOST_REQUESTS = 10_000_000  # a run takes some 10 GB then, at 1 kB or so a reque
 
 
 def rng(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Make a counter-based generator for each (seed, purpose): one draw more here moves no draw elsewhere."""
+    """Make the counter-based random generator of a seed and a purpose.
+
+    Each purpose has a stream of its own, so an additional draw for one purpose does not change the draws for another.
+    """
     digest = blake2b(repr((seed, *purpose)).encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
 
@@ -47,7 +50,7 @@ def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -
 
 
 def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: float) -> F8:
-    """Draw arrivals with Weibull gaps: shape 1 is Poisson, below it gaps have a heavier tail."""
+    """Draw arrivals with Weibull gaps: shape 1 is Poisson, and a smaller shape gives gaps with a heavier tail."""
     positive("rate_rps", rate_rps)
     positive("shape", shape)
     scale = 1 / (rate_rps * math.gamma(1 + 1 / shape))
@@ -65,10 +68,12 @@ def clusters(
     duty: float = 1.0,
     on_s: float = 600.0,
 ) -> F8:
-    """Draw on/off clusters: Poisson while on, of geometric size (mean `size`), with exponential gaps inside.
+    """Draw the arrivals of a stream that is on and off in turn and whose requests come in clusters.
 
-    On and off times are lognormal (sigma 1) of means `on_s` and `on_s (1 - duty) / duty`; the mean rate over all time
-    is `rate_rps`. Arrivals beyond the span wrap around, so that no end is thinned.
+    Clusters begin as a Poisson process while the stream is on. Their size is geometric with mean `size`, and the gaps
+    within a cluster are exponential with mean `gap_s`. On and off times are lognormal (sigma 1) of means `on_s` and
+    `on_s (1 - duty) / duty`. The mean rate over all time is `rate_rps`. Arrivals beyond the span wrap around to its
+    start, so that the rate does not fall near either end.
     """
     for name, value in (("rate_rps", rate_rps), ("gap_s", gap_s), ("on_s", on_s)):
         positive(name, value)
@@ -88,7 +93,10 @@ def clusters(
 
 
 def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
-    """Spread times of [0, duty x span) over the on-periods of [0, span): the share of on-time is exactly `duty`."""
+    """Map times counted in on-time, in [0, duty x span), to stamps that lie in the on-periods of [0, span).
+
+    The on-periods together are exactly the share `duty` of the span.
+    """
     if duty == 1.0 or not len(on_time_s):
         return on_time_s
     periods = max(1, round(span_s * duty / on_s))
@@ -114,7 +122,7 @@ def positive(name: str, value: float) -> None:
 
 
 def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:
-    """Sum drawn gaps up to `span_s`; the first draw nearly always suffices."""
+    """Return the times at which drawn gaps end, up to `span_s`; one draw of gaps nearly always suffices."""
     positive("span_s", span_s)
     times, last = [], 0.0
     while last < span_s:

@@ -37,9 +37,10 @@ def ordered(
     after_s: float = -np.inf,
     shown: NDArray[Any] | None = None,
 ) -> None:
-    """Raise UserError for a time earlier than that of the row before; before the first row that is `after_s`.
+    """Raise UserError for a time that is earlier than the time of the row before.
 
-    `shown` has the stamps as they stand in the file, where they are not numbers of seconds.
+    The first row is compared with `after_s`. `shown` has the stamps as the file writes them, for the message; it is
+    given where they are not numbers of seconds.
     """
     later = np.diff(seconds, prepend=after_s) < 0
     _none(later, seconds if shown is None else shown, where, column, f"earlier than the row before ({way_out})")
@@ -59,7 +60,10 @@ def names(values: list[str], codes: NDArray[Any], where: Where, column: str, way
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:
-    """Raise UserError for a value that occurs twice. Many values are held in memory a part at a time."""
+    """Raise UserError for a value that occurs twice.
+
+    To save memory, a long array is checked in several parts.
+    """
     if len(ids) <= spilled.MOST_HELD:
         _unique(ids, where, column)
     elif not _rising(ids):

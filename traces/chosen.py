@@ -19,9 +19,10 @@ SHOWN = 8  # streams that a line lists
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """New names of streams, streams to leave out, by their new names, and seconds by which requests come later.
+    """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
 
-    Seconds are given by stream or, where the log has the column `src`, by gateway.
+    `drop` has new names. `shift_s` has the seconds by which requests come later, by stream or, where the log has the
+    column `src`, by gateway.
     """
 
     rename: Mapping[str, str]
@@ -41,16 +42,19 @@ def chosen(
     served: Iterable[str] = (),
     shift_s: Mapping[str, float] = MappingProxyType({}),
 ) -> Chosen | None:
-    """Return the choices of a log's streams, None without any. `served` are the streams of a set's models."""
+    """Return the changes to a log's streams, or None if there are none.
+
+    `served` are the streams of a model set's models.
+    """
     names = tuple(dict.fromkeys(drop))
     return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None
 
 
 def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
-    """Return a canonical table with streams renamed and without those that are dropped, and a note that says so.
+    """Return a canonical table with its streams renamed, dropped and shifted, and a note that describes the changes.
 
-    The metadata's `kept_share` is the share of requests that stay, times that of an earlier choice. Raises UserError
-    for an unknown stream, and where no request is left.
+    The metadata's `kept_share` is the share of the requests that are kept, times the `kept_share` that the table had.
+    Raises UserError for an unknown stream, and where no request is left.
     """
     rows, notes = _shifted(rows, how.shift_s)
     names = rows["model"].combine_chunks()
@@ -86,7 +90,10 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
 
 
 def _shifted(rows: pa.Table, shift_s: Mapping[str, float]) -> tuple[pa.Table, list[str]]:
-    """Shift the requests of some streams or gateways in time, and sort all again; none comes before 0."""
+    """Shift the requests of some streams or gateways in time, and sort the table by arrival again.
+
+    If a shift puts a request before 0, all requests are moved later until the first one is at 0.
+    """
     if not shift_s:
         return rows, []
     when, mean_gap_s = rows["arrival_s"].to_numpy().copy(), schema.metadata(rows)["span_s"] / rows.num_rows

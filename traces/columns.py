@@ -44,7 +44,10 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Source:
-    """Read the columns that are named. UserError where one is missing, or the file cannot be read."""
+    """Read the columns that are the values of `columns`.
+
+    Raises UserError where a column is missing, or the file cannot be read.
+    """
     wanted = list(dict.fromkeys(columns.values()))
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -150,7 +153,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
-    """Turn records into columns; a name that a record lacks is null in its row."""
+    """Turn records into columns; a row whose record lacks the name of a column is null there."""
     _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:

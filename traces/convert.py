@@ -42,11 +42,12 @@ def convert(
     block_tokens: int | None = None,
     **how: Any,
 ) -> pa.Table:
-    """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
+    """Convert a file to a canonical table; `columns` gives the file's own name for each canonical name.
 
-    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); those that `columns`
-    lacks are found by usual names. Other canonical columns are read only if `columns` has them. `how`: see `canonical`.
-    UserError names all columns that are missing, or file, row, column and value.
+    Required are arrival_s, prompt_tokens, output_tokens and model, or one `model` for all rows. Required columns that
+    `columns` lacks are searched by usual names. Other canonical columns are read only if `columns` has them. The
+    options in `how` are those of `canonical`. UserError names all columns that are missing, or file, row, column and
+    value.
     """
     columns = dict(columns or {})
     if model is not None and "model" in columns:
@@ -65,9 +66,10 @@ def convert(
 
 
 def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:
-    """Convert a table of no known format as `convert` does; ids and states of requests are found by usual names too.
+    """Convert a table whose format no reader knows, as `convert` does.
 
-    Rows whose state says that they failed, and further rows of an id, are left out and counted in `dropped`.
+    The columns of request ids and of request states are searched by usual names too. Rows whose state is a failure, and
+    rows that repeat the id of an earlier row, are left out and counted in `dropped`.
     """
     given = dict(columns or {})
     more = {key: name for key, name in usual.optional(names_of(path)).items() if key not in given}
@@ -95,14 +97,15 @@ def canonical(
     dropped: Mapping[str, int] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Make the canonical table of raw columns.
+    """Make a canonical table from a file's raw columns.
 
-    Without a `time_unit` it is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch, are
-    counted from the first row. Whole-second stamps are spread inside their second by a seeded draw, flagged in the
-    metadata. A row without a stamp, tokens or model is an error; with `drop_bad` it is left out, and so is one of more
-    than `max_tokens`: the metadata's `dropped` counts them by reason, beside those that are given. `span_s` is the
-    period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size of the blocks of
-    prefix_hashes, where there are any. UserError names file, row, column and value.
+    Without `time_unit` the unit is guessed (`usual.unit`), and the metadata says so. Dates, and seconds since an epoch,
+    are counted from the first row. Stamps in whole seconds are spread inside their second by a seeded draw, and the
+    metadata says so. A row without a stamp, tokens or model is an error; with `drop_bad` it is left out. Rows of more
+    than `max_tokens` are always left out. The metadata's `dropped` counts rows left out by reason, and includes the
+    counts given in `dropped`. `span_s` is the period of circular replay; its default is the last stamp plus one mean
+    gap. `block_tokens` is the size of the blocks in prefix_hashes, where that column is given. UserError names file,
+    row, column and value.
     """
     _validate(path, source, time_unit, tier)
     unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
@@ -217,7 +220,7 @@ def _filled(source: Source, columns: Mapping[str, str]) -> None:
 
 
 def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
-    """Return the rows that are valid requests, and count the others in `left`, by the first reason of each."""
+    """Return the rows that are valid requests, and count the others in `left` by the first fault of each row."""
     count = len(next(iter(source.columns.values())))
     keep = np.ones(count, bool)
     arrays = dict(source.columns)
@@ -252,7 +255,7 @@ def _blank(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def _floats(values: pa.Array) -> NDArray[np.float64]:
-    """Return values as numbers, NaN for those that are not."""
+    """Return values as numbers, with NaN for values that are not numbers."""
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
     with suppress(pa.ArrowException):
@@ -284,7 +287,11 @@ def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
 def _times(
     source: Source, column: str, unit: TimeUnit, sort: bool, trust: bool
 ) -> tuple[NDArray[np.float64], float | None]:
-    """Return seconds from the start, and 1.0 if all are whole, else None; refuse unsorted rows unless `sort`."""
+    """Return each row's seconds since the start, and the resolution of the stamps.
+
+    The resolution is 1.0 s if all stamps are whole seconds, else None. Raises UserError for rows that are not in order,
+    unless `sort`.
+    """
     raw = source.columns[column]
     if unit == "datetime":
         when = _dates(source, column, raw)
@@ -333,7 +340,7 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
 
 
 def _stamps(raw: pa.Array) -> pd.Series:
-    """Return dates, of UTC where they have no zone; NaT for values that are not dates."""
+    """Parse dates, as UTC where they state no time zone; a value that is not a date becomes NaT."""
     import pandas as pd  # only for dates
 
     stamps: pd.Series = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
@@ -341,7 +348,7 @@ def _stamps(raw: pa.Array) -> pd.Series:
 
 
 def _clock(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
-    """Return the seconds of HH:MM:SS[.mmm]."""
+    """Convert clock times HH:MM:SS[.mmm] to seconds since midnight."""
     text = raw.cast(pa.string())
     parts = pc.extract_regex(text, CLOCK)
     if parts.null_count:

@@ -43,7 +43,10 @@ NO_SESSIONS = "no sessions in the log: correlation assumed"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A log with the fields of a trace's name; `str` gives the name back."""
+    """A log and the way in which its requests are split among models, as the fields of a trace's name state it.
+
+    `str` gives the name.
+    """
 
     log: str
     models: int | None = None  # None: it stays one stream
@@ -109,7 +112,10 @@ def _value(where: str, key: str, value: str) -> Any:
 
 
 def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
-    """Split a table as asked; return it, and a note that says how, and what the log does not tell."""
+    """Split a table among models; return the new table and a note.
+
+    The note says how the table was split, and that the log has no sessions where requests were grouped into bursts.
+    """
     assert how.models is not None
     kind = unit_kind(rows)
     table = deal(rows, how.models, how.deal, how)
@@ -121,10 +127,11 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
 
 
 def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None) -> pa.Table:
-    """Split the rows of a canonical table among models, at random by `number`; its own streams are ignored.
+    """Split the rows of a canonical table at random among models; the streams of the table are ignored.
 
-    The same number splits the same way. A model's count is off its share by at most the requests of the largest unit.
-    The units are numbered in `session_id`; times, lengths and blocks stay.
+    `number` is the seed: the same number gives the same split. Sessions or other units (see `units`) stay whole. Where
+    no model is idle, a model's requests therefore differ from its share by at most the requests of the largest unit.
+    `session_id` has the units' numbers. Arrival times, lengths and prefix blocks are kept.
     """
     how = how or Asked("", models)
     unit = units(rows)
@@ -145,10 +152,11 @@ def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None)
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
-    """Draw owners of units that begin at `begin_s`: models in use, with chances by what is left of their shares.
+    """Draw the model of each unit, where models are in use and idle in turn; `begin_s` is the begin of each unit.
 
-    Times of use and of rest are exponential; models of a group of `together` share them, and the hottest model never
-    rests. Where no model in use has anything left, the unit goes to one that rests.
+    A unit goes to a model that is in use then, with chances in proportion to the requests that each model still lacks
+    of its share. Times of use and idle times are exponential. Each group of `together` models has the same times, and
+    the hottest model is never idle. Where all models in use have their share, the unit may go to an idle one.
     """
     draw = rng(number, "rest", len(shares))
     span_s = float(begin_s.max()) + 1.0
@@ -173,7 +181,7 @@ def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, togethe
 
 
 def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) -> F8:
-    """Return times at which use begins and ends in turn, from before 0 on."""
+    """Return the times at which a model's use begins and ends in turn; the first ones lie before 0."""
     rest_s = use_s * idle / (1 - idle)
     pairs = int(4 * span_s / (use_s + rest_s)) + 16
     lengths = np.stack([draw.exponential(rest_s, pairs), draw.exponential(use_s, pairs)], 1).ravel()
@@ -182,7 +190,10 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
 
 
 def unit_kind(rows: pa.Table) -> str:
-    """Return the kind of a log's units: sessions (also those that prefixes of prompts tell), clients, or bursts."""
+    """Return in a word what the units of a log are: sessions, clients or bursts.
+
+    Sessions are read from the log, or derived from prefixes that prompts share.
+    """
     for column, kind in (("session_id", "sessions"), ("tenant", "clients"), ("prefix_hashes", "sessions")):
         if column in rows.column_names and rows[column].null_count < rows.num_rows:
             return kind
@@ -190,9 +201,10 @@ def unit_kind(rows: pa.Table) -> str:
 
 
 def units(rows: pa.Table) -> I8:
-    """Return the number of each request's unit, which stays together: a session, a client, a chain, else a burst.
+    """Return the number of the unit of each request; all requests of a unit go to one model.
 
-    Units are numbered in order of their first request.
+    A unit is a session if the log has sessions, else a client, else a chain of prompts with a common prefix, else a
+    burst. Units are numbered in order of their first request.
     """
     names = rows.column_names
     if unit_kind(rows) == "bursts":
@@ -208,7 +220,10 @@ def units(rows: pa.Table) -> I8:
 
 
 def owners(sizes: I8, shares: F8, number: int) -> I8:
-    """Draw the owner of each unit, of `sizes` requests: units in random order, cut by the models' shares."""
+    """Draw the model of each unit; `sizes` are the units' requests.
+
+    The units are put in random order, which is cut into one part per model in proportion to the models' shares.
+    """
     order = rng(number, "deal", len(shares)).permutation(len(sizes))
     middle = np.cumsum(sizes[order]) - sizes[order] / 2
     owner = np.empty(len(sizes), np.int64)
@@ -223,7 +238,10 @@ def _codes(names: pa.ChunkedArray) -> I8:
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
-    """Group prompts by the first block that not all of them have; a prompt without one is alone."""
+    """Group prompts by their first block after the blocks that all prompts have in common.
+
+    A prompt that has no such block is a group by itself.
+    """
     lists = hashes.combine_chunks()
     begin = lists.offsets.to_numpy().astype(np.int64)
     ids, count = lists.values.to_numpy(), np.diff(begin)

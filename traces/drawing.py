@@ -74,7 +74,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Make a canonical table of what a generator draws; `fit` says how near it comes to its target."""
+    """Make a canonical table of a generator's draw; `fit` is the verdict on how near it comes to its target."""
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
     columns = {
@@ -93,7 +93,10 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
 
 
 def _loop(p: Preset, seed: int) -> Drawn:
-    """Draw a closed loop's requests as a stream's clients send them, wave by wave, at nominal stamps."""
+    """Draw a closed loop's requests, wave by wave: a wave has the next request of every client.
+
+    Stamps are nominal, `nominal_s` from one wave to the next.
+    """
     wave = np.tile(np.arange(p.sent) // p.clients, p.models)
     model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
     order = np.argsort(wave, kind="stable")
@@ -103,7 +106,7 @@ def _loop(p: Preset, seed: int) -> Drawn:
 
 
 def _poisson(p: Preset, seed: int) -> Drawn:
-    """Draw streams with rates of their own; their lengths are of a law, or all equal."""
+    """Draw Poisson streams that each have a rate; lengths follow a law of `traces.laws`, or are all equal."""
 
     def lengths(n: int, rng: np.random.Generator) -> I4:
         if p.lengths == "fixed":
@@ -116,7 +119,10 @@ def _poisson(p: Preset, seed: int) -> Drawn:
 
 
 def _released(p: Preset, seed: int) -> Drawn:
-    """Draw Arena-Chat's 27 streams, then use those that a released set uses."""
+    """Draw Arena-Chat's 27 streams, and return the streams of the released set of `p.models` models.
+
+    A released set may use a stream several times, each time with another shift.
+    """
     streams = [
         Stream(f"dummy-lora-7b-rank-8-{rank}", count, use_s=(10.0 * begin, 10.0 * end), early=early / count)
         for rank, (count, (begin, end), early) in enumerate(zip(ARENA_COUNTS, ARENA_USE, ARENA_EARLY, strict=True))
@@ -137,7 +143,10 @@ def _released(p: Preset, seed: int) -> Drawn:
 
 
 def _sample(p: Preset, seed: int) -> Drawn:
-    """Draw streams of Zipf's popularity; each is used once a cycle for its duty, in clusters."""
+    """Draw streams with Zipf's popularity, whose requests come in clusters.
+
+    Each stream is in use for one part of every cycle, a random share of it; the hottest quarter of them always is.
+    """
     streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
     counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
     duty = rng(seed, p.name, "duty").uniform(*SAMPLE_DUTY, len(streams))
@@ -151,7 +160,7 @@ def _sample(p: Preset, seed: int) -> Drawn:
 
 
 def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
-    """Share out exactly `requests` among streams at random, by what each has in `PER_S`."""
+    """Divide exactly `requests` among streams at random, in proportion to the requests of each stream in `PER_S`."""
     weight = np.array([stream.requests for stream in streams], np.float64)
     counts: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
     return counts
@@ -171,7 +180,10 @@ def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Dr
 
 
 def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
-    """Draw `count` stamps of stream `k`: herds first, the rest in its own way."""
+    """Draw `count` stamps of stream `k`, in the way that its fields ask for.
+
+    Stamps lie in the stream's time of use, at the ticks of a clock, or in herds, clusters and at any time.
+    """
     if stream.use_s is not None:
         return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
     if stream.tick:
@@ -183,9 +195,10 @@ def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
 
 
 def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
-    """Draw stamps, uniform over each half of the time of use, which repeats every `PER_S`.
+    """Draw stamps between the begin and the end of a stream's use, which repeats every `PER_S`.
 
-    The span has a whole number of such cycles, stretched to fill it.
+    The share `early` lies in the first half of the use. Stamps are uniform within each half. The cycles of `PER_S` are
+    stretched so that a whole number of them fills the span.
     """
     cycles = max(1, round(span_s / PER_S))
     cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
@@ -194,7 +207,10 @@ def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[f
 
 
 def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
-    """Draw one request a tick of a clock that all such streams share, in random order of ticks, again and again."""
+    """Draw stamps near the ticks of a clock that all such streams share, at most one per tick until every tick has one.
+
+    Ticks are taken in random order, and in the same order again once all were used.
+    """
     ticks = max(1, round(span_s / TICK_S))
     order = np.argsort(draw.uniform(0, 1, ticks))
     nth = order[np.arange(count) % ticks]
@@ -202,7 +218,10 @@ def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float)
 
 
 def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
-    """Draw a herd anywhere in each `herd_s`, as long as herds have at most half of the requests."""
+    """Draw the stamps of herds, of which one begins at a random time in each `herd_s`.
+
+    Later herds are left out once herds would have more than half of the `count` requests.
+    """
     herds = round(p.span_s / p.herd_s)
     sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
     sizes = sizes[np.cumsum(sizes) <= count / 2]
@@ -211,7 +230,11 @@ def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
 
 
 def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
-    """Draw `count` stamps: heads of clusters uniform over the on-time, the others an exponential gap after the last."""
+    """Draw `count` stamps of a stream that come in clusters.
+
+    The first requests of clusters are uniform over the on-time. Each further request comes an exponential gap after the
+    one before it.
+    """
     head = draw.uniform(0, 1, count) < 1 / stream.cluster
     head[:1] = True
     gaps = np.where(head, 0.0, draw.exponential(stream.gap_s, count))
@@ -227,7 +250,7 @@ def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stre
 
 
 def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
-    """Exchange the requests of streams in every period of `drift_s` but the first; stamps stay."""
+    """Permute the models of requests in every period of `drift_s` but the first; stamps are not changed."""
     period = (arrival_s // p.drift_s).astype(np.int64)
     owner = [np.arange(p.models, dtype=np.int32)]
     owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
@@ -235,7 +258,10 @@ def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
 
 
 def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
-    """Draw pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
+    """Draw the prompt and output tokens of n requests with the measured distributions and rank correlation.
+
+    A request of more than `max_tokens` loses the start of its prompt.
+    """
     r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # correlation of the normals whose ranks correlate so
     a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
     of_prompt, of_output = p.quantiles

@@ -26,7 +26,7 @@ WRONG = (OSError, EOFError, zlib.error, csv.Error, struct.error, pa.ArrowExcepti
 
 @contextmanager
 def reading(path: Path, line: int | None = None) -> Iterator[None]:
-    """Turn the errors of a reader within into UserError, with the file and, if known, the line."""
+    """Turn the errors of file readers within the block into UserError, with the file and, if known, the line."""
     where = str(path) if line is None else f"{path}:{line}"
     try:
         yield

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def meant(
     text: str, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[str, str]:
-    """Return the trace that a name or a path means, and a line that says how a log was read.
+    """Return the trace for a name or a path, and a line on how a log was read.
 
-    A log is converted below `folder`, and its streams are chosen and split as asked. Raises UserError for a trace that
-    cannot be split, or has no streams to choose; a missing file is reported later.
+    A log is converted below `folder`, with its streams changed and split as asked. Raises UserError for a trace that
+    cannot be split, or whose streams cannot be changed. A missing file is reported later, when the trace is loaded.
     """
     if (path := Path(text)).is_file():
         trace, report = canonical(path, folder, how, streams)
@@ -39,10 +39,10 @@ def meant(
 def canonical(
     path: Path, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[Path, str]:
-    """Return the canonical Parquet of a log below `folder`, and a line that says how it was made.
+    """Convert a log to a canonical Parquet below `folder`; return its path and a line on how it was made.
 
-    Its name has the hash of the log's bytes and of how its streams are chosen and split, so that the same log is
-    converted once. A canonical Parquet of which nothing is asked is returned itself.
+    The file's name has the hash of the log's bytes and of the changes to its streams, so that the same log is converted
+    only once. A canonical Parquet is returned as it is if no change is asked for.
     """
     already = path.suffix == ".parquet" and not schema.foreign(path)
     asked = [way for way in (streams, how) if way is not None]

@@ -34,7 +34,7 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the law in a name of lengths, a key of LAWS; "" for a name without a law."""
+    """Return the law that a name of lengths begins with, a key of LAWS; "" for a name without a law."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
@@ -66,8 +66,8 @@ def rows(longest: int) -> I4:
 def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: int) -> I4:
     """Draw prompt and output tokens of n requests, shape (n, 2), with the means of a data set.
 
-    Pairs beyond `longest` tokens are drawn again. The law's means are raised so that the pairs that stay have the data
-    set's means.
+    A request of more than `longest` tokens is drawn again. The law's means are raised to make up for that, so that the
+    requests returned have the data set's means.
     """
     numbers, scale = LAWS[law], np.array(_scale(data, law, longest))
     kept = np.empty((0, 2))
@@ -79,7 +79,7 @@ def lengths(data: str, law: str, n: int, rng: np.random.Generator, *, longest: i
 
 @cache
 def _scale(data: str, law: str, longest: int) -> tuple[float, ...]:
-    """Return the means, before the cut at `longest`, under which those that stay have the data set's."""
+    """Return the means to draw with so that the requests of at most `longest` tokens have the data set's means."""
     numbers, means = LAWS[law], np.array(MEANS[data])
     pairs = np.stack([numbers(np.random.default_rng(k), 1 << 16) for k in (1, 2)], 1)
     scale = means.copy()

@@ -35,7 +35,7 @@ I4 = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace as arrays, one element a request, sorted by arrival from 0."""
+    """A trace as arrays of one element per request, sorted by arrival; time begins at 0."""
 
     name: str
     tier: str  # replayed, composed or synthetic
@@ -67,7 +67,7 @@ class Trace:
 
     @property
     def longest_tokens(self) -> int:
-        """The most prompt + output tokens of a request; of a generator, with any seed."""
+        """The most prompt + output tokens of a request; for a generator, the most with any seed."""
         if self.maker is not None:
             return synthetic.preset(self.maker).longest_tokens
         columns = self.prompt_tokens, self.output_tokens
@@ -83,7 +83,10 @@ class Trace:
         return f"{self.source}:{self.src_row[row]}"
 
     def first(self, n: int) -> Trace:
-        """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
+        """Return the first n requests as a trace whose period ends at the arrival of request n + 1.
+
+        The trace has no shared prefixes.
+        """
         columns = ("arrival_s", "model", "prompt_tokens", "output_tokens", "src_row")
         tenant = None if self.tenant is None else self.tenant[:n]
         cut = {name: getattr(self, name)[:n] for name in columns}
@@ -97,9 +100,10 @@ def manifest() -> Mapping[str, Mapping[str, Any]]:
 
 
 def trace(name: str) -> Trace:
-    """Load a trace by the manifest's name, a generator's or a log's NAME+FIELD=VALUE..., or a canonical Parquet's path.
+    """Load a trace: one of the manifest by name, or any canonical Parquet or log by the path of its file.
 
-    UserError where there is none.
+    The name of a generator or of a log may be followed by fields, as in NAME+FIELD=VALUE. Raises UserError if there is
+    no such trace.
     """
     head, plus, _ = name.partition("+")
     if (member := family(name)) is not None:
@@ -130,7 +134,7 @@ def trace(name: str) -> Trace:
 
 
 def _nameable(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise UserError for a family without a member, and for fields of a trace that takes none."""
+    """Raise UserError for a family named without a member, and for fields after the name of a trace that takes none."""
     head, plus, _ = name.partition("+")
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
@@ -139,7 +143,7 @@ def _nameable(name: str, entry: Mapping[str, Any]) -> None:
 
 
 def _of_file(path: Path) -> Trace:
-    """Load a canonical Parquet; convert any other log, as the trace's notice says."""
+    """Load a canonical Parquet; any other log is converted, and the trace's notice says how."""
     if path.suffix == ".parquet":
         try:
             if (long := schema.long(path)) is not None:
@@ -156,7 +160,7 @@ def _of_file(path: Path) -> Trace:
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
-    """Read a log as its name asks: split among models, or without long requests.
+    """Read a log that is split among models or loses its long requests, as its name asks.
 
     The trace's note says how it was split, and how many requests were left out.
     """
@@ -174,7 +178,7 @@ def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
 
 
 class Family(NamedTuple):
-    """A member of a family of files, as its name says."""
+    """A member of a family of trace files, with the numbers that its name states."""
 
     label: str  # its name without fields
     entry: Mapping[str, Any]  # the family's
@@ -186,7 +190,7 @@ class Family(NamedTuple):
 
     @property
     def generator(self) -> str:
-        """The name of a generator that draws its kind. Raises UserError if none does."""
+        """The name of a generator that draws traces of this member's kind. Raises UserError if none does."""
         scales = {(1.0, 1.0): "", (2.0, 1.0): "+lengths=sharegpt-ix2", (1.0, 2.0): "+lengths=sharegpt-ox2"}
         if (lengths := scales.get((self.prompt_x, self.output_x))) is None:
             raise UserError(f"{self.label} is not here, and no generator draws its lengths")
@@ -229,9 +233,10 @@ def _of_family(name: str, member: Family) -> Trace:
 
 
 def sized(name: str, models: int) -> str:
-    """Return the name of a trace in a run of `models` models; a generator's says how many streams it has.
+    """Return the full name of the trace that a run of `models` models uses.
 
-    A trace that is not here gets the name of the generator that stands in for it.
+    A generator's name states the number of streams. A trace that is not on this machine is replaced by the name of the
+    generator that stands in for it.
     """
     if (member := family(name)) is not None:
         return name if present(name) else member.generator
@@ -256,7 +261,7 @@ def drawn(name: str) -> bool:
 
 
 def present(name: str) -> Path | None:
-    """Find the file that holds a named trace on this machine, if any; one that is drawn has none."""
+    """Find the file of a named trace on this machine; None if it is not here, or if a generator draws the trace."""
     if (member := family(name)) is not None:
         path = member.entry["family"].replace("{}", member.label.partition("/")[2])
         return _first(path, f"{path}.gz", Path(path).name, f"{Path(path).name}.gz")
@@ -311,7 +316,7 @@ def _sha256(made: Trace, more: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Trace:
-    """Make a trace of the pieces of a canonical table, in order, without clients and shared prefixes."""
+    """Make a trace from the pieces of a canonical table, in order; clients and shared prefixes are not read."""
     meta, n = _facts(form.schema.empty_table(), source), form.rows
     if not n:
         raise UserError(f"{source}: no rows")
@@ -437,7 +442,7 @@ def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
-    """Return the words in natural order ("rank-9" before "rank-10"), and each row's index."""
+    """Return the distinct words in natural order ("rank-9" before "rank-10"), and each row's index into them."""
     words, codes = _words(column)
     used = sorted({words[i] for i in np.unique(codes)}, key=_natural)
     place = {name: i for i, name in enumerate(used)}
@@ -445,7 +450,10 @@ def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
 
 
 def _greedy(column: pa.ChunkedArray, where: Callable[[int], str]) -> bool:
-    """Tell whether all rows ask for temperature 0; an empty one does not. UserError for an unknown word."""
+    """Tell whether all rows ask for temperature 0; an empty value does not ask for it.
+
+    Raises UserError for an unknown word.
+    """
     words, codes = _words(column.fill_null("checkpoint"))
     wrong = np.flatnonzero(~np.isin(np.array(words, object), SAMPLED)[codes])
     if len(wrong):

@@ -41,13 +41,13 @@ def read(
     drop_bad: bool = False,
     **known: Any,
 ) -> pa.Table:
-    """Read a log by its fields of arrival_s, model, prompt_tokens, output_tokens and other canonical columns.
+    """Read a log as a canonical table; `fields` gives the log's name of each canonical column, or several names.
 
-    `expand` may split records, or add fields to them. `skip` says why a record is left out, "" where it is no request
-    at all. Of tables only the fields are read, and those in `also`; without `also`, all are. A stamp that is a number
-    counts `unit` seconds. Rows are put in the order of their stamps, for logs are written as requests end.
-    UserError names the line of a bad row; with `drop_bad` such rows are left out and counted by reason in the
-    metadata's `dropped`, beside those that the reader leaves out.
+    `expand` may split records, or add fields to them. `skip` returns the reason to leave a record out, "" for a record
+    that is not a request, or None. Of a table only the columns in `fields` and in `also` are read, or all columns
+    without `also`. A stamp that is a number counts `unit` seconds. Rows are sorted by their stamps, as logs are written
+    when requests end. UserError names the line of a bad row. With `drop_bad` such rows are left out instead. The
+    metadata's `dropped` counts the rows that are left out, by reason.
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
@@ -126,7 +126,10 @@ def _columns(rows: Sequence[Mapping[str, Any]], hashed: _Hashes, block_tokens: i
 def _wrong(
     row: dict[str, Any], names: Mapping[str, tuple[str, ...]], unit: float, block_tokens: int | None
 ) -> tuple[str, str] | None:
-    """Turn a row's stamp into seconds; return the reason and the message for what cannot be read, None if all can."""
+    """Turn a row's stamp into seconds, and check its blocks.
+
+    Return None if both can be read, else the reason and the message for the fault.
+    """
     at, blocks = row["arrival_s"], row.get("prefix_hashes")
     try:
         row["arrival_s"] = seconds(at, unit)
@@ -138,14 +141,14 @@ def _wrong(
 
 
 def first(record: Record, names: Collection[str]) -> Any:
-    """Return the first of some fields that is not blank; a name with dots reaches into objects."""
+    """Return the first value among some fields that is not blank; a dot in a name reaches into an object."""
     return next((value for name in names if not blank(value := records.dig(record, name))), None)
 
 
 def seconds(value: Any, unit: float = 1.0) -> float | None:
     """Return a stamp as seconds since 1970, or since the log's beginning; None for a blank one.
 
-    ValueError or TypeError for what is no stamp.
+    Raises ValueError or TypeError for a value that is not a stamp.
     """
     if value is None or value == "":
         return None
@@ -176,7 +179,10 @@ def blank(value: Any) -> bool:
 
 
 def total(*counts: Any) -> Any:
-    """Add counts that may be blank, or -1 (unknown); if one is no number, return the first, for the check of rows."""
+    """Add counts; a blank count is left out, and -1 after the first count (unknown) adds nothing.
+
+    If a count is not a number, return the first one, which the check of rows then judges.
+    """
     known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):
         return known[0] if known else None
@@ -187,7 +193,10 @@ def total(*counts: Any) -> Any:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping that is given as such, as JSON in a cell, or as pairs; an empty one for everything else."""
+    """Return a value as a mapping: a mapping, a JSON object as text, or a list of pairs.
+
+    Any other value gives an empty mapping.
+    """
     if isinstance(value, str) and value[:1] == "{":
         try:
             value = json.loads(value)
@@ -204,7 +213,7 @@ def _are_ids(blocks: Any) -> bool:
 
 
 def _whole(row: Mapping[str, Any], block_tokens: int) -> Sequence[int]:
-    """Return the blocks of a prompt that are full; none where the log does not have them all."""
+    """Return the blocks of a prompt that are full; empty if the log has fewer blocks than the prompt fills."""
     blocks: Sequence[int] = row["prefix_hashes"] or ()
     try:
         whole = int(row["prompt_tokens"]) // block_tokens
@@ -233,7 +242,7 @@ def _key(path: Path) -> bytes:
 
 
 class _Hashes:
-    """Numbers for names: hashes with a key."""
+    """Numbers that stand for names: keyed hashes."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -245,7 +254,7 @@ class _Hashes:
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 
     def chain(self, blocks: Sequence[int]) -> list[int]:
-        """Return a number for each block together with all before it."""
+        """Return a number for each block, which stands for the block and all blocks before it."""
         numbers, before = [], 0
         for block in blocks:
             if (number := self._known.get((before, block))) is None:

@@ -24,11 +24,11 @@ def read(
     column: str = "prefix_hashes",
     way_out: str = "bench trace convert --drop-bad",
 ) -> Prefix:
-    """Read a column of hashes as ids of whole blocks, numbered from 0 for each stream apart.
+    """Read a column of hashes as ids of whole blocks, which are numbered from 0 and differ between streams.
 
-    A row has an id for each whole block of its prompt, or none at all; one more id, of its last tokens, is left out, as
-    no engine shares a block that is not full. Raises UserError unless ids form chains: each id always follows the same
-    one.
+    A row has one id for each whole block of its prompt, or no ids. If it has one more, for the last tokens, that id is
+    left out, as no engine shares a block that is not full. Raises UserError unless an id follows the same id in every
+    row.
     """
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
@@ -60,7 +60,7 @@ def read(
 
 
 def odd(lists: pa.Array, block_tokens: int, prompt_tokens: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell which rows have more or fewer ids than blocks, or an empty id."""
+    """Tell which rows have an empty id, or a number of ids that does not fit their prompt's blocks."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
     given, (whole, rest) = np.diff(offsets), np.divmod(prompt_tokens.astype(np.int64), block_tokens)
     ids = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
@@ -77,7 +77,7 @@ def picked(prefix: Prefix, row: I8) -> Prefix:
 
 
 def numbered(*keys: NDArray[Any]) -> I8:
-    """Return for each tuple of keys its number, from 0 among the distinct ones."""
+    """Return a number for the tuple of keys in each row; equal tuples have the same number, counted from 0."""
     number = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         code = np.unique(key, return_inverse=True)[1].astype(np.int64)
@@ -86,7 +86,10 @@ def numbered(*keys: NDArray[Any]) -> I8:
 
 
 def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:
-    """Return the tokens of each prompt that a cache without limit has: whole blocks, but never the whole prompt."""
+    """Return for each prompt the tokens that an unlimited prefix cache has from earlier prompts.
+
+    These are whole blocks, but never the whole prompt.
+    """
     new = np.zeros(len(prefix.ids), bool)
     new[np.unique(prefix.ids, return_index=True)[1]] = True
     seen = np.concatenate(([0], np.cumsum(~new)))

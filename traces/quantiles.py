@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 
 class Law(NamedTuple):
-    """Quantiles of a length: between them its logarithm is interpolated, or with `log` off the length."""
+    """The distribution of a length, by quantiles in tokens.
+
+    Between quantiles the logarithm of the length is interpolated, or the length itself if `log` is False.
+    """
 
     at: tuple[float, ...]
     tokens: tuple[float, ...]
@@ -31,13 +34,16 @@ SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
 def ranged(tokens: int, ratio: float) -> Law:
-    """Return the law of lengths that are uniform within the share `ratio` of `tokens`; with 0 all are equal."""
+    """Return the law of lengths that are uniform from `tokens` x (1 - ratio) to `tokens` x (1 + ratio).
+
+    With a ratio of 0 all lengths are `tokens`.
+    """
     least, most = math.ceil(tokens * (1 - ratio)), math.floor(tokens * (1 + ratio))
     return Law((0.0, 1.0), (least - 0.5, most + 0.5) if ratio else (tokens, tokens), log=False)
 
 
 def doubled(law: Law) -> Law:
-    """Return the law of twice the length."""
+    """Return the law of lengths that are twice as long."""
     return law._replace(tokens=tuple(2 * x for x in law.tokens))
 
 

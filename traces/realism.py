@@ -27,7 +27,7 @@ SHOWN = 3  # the worst of what is off
 
 
 class Statistic(NamedTuple):
-    """One statistic of a target: its key in `stats`, which quartile of it, its name, and how it is judged."""
+    """A statistic that generators are fitted to: its key in `stats`, its quartile, its name, and how it is judged."""
 
     key: str
     at: int | None
@@ -50,7 +50,10 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Measured values by row of `ROWS`, as far as they were measured, with their window and streams."""
+    """The measured values that a generator is compared with, by row of `ROWS`.
+
+    It has also the length of the measured window and the streams that are compared.
+    """
 
     window_s: float
     streams: tuple[str, ...]  # the streams that are compared; empty: all
@@ -70,7 +73,7 @@ def targets() -> Mapping[str, Target]:
 
 
 class Realism(NamedTuple):
-    """A generator's statistics, as means over many draws, beside its target's, and the verdict."""
+    """The comparison of a generator with its target: means over several draws, and a verdict."""
 
     target: Target
     mean: Mapping[Statistic, float]
@@ -92,9 +95,10 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """Return how near the generator of a trace comes to its target; for another trace, what its file says.
+    """Return the verdict on how near a trace's generator comes to its target.
 
-    `used` are the streams of a model set with their shifts: a released set is compared with its own part of the target.
+    For a trace without a generator, return the verdict in its file. `used` are the streams of a model set with their
+    shifts: if they are those of a released set, the generator is compared with the target of that set.
     """
     if trace.maker is None:
         return trace.fit
@@ -107,26 +111,26 @@ def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str |
 
 
 def pick(value: Any, row: Statistic) -> float:
-    """Return one number of a statistic, NaN if it has none."""
+    """Return one number of a statistic: its only one or the row's quartile, NaN if there are no quartiles."""
     if row.at is None:
         return float(value)
     return float(value[row.at]) if value else math.nan
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Return the mean of each row over the windows of a draw."""
+    """Return each statistic of the target, as the mean over a draw's windows."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 
 
 def mean(draws: Iterable[Mapping[Statistic, float]]) -> dict[Statistic, float]:
-    """Return the mean of each row over draws."""
+    """Return each statistic's mean over draws."""
     every = list(draws)
     return {row: _mean(draw[row] for draw in every) for row in every[0]}
 
 
 def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, float]:
-    """Return how far each row is off: the difference for shares, else the relative error."""
+    """Return the deviation of each statistic from its target: the difference for shares, else the relative error."""
     return {
         row: means[row] - value if row.points else means[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
@@ -134,7 +138,7 @@ def off(means: Mapping[Statistic, float], target: Target) -> dict[Statistic, flo
 
 
 def verdict(means: Mapping[Statistic, float], target: Target) -> str:
-    """Return `within`, or the judged rows that are too far off, worst first: "off: idle P75 +48 %"."""
+    """Return `within`, or the judged statistics that deviate too much, worst first: "off: idle P75 +48 %"."""
     far = {row: x / (POINTS if row.points else SHARE) for row, x in off(means, target).items() if row.judged}
     worst = sorted((row for row, x in far.items() if not abs(x) <= 1), key=lambda row: -abs(far[row]))
     if not worst:
@@ -154,7 +158,10 @@ def shown(row: Statistic, x: float) -> str:
 def table(
     draw: Mapping[Statistic, float], means: Mapping[Statistic, float], target: Target
 ) -> Iterator[tuple[str, ...]]:
-    """Yield rows of cells: statistic, target, mean of the draws, how far it is off, this draw, a note."""
+    """Yield a heading, and a row of cells for each statistic.
+
+    The cells are the name, the target, the mean of the draws, its deviation, this draw and a note.
+    """
     yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
     far = off(means, target)
     for row, value in target.values.items():
@@ -165,7 +172,7 @@ def table(
 
 
 def _windows(draw: Trace, target: Target) -> Iterator[Trace]:
-    """Cut a draw into windows of the target's length, with the streams that are compared."""
+    """Yield windows of the target's length from a draw, with only the streams that the target compares."""
     keep = np.ones(len(draw), bool)
     if target.streams:
         keep = np.isin(draw.model, [i for i, name in enumerate(draw.models) if name in target.streams])

@@ -49,7 +49,10 @@ def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 
 
 def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a file with their lines; of tables only these fields. UserError where it cannot be read."""
+    """Yield the records of a file, each with its line number.
+
+    Of a table only the columns in `fields` are read. Raises UserError where the file cannot be read.
+    """
     with reading(path):
         with opened(path) as file:
             head = file.read(HEAD_BYTES)
@@ -61,7 +64,7 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
 
 
 def kind(path: Path) -> str:
-    """Tell what a file holds: parquet, json or csv. UserError for what no reader takes."""
+    """Return the kind of a file: parquet, json or csv. Raises UserError for a file that no reader can read."""
     with reading(path), opened(path) as file:
         return _kind(path, file.read(HEAD_BYTES))
 
@@ -122,7 +125,10 @@ def _csv(path: Path, text: io.TextIOWrapper, fields: Collection[str] | None) -> 
 
 
 def _json(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield objects, one after the other, in an array, or in the one list of an object that holds all."""
+    """Yield the objects of a JSON file, each with its line number.
+
+    They may follow each other, be in an array, or be in the only list of objects of one outer object.
+    """
     with opened(path) as file:
         text = file.read().decode("utf-8-sig")
     values_of = _values(path, text)
@@ -167,7 +173,7 @@ def _object(path: Path, line: int, value: Any) -> Record:
 
 
 def dig(record: Record, name: str) -> Any:
-    """Return what stands under a name, or under a path of names with dots; None where nothing does."""
+    """Return the value under a name, which may reach into objects with dots; None if there is no value."""
     if name in record:
         return record[name]
     value: Any = record

@@ -20,7 +20,7 @@ POINTS, RATIO = 0.05, math.log(1.25)
 
 
 class Likeness(NamedTuple):
-    """A regime compared with a trace."""
+    """The comparison of a trace's statistics with those of a shipped generator (a regime)."""
 
     regime: str
     distance: float  # mean of how many times its tolerance each statistic is off; about 1 is as near as draws are
@@ -30,7 +30,7 @@ class Likeness(NamedTuple):
 
 
 def likenesses(facts: Mapping[str, Any]) -> list[Likeness]:
-    """Compare the statistics of a trace with those of each regime, the nearest first.
+    """Compare the statistics of a trace with those of each shipped generator, and list the nearest first.
 
     The list is empty for a trace of one model, or one that is too short.
     """

@@ -58,12 +58,12 @@ AGAIN = "with the id of an earlier row"  # why a row is left out
 
 
 def longer(tokens: int) -> str:
-    """Return the reason for which a row of more tokens is left out."""
+    """Return the words by which rows of more than `tokens` tokens are counted as left out."""
     return f"of more than {tokens} tokens"
 
 
 def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
-    """Make a canonical table of those columns that are given (arrays), cast to the schema, in its order."""
+    """Make a canonical table from arrays by column, cast to the schema's types and in its order."""
     fields = [(name, kind) for name, kind in COLUMNS.items() if name in columns]
     arrays = [_array(columns[name], kind) for name, kind in fields]
     schema = pa.schema(
@@ -74,7 +74,7 @@ def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
 
 
 def write(rows: pa.Table, path: Path) -> None:
-    """Write a canonical table as Parquet, under a temporary name of its own first."""
+    """Write a canonical table as Parquet, first under a temporary name, so that no reader sees a part of it."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         pq.write_table(rows, part, compression="zstd")
@@ -85,9 +85,9 @@ def write(rows: pa.Table, path: Path) -> None:
 
 
 def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: float, note: str) -> Path:
-    """Write requests that a driver drew, in order of arrival, as a synthetic trace named as its file; return the path.
+    """Write requests that were drawn in order of arrival as a synthetic trace named as its file; return the path.
 
-    `lengths` has the tokens of prompt and output: (requests, 2).
+    `lengths` has the prompt and output tokens: (requests, 2).
     """
     columns = {
         "request_id": np.arange(len(arrival_s)),
@@ -102,7 +102,7 @@ def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: floa
 
 
 def read(path: Path) -> pa.Table:
-    """Read a canonical Parquet; UserError where it is none."""
+    """Read a canonical Parquet; UserError if the file is not one."""
     with _readable(path):
         rows = pq.read_table(path)
         rows.validate(full=True)
@@ -118,9 +118,10 @@ class Form(NamedTuple):
 
 
 def long(path: Path) -> Form | None:
-    """Return the form of a canonical Parquet to read in pieces: too long for memory, without clients and prefixes.
+    """Return the form of a canonical Parquet that must be read in pieces; None for any other file.
 
-    None for all others, also for a file that is not Parquet: `read` raises the error.
+    Such a file is too long for memory, and has neither clients nor shared prefixes. A file that is not Parquet gives
+    None too, as `read` raises the error.
     """
     try:
         with pq.ParquetFile(path) as file:
@@ -135,7 +136,7 @@ def long(path: Path) -> Form | None:
 
 
 def pieces(path: Path) -> Iterator[pa.Table]:
-    """Read the columns of a canonical Parquet that every trace has, a piece after another; UserError as `read`."""
+    """Yield a canonical Parquet in pieces of rows, with the required columns and `src_row`; UserError as for `read`."""
     with _readable(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):  # one iteration over all groups would read ahead without bound
@@ -169,7 +170,7 @@ def _canonical(path: Path, form: pa.Schema) -> None:
 
 
 def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
-    """Return a canonical table whose metadata have a note after those that they had, and more facts."""
+    """Return a canonical table with a note added to the note in its metadata, and with the facts `more`."""
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)
@@ -179,7 +180,10 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 
 
 def foreign(path: Path) -> bool:
-    """Tell whether a Parquet is rows of a run, or has no canonical columns of ids, times and outputs."""
+    """Tell whether a Parquet file is not a canonical trace: it holds a run's requests, or lacks canonical columns.
+
+    It lacks them if it has none of the columns of ids, arrivals and outputs.
+    """
     try:
         names = set(pq.read_schema(path).names)
     except (OSError, ValueError, MemoryError, pa.ArrowException):
@@ -203,7 +207,10 @@ def metadata(rows: pa.Table) -> dict[str, Any]:
 
 
 def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return the hash of the names and arrays that a workload is built from, whatever file held them."""
+    """Return the hash of the names and arrays that a workload is built from.
+
+    Files of different formats with the same content have the same hash.
+    """
     digest = sha256("\n".join(models).encode())
     for name, values in sorted(arrays.items()):
         digest.update(f"\0{name}:{values.dtype.str}\0".encode())

@@ -23,7 +23,10 @@ class Source(NamedTuple):
 
 
 def answered(path: Path, source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:
-    """Return the rows that were served, each id once, and add the others to `left`, by the first reason of each."""
+    """Return the rows of requests that were served, without rows that repeat an id.
+
+    The others are counted in `left`, each by the first reason to leave it out.
+    """
     count = len(next(iter(source.columns.values())))
     keep = np.ones(count, bool)
     if (column := columns.get("status")) is not None:
@@ -44,7 +47,7 @@ def answered(path: Path, source: Source, columns: Mapping[str, str], left: dict[
 
 
 def only(path: Path, source: Source, keep: NDArray[np.bool_], left: Mapping[str, int]) -> Source:
-    """Return the rows that are kept. UserError where there are none."""
+    """Return the rows of a source for which `keep` is true. Raises UserError if there are none."""
     if not keep.any():
         raise UserError(f"{path}: no row is left of {len(keep)}: " + ", ".join(f"{n} {why}" for why, n in left.items()))
     kept = np.flatnonzero(keep)

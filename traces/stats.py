@@ -43,9 +43,10 @@ MEANS = {  # what a trace's name, tier, requests, models, span and rate do not t
 
 
 def stats(trace: Trace) -> dict[str, Any]:
-    """Measure popularity, burstiness, idleness and lengths: what MEANS names, and more.
+    """Measure a trace's popularity, burstiness, idleness and lengths: the statistics in MEANS, and its facts.
 
-    Standard deviations are of the population (ddof 0). The time before the first and after the last request is no gap.
+    Standard deviations are of the population (ddof 0). The time before a model's first request and the time after its
+    last one do not count as gaps.
     """
     n, span_s = len(trace), trace.span_s
     counts = np.bincount(trace.model, minlength=len(trace.models))
@@ -98,7 +99,7 @@ def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:
 
 
 def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
-    """Tell for each model and second t whether a request came in (t - 2 min, t]: (models, seconds)."""
+    """Tell for each model and each second whether the model had a request in the past 2 minutes: (models, seconds)."""
     at = np.arange(0.0, span_s, 1.0)
     before = [
         np.searchsorted(times, at, "right") > np.searchsorted(times, at - ACTIVE_S, "right") for times in by_model
@@ -107,7 +108,10 @@ def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
 
 
 def _together(by_model: list[F8]) -> float | None:
-    """Return the share of returns from idleness near a return of another model; None with at most one return."""
+    """Return the share of the models' returns from idleness that are within 10 s of another model's return.
+
+    None if there are fewer than two returns.
+    """
     returns = [times[1:][np.diff(times) > ACTIVE_S] for times in by_model]
     when, owner = np.concatenate(returns), np.repeat(np.arange(len(returns)), [len(each) for each in returns])
     if len(when) < 2:
@@ -137,7 +141,10 @@ def _peak_hour(trace: Trace) -> float | None:
 
 
 def _drift(trace: Trace) -> float | None:
-    """Return the mean, over successive hours, of half the sum of changes of shares (total variation)."""
+    """Return the mean change of the models' shares of requests from one hour to the next, as total variation.
+
+    Total variation is half the sum of the absolute changes. None with fewer than two hours that have requests.
+    """
     counts = _hours(trace)
     shares = counts[:, counts.sum(0) > 0] / np.maximum(1, counts.sum(0))[counts.sum(0) > 0]
     return float(np.abs(np.diff(shares, axis=1)).sum(0).mean() / 2) if shares.shape[1] > 1 else None

@@ -40,7 +40,7 @@ F8 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A generator's numbers; those with a bound in `FREE` may be changed by name. `str` gives the name back."""
+    """A generator's parameters; a trace's name may change those in `FREE`. `str` gives the name."""
 
     name: str
     models: int  # streams
@@ -68,12 +68,12 @@ class Preset:
 
     @property
     def label(self) -> str:
-        """`str` without the number of streams, which is said beside it."""
+        """The preset's name without its number of streams, which texts state beside it."""
         return str(self).replace(f"+models={self.models}", "") if self.name in SIZED else str(self)
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Requests per second of each stream, where streams have rates of their own; else empty."""
+        """The requests per second of each Poisson stream; empty for a preset whose streams are drawn in another way."""
         match self.name:
             case "poisson":
                 return (self.rate_rps,)
@@ -93,7 +93,7 @@ class Preset:
 
     @property
     def quantiles(self) -> tuple[Law, Law]:
-        """The laws of prompt and output."""
+        """The distributions of prompt tokens and of output tokens."""
         if self.lengths == "fixed":
             return ranged(self.prompt, self.range_ratio), ranged(self.output, self.range_ratio)
         return LENGTHS[self.lengths]
@@ -130,7 +130,7 @@ class Preset:
 
 
 class Stream(NamedTuple):
-    """Arrivals of one stream: requests in `PER_S`, and the shape of its time."""
+    """The arrivals of one stream: its requests in `PER_S` seconds, and how they are spread over time."""
 
     name: str
     requests: float
@@ -199,12 +199,15 @@ def popularity(models: int) -> F8:
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
-    """Return a stream's stamps `shift_s` later, on the circle [0, span_s); those before 0 become 0."""
+    """Return a stream's stamps `shift_s` seconds later, where a stamp past `span_s` begins again at 0.
+
+    A negative shift does not wrap around: a stamp that would be below 0 becomes 0.
+    """
     return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
 
 
 class Reused(NamedTuple):
-    """A stream of Arena-Chat as a released set uses it."""
+    """A stream of Arena-Chat in a released set, with the shift in seconds by which the set uses it."""
 
     name: str
     rank: int
@@ -224,7 +227,10 @@ def arena(models: int) -> tuple[Reused, ...]:
 
 
 def released(models: int) -> tuple[tuple[str, float], ...]:
-    """Return (stream of Arena-Chat, shift in s) of each model of the released set of this size; else UserError."""
+    """Return the Arena-Chat stream of each model of a released set, and its shift in seconds.
+
+    Raises UserError if no set has `models` models.
+    """
     return tuple((f"dummy-lora-7b-rank-8-{stream.rank}", stream.shift_s) for stream in arena(models))
 
 
@@ -295,7 +301,7 @@ def preset(text: str) -> Preset:
 
 
 def _check(p: Preset, text: str) -> None:
-    """Raise UserError for a number out of its bounds, and for numbers that do not go together."""
+    """Raise UserError for a parameter that is out of its bounds, and for parameters that exclude each other."""
     where = f"trace {text}"
     positive(f"{where}: span_s", p.span_s)
     if wrong := next(chain(_out_of_bounds(p), _unfit(p)), None):
@@ -327,7 +333,7 @@ def _out_of_bounds(p: Preset) -> Iterator[str]:
 
 
 def _unfit(p: Preset) -> Iterator[str]:
-    """Yield what is wrong with numbers together, each of which is within its bounds."""
+    """Yield a message for each fault of parameters that are within their bounds but do not go together."""
     if p.clients and p.sent <= p.clients:
         yield f"{p.sent} requests of {p.clients} clients: the first of each is only warm-up"
     if not 0 <= p.range_ratio < 1:

@@ -83,7 +83,10 @@ def optional(names: Sequence[str]) -> dict[str, str]:
 
 
 def served(status: Any) -> bool:
-    """Tell whether a request with this status was served: none, 0, an HTTP status of 2xx, or no word of a failure."""
+    """Tell whether a status is that of a request that was served.
+
+    Such a status is empty, 0, an HTTP status of 2xx, or a text without a word of failure.
+    """
     text = "" if status is None else str(status).strip()
     number = _number(text.partition(" ")[0]) if text else None
     if number is not None:
@@ -97,9 +100,10 @@ def _plain(name: str) -> str:
 
 
 def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
-    """Guess the unit of stamps: by their type, their column's name, their size, or the gaps between them.
+    """Guess the unit of stamps from their type, their column's name, their size, or the gaps between them.
 
-    Seconds where nothing tells, or where the stamps are `trusted` to be what they look like.
+    The guess is seconds if none of these decides. It is seconds also for `trusted` numbers whose column has no unit in
+    its name.
     """
     if pa.types.is_temporal(stamps.type):
         return "datetime"

@@ -18,11 +18,12 @@ DRAWN = 1000  # requests that stand in for a rare model's
 
 
 def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
-    """Return jobs at rate scale 1 without SLOs: the trace's, but `DRAWN` Poisson arrivals for a model below `RARE`.
+    """Return the jobs on which SLO bases are measured: the trace at rate scale 1, without SLOs.
 
-    These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
-    the trace that the model can serve. They may last longer than the span, and share no blocks of their prompts. A
-    closed loop is measured as it is. Of a trace that is too long for memory, the first requests that fit are used.
+    A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. These come at the model's mean rate,
+    or one request per span if it has none. Their pairs of lengths are drawn from all rows of the trace that the model
+    can serve. They may last longer than the span, and share no prefix blocks. A closed loop is returned as it is. Of a
+    trace that is too long for memory, the first requests that fit are used.
     """
     if in_pieces(trace):
         trace = trace.first(spilled.MOST_HELD)
@@ -60,7 +61,7 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
-    """Return the blocks of the rows kept, followed by rows without any, in the order given."""
+    """Return the prefix blocks of the rows `kept`, and none for the rows that follow them, all in the order `order`."""
     blocks = picked(prefix, kept)
     drawn = np.full(len(order) - len(kept), blocks.offsets[-1])
     return picked(blocks._replace(offsets=np.append(blocks.offsets, drawn)), order)

@@ -20,7 +20,10 @@ SHOWN = 60  # characters of a wrong value
 
 
 def count(value: Any, name: str, key: str, where: str) -> int:
-    """Return a dimension's number. UserError, with file and key, unless it is a whole number within its bounds."""
+    """Return a dimension of a shape.
+
+    UserError names file and key unless it is a whole number within its bounds.
+    """
     least, most = LIMITS[name]
     if type(value) is not int:
         raise UserError(f"{where}: {key} is {shown(value)}, not a count")
@@ -39,7 +42,7 @@ def shown(value: Any) -> str:
 
 
 def sound(shape: Shape, where: str) -> Shape:
-    """Return a shape whose parts fit together. UserError where they do not."""
+    """Return the shape unchanged if its dimensions fit together. Raises UserError if they do not."""
     for part in alike(shape):
         if shape.q_heads % part.kv_heads:
             raise UserError(f"{where}: {shape.q_heads} attention heads do not divide among {part.kv_heads} KV heads")

@@ -60,19 +60,21 @@ def build(
     fold: int | None = None,
     assign: Assign = "released",
 ) -> Jobs:
-    """Make the jobs of the window [0, window_s) and of the `warmup_s` before it; ids are positions in arrival order.
+    """Make the jobs that arrive in the window [0, window_s) and in the `warmup_s` before it; ids follow arrival order.
 
-    none       the trace at its own stamps: the rate scale is 1; without a warm-up unless one is asked for
-    rotate     ceil(rate_scale) copies, every stream of every copy at its own circular offset
-    replicate  the same copies at equal stamps
-    time       one copy, its stamps divided by rate_scale (and the span with them)
-    clients    as rotate, but whole clients are copied and offset; the trace must name them
+    none       the trace at its own stamps, for a rate scale of 1; no warm-up unless one is asked for
+    rotate     ceil(rate_scale) copies of the trace; each stream of each copy has its own random offset on the circle
+    replicate  the same number of copies; a stream has the same offset in every copy
+    time       one copy, whose stamps and span are divided by rate_scale
+    clients    as rotate, but whole clients are copied and shifted; the trace must name its clients
 
-    Of a last copy that counts for a fraction f, each stream keeps every (1/f)-th request, from a seeded phase: the
-    share is the same at all times and the count is exact to one. `clients` keeps whole clients instead.
-    Of a closed loop the rate scale multiplies the clients, and neither window nor warm-up cut it: see `_loop`.
-    `slo` gives (TTFT, TPOT) seconds by model; a model without has none. `fold` (see `window_fold`) is the part of the
-    trace that is replayed; None: all of it. UserError names what is wrong.
+    If the last copy counts for a fraction f, each of its streams keeps every (1/f)-th request, beginning at a seeded
+    one. So the share is the same at all times, and the number of requests is exact to one. `clients` keeps a part of
+    the clients instead, with all their requests.
+
+    In a closed loop the rate scale multiplies the clients, and neither window nor warm-up cuts the requests: see
+    `_loop`. `slo` gives TTFT and TPOT in seconds by model; a model that it lacks has no SLO. `fold` (see `window_fold`)
+    is the part of the trace that is replayed; None replays all of it. UserError names what is wrong.
     """
     positive("rate scale", rate_scale)
     if scaling not in SCALINGS:
@@ -122,9 +124,10 @@ REQUEST = np.dtype(  # form in which requests of a long workload wait to be sort
 
 
 def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) -> Jobs:
-    """Build the workload of a trace in pieces: requests are divided among stretches of time, and sorted within each.
+    """Build the jobs of a trace that is read in pieces.
 
-    The order is that of a sort of all: ties go by copy, then by row of the trace.
+    Requests are written to files by stretch of time, and each stretch is sorted in memory. The order is that of one
+    sort of all requests: equal stamps are ordered by copy, then by row of the trace.
     """
     trace, names, thinned = picking.trace, picking.models.names, dict[int, I8]()
     length_s = at.end_s - at.begin_s
@@ -162,7 +165,7 @@ def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) ->
 
 
 def closed(trace: Rows) -> synthetic.Preset | None:
-    """Return the generator of a closed loop; None where requests come by themselves."""
+    """Return the generator of a trace that is a closed loop; None for any other trace."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     return made if made is not None and made.clients else None
 
@@ -189,7 +192,7 @@ def _named_clients(trace: Rows, tenant: I4 | None) -> None:
 
 
 def window_span_s(trace: Rows, origin: str) -> float:
-    """Return the seconds after which the rows that a seed replays repeat."""
+    """Return the seconds after which the part of the trace that a seed replays repeats."""
     return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
 
 
@@ -231,14 +234,16 @@ def plan(
     seed: int = 0,
     assign: Assign = "released",
 ) -> dict[str, Plan]:
-    """Return the rate and the mean lengths of each model, as offline planners may know them.
+    """Return each model's rate and mean lengths, as an offline planner knows them.
 
-    held-out  of the other fold of a replayed trace; of a synthetic one, of what another seed draws
-    window    of the fold that the seed replays, or of what it draws: a bound, as no planner knows the future
-    trace     of the whole trace
-    prefix    of its first tenth
+    They are computed from these requests:
 
-    A model that the plan does not see gets the prior of one request, with the mean lengths of all models.
+    held-out  the other fold of a replayed trace; for a synthetic trace, what another seed draws
+    window    the fold or the draw that the seed itself replays: an upper bound, as no planner knows the future
+    trace     the whole trace
+    prefix    the first tenth of the trace
+
+    A model without requests among these gets the rate of one request and the mean lengths of all models.
     """
     positive("rate scale", rate_scale)
     seen = _seen(trace, models, origin, seed, assign)
@@ -290,7 +295,7 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
 
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
-    """Return requests per second at rate scale 1: the generator's own, or those counted in the rows replayed."""
+    """Return the requests per second at rate scale 1, as the generator states it or as counted in the rows replayed."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:
         return math.fsum(made.rates) or made.rate_rps * len(models.members)
@@ -301,7 +306,7 @@ def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "tra
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
-    """Renumber the blocks of rows from 0, so that each model, copy and lap has blocks of its own."""
+    """Renumber the prefix blocks of rows from 0, so that no two models, copies or laps share a block."""
     if prefix is None:
         return None
     blocks = picked(prefix, row)
@@ -320,9 +325,10 @@ class _Window(NamedTuple):
     end_s: float
 
     def requests(self, rows: Picked, thinned: dict[int, I8] | None = None) -> tuple[F8, I8, I8, I8]:
-        """Return the stamps of the requests that rows become, and the row, the copy and the lap of each.
+        """Return the stamps of all requests that the rows give in the window, and the row, copy and lap of each.
 
-        For a trace in pieces, `thinned` has for each copy the rows of earlier pieces, counted by model.
+        A row may give several requests, or none. For a trace in pieces, `thinned` has for each copy the number of rows
+        of each model in earlier pieces.
         """
         when, row, copy, lap = _copies(
             rows, self.rate_scale, self.scaling, self.seed, {} if thinned is None else thinned
@@ -336,9 +342,10 @@ class _Window(NamedTuple):
 def _copies(
     rows: Picked, rate_scale: float, scaling: Scaling, seed: int, thinned: dict[int, I8]
 ) -> tuple[F8, I8, I8, I8]:
-    """Turn copies of the rows around the circle: stamps in [0, span_s), and the row, the copy and the lap of each.
+    """Copy the rows, and shift each copy on the circle; return stamps in [0, span_s), and each one's row, copy and lap.
 
-    Rows turned past the end, to the start of the circle, are in the lap before. `thinned`: see `_Window.requests`.
+    A row that its shift moves past the end of the circle continues at the start, one lap earlier. `thinned`: see
+    `_Window.requests`.
     """
     unit, turn = rows.model, rows.turn  # rows of a unit are thinned together, rows of a turn share an offset
     if scaling == "clients" and rows.tenant is not None:
@@ -364,7 +371,10 @@ def _copies(
 
 
 def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8, I8]:
-    """Repeat stamps with period `span_s` over [begin_s, end_s): the new stamps, each one's old index and its period."""
+    """Repeat stamps with period `span_s` over [begin_s, end_s).
+
+    Return the new stamps, and for each the index of its original and the number of its period.
+    """
     first = np.ceil((begin_s - when) / span_s)
     times = (np.ceil((end_s - when) / span_s) - first).astype(np.int64)
     image = np.repeat(np.arange(len(when)), times)
@@ -382,9 +392,9 @@ def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, 
 
 
 def _thin(draw: np.random.Generator, share: float, unit: I4, before: I8) -> tuple[I8, I8]:
-    """Return the rows that keep `share` of every unit, evenly along its requests, and each unit's requests so far.
+    """Return the rows that are kept if each unit keeps `share` of its requests, evenly spaced.
 
-    `before` are each unit's requests in earlier pieces.
+    Also return each unit's number of requests so far. `before` has these numbers for the earlier pieces of the trace.
     """
     order = np.argsort(unit, kind="stable")
     counts = np.bincount(unit, minlength=len(before))

@@ -111,7 +111,7 @@ HARMLESS = re.compile(
 
 
 class Read(NamedTuple):
-    """A checkpoint: its shape, and the bytes of layers in its files that only speculative decoding loads."""
+    """A checkpoint's shape, and the bytes of its layers that only speculative decoding loads."""
 
     shape: Shape
     draft_bytes: int = 0
@@ -123,7 +123,10 @@ def is_checkpoint(name: str) -> bool:
 
 
 def file_of(name: str) -> Path:
-    """Return the file that a path stands for: itself, or a folder's `config.json` or only `.gguf`; else UserError."""
+    """Return the file to read for a path: itself, or in a folder `config.json` or else the only `.gguf`.
+
+    Raises UserError if there is no such file.
+    """
     path = Path(name)
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
@@ -138,11 +141,12 @@ def file_of(name: str) -> Path:
 
 
 def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Shape:
-    """Read the shape of a checkpoint: the path of a `config.json` or `.gguf`, or a folder of one.
+    """Read the shape of a checkpoint from a `config.json` or `.gguf`, or from a folder that has one.
 
-    `dtype` quantises a 16-bit checkpoint when it is loaded; `kv_dtype` is that of its KV cache. Raises UserError, of
-    one line, with the file and the key that is missing, contradictory, unknown or not understood. Where the index of
-    its tensors lies beside the config, its total must be explained by the keys within 1 %.
+    `dtype` is the format to which a 16-bit checkpoint is quantised when it is loaded; `kv_dtype` is the format of its
+    KV cache. UserError, in one line, names the file and the key that is missing, contradictory, unknown or not
+    understood. If an index of tensors is beside the config, the bytes that follow from the keys must be within 1 % of
+    its total.
     """
     path = file_of(name)
     label = path.parent.resolve().name if path.name == "config.json" else path.stem
@@ -161,7 +165,10 @@ def read(name: str, dtype: str | None = None, kv_dtype: str | None = None) -> Sh
 
 
 def of_config(label: str, raw: Mapping[str, Any], where: str, beside: Mapping[str, Any] | None = None) -> Read:
-    """Return the checkpoint of a config's keys; `beside` is its `hf_quant_config.json`. Raises UserError as `read`."""
+    """Return the checkpoint that a config's keys describe; UserError as for `read`.
+
+    `beside` has the keys of its `hf_quant_config.json`.
+    """
     try:
         made = _Config(label, raw, where).read(beside or {})
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
@@ -232,9 +239,9 @@ class _Config:
                 raise self.wrong(f"{key} is not understood, and may change bytes or steps")
 
     def count(self, name: str) -> int | None:
-        """Return a count under any of its names, None where there is none.
+        """Return the count that the config states under any of the names of a dimension; None if it states none.
 
-        Raises UserError if two disagree; of "ffn" the first in NAMES counts.
+        Raises UserError if two names disagree. For "ffn" they may, and the first one in NAMES is returned.
         """
         named = {key: self.whole(key, name) for key in NAMES[name] if key in self.keys}
         if name == "ffn":  # that of dense layers is the first
@@ -325,7 +332,7 @@ class _Config:
         return value
 
     def each(self, key: str, layers: int) -> list[Any]:
-        """Return a list of one entry a layer."""
+        """Return a list of the config that has one entry per layer. Raises UserError if its length is not `layers`."""
         if len(value := self.listed(key)) != layers:
             raise self.wrong(f"{key} has {len(value)} layers, {NAMES['layers'][0]} says {layers}")
         return value
@@ -367,9 +374,10 @@ class _Config:
         return Sliding(slide, tokens) if slide and tokens else None
 
     def unlike(self, shape: Shape) -> Shape:
-        """Return a shape whose full layers have the heads that a config states for these, not for sliding layers.
+        """Return a shape whose full-attention layers differ from its sliding-window layers, if the config says so.
 
-        As in transformers, their KV heads count only where keys serve as values (`attention_k_eq_v`).
+        The full layers get the head dimension that the config states for them. As in transformers, they get its number
+        of KV heads only if keys serve as values (`attention_k_eq_v`). The sliding layers keep the heads of `shape`.
         """
         same, near = self.keys.get("attention_k_eq_v", False), shape.sliding
         if not isinstance(same, bool):

@@ -41,7 +41,10 @@ REFUSED = ("attention.kv_lora_rank", "ssm.state_size", "wkv.head_size", "full_at
 
 
 def read(path: Path, label: str) -> Shape:
-    """Read the shape of a `.gguf` file; UserError, of one line, if it is none or its keys are not understood."""
+    """Read the shape of a `.gguf` file.
+
+    UserError, in one line, says that the file is not GGUF or which key is not understood.
+    """
     with path.open("rb") as file:
         try:
             keys, tensors = Header(file, path.stat().st_size).read()
@@ -107,7 +110,7 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
 
 
 def _formats(tensors: Mapping[str, tuple[int, int]]) -> Formats:
-    """Return the mean bytes of a number in each group of tensors."""
+    """Return the mean bytes per weight of each group of tensors."""
     groups: dict[str, list[int]] = {group: [0, 0] for group in (*Formats._fields, "")}
     for name, (numbers, size) in tensors.items():
         group = next((g for part, g in GROUPS.items() if part in name and "norm" not in name), "")
@@ -117,13 +120,16 @@ def _formats(tensors: Mapping[str, tuple[int, int]]) -> Formats:
 
 
 class Header:
-    """A reader of a header, which takes no more than the file has."""
+    """A reader of a GGUF header, which never reads more bytes than the file has."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self._at = file, size, 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-        """Return the keys, and by tensor its numbers and bytes. A list of texts is its length."""
+        """Return the header's keys and values, and each tensor's number of weights and bytes by name.
+
+        A list of texts has its length as value.
+        """
         if self._bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
@@ -149,7 +155,7 @@ class Header:
         return keys, sizes
 
     def _tensor(self, name: str) -> tuple[int, int, int]:
-        """Return a tensor's numbers, bytes and place."""
+        """Read a tensor's entry; return its number of weights, its bytes and its offset."""
         dims, numbers = self._number("I"), 1
         if dims > MOST_DIMS:
             raise ValueError(f"tensor {name} has {dims} dimensions")

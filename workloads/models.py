@@ -47,7 +47,7 @@ class Checkpoint:
     repo: str = ""
 
     def shape(self, name: str) -> Shape:
-        """Return the shape by which steps and memory are priced."""
+        """Return the shape from which the simulator computes the times of steps and the memory."""
         return Shape(
             name,
             self.layers,
@@ -167,7 +167,10 @@ class SetFile:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of a set, and the trace's stream that was released for it (None: by order, or by popularity)."""
+    """A model of a set, with its shape and the stream of the trace that the set's authors released for it.
+
+    If `stream` is None, the model gets a stream by order or by popularity.
+    """
 
     name: str  # unique in its set
     shape: Shape
@@ -187,12 +190,12 @@ class ModelSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in order; a job's `model` indexes them."""
+        """The models' names, in the order that a job's `model` indexes."""
         return tuple(member.name for member in self.members)
 
     @property
     def streams(self) -> tuple[tuple[str | None, float], ...]:
-        """The trace's stream that was released for each model, and its shift in seconds."""
+        """The released stream of each model (None if there is none), and the stream's shift in seconds."""
         return tuple((member.stream, member.shift_s) for member in self.members)
 
     def serving(self, most: int) -> ModelSet:
@@ -227,7 +230,10 @@ def repo(text: str) -> str:
 
 
 def named(name: str) -> str:
-    """Return a shape's name for its id on huggingface.co; any other name stays, and so does a path that exists."""
+    """Return the name of the shape that has this id on huggingface.co.
+
+    Any other name, or a path that exists, is returned as it is.
+    """
     return name if "/" not in name or Path(name).exists() else repos().get(name, name)
 
 
@@ -243,7 +249,10 @@ def read_shapes(path: Path) -> dict[str, Shape]:
 
 
 def shape(text: str) -> Shape:
-    """Return one shape by name or path, in the formats asked for; UserError with a suggestion where there is none."""
+    """Return the shape of a model by its name or path, in the formats asked for.
+
+    UserError suggests a similar name if there is no such model.
+    """
     name, _, dtype, kv_dtype, dp, ep = parsed(text)
     if "/" in name and not Path(name).exists():
         longer = [repo for repo in repos() if repo.startswith(name)]  # "-Instruct" forgotten
@@ -263,7 +272,7 @@ def shape(text: str) -> Shape:
 
 
 def _cut(text: str, shape: Shape, tp: int) -> None:
-    """Raise UserError where a model's GPUs are no multiple of its groups for attention, or of its experts' parts."""
+    """Raise UserError unless `tp`, the model's number of GPUs, is a multiple of its `dp` and of its `ep`."""
     for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
         if tp % parts:
             raise UserError(f'model "{text}": {name}={parts} does not divide its {tp} GPU{"s" * (tp > 1)} (tp={tp})')
@@ -288,9 +297,9 @@ def parsed(text: str) -> Asked:
 
 
 def with_files(models: str, change: Callable[[str], str]) -> str:
-    """Return the name of a set with the paths of its checkpoints changed, and ids as names of shapes.
+    """Change the paths of the checkpoints in a list of models by `change`, and replace ids by the names of shapes.
 
-    A set by name or file stays as it is.
+    The name or the file of a model set is returned as it is.
     """
     if models.endswith(".toml") or not ("/" in models or ".json" in models or ".gguf" in models):
         return models
@@ -314,9 +323,9 @@ def sets() -> tuple[str, ...]:
 
 
 def model_set(name: str) -> ModelSet:
-    """Load a set by name, by the path of its TOML, or as models ("llama-3.1-8b,m/config.json:tp=2:dtype=fp8*3").
+    """Load a model set by name, from a TOML file, or from a list as in "llama-3.1-8b,m/config.json:tp=2:dtype=fp8*3".
 
-    SET+models=N is N models of a set by name, whose list is repeated as often as needed. UserError names the file and
+    SET+models=N is N models of a named set, whose list is repeated as often as needed. UserError names the file and the
     key of a mistake.
     """
     head, plus, count = name.partition("+models=")
@@ -345,9 +354,9 @@ def model_set(name: str) -> ModelSet:
 
 
 def as_asked(name: str) -> tuple[str, ...]:
-    """Return the shape of each model of a set as a file of a set states it: a name or path, with its formats.
+    """Return the name or path of the shape of each model of a set, with its formats, as a set's file would state it.
 
-    Paths of checkpoints are absolute. UserError as `model_set`.
+    Paths of checkpoints are absolute. UserError as for `model_set`.
     """
     every = model_set(name).members
     head = name.partition("+models=")[0]
@@ -361,7 +370,7 @@ def as_asked(name: str) -> tuple[str, ...]:
 
 
 def _stated(text: str) -> str:
-    """Return a model's text without its `tp`, which a set's file has in a field of its own; paths become absolute."""
+    """Return a model's text without `tp`, for which a set's file has a separate field; paths become absolute."""
     entry = parsed(text)
     path = os.path.abspath(entry.name) if checkpoint.is_checkpoint(entry.name) else entry.name  # noqa: PTH100
     stated = {key: getattr(entry, key) for key in QUALIFIERS if key != "tp"}

@@ -22,11 +22,11 @@ CATEGORIES: dict[str, Callable[[str], bool]] = {
 
 
 class Unbounded(ValueError):
-    """An error: a text is not a regular expression, or one that this matcher does not take."""
+    """An error for a text that is not a regular expression, or is one that this matcher does not support."""
 
 
 class Steps:
-    """The steps that patterns may still take together."""
+    """The number of steps that all patterns together may still take."""
 
     def __init__(self, left: int = MOST_STEPS) -> None:
         self.left = left
@@ -61,7 +61,10 @@ class Pattern:
         return bool(self._ends(self._parts, 1))
 
     def _ends(self, parts: Any, at: int) -> int:
-        """Return the places, as bits, at which a sequence that begins at any of the places `at` can end."""
+        """Return the positions at which a match of `parts` can end that begins at a position in `at`.
+
+        Positions are bits of an integer.
+        """
         for code, value in parts:
             self._steps.take()
             at = self._after(str(code), value, at)
@@ -85,7 +88,7 @@ class Pattern:
         raise Unbounded(f"{code.lower().replace('_', ' ')} in a pattern is not understood")
 
     def _taken(self, code: str, value: Any) -> int:
-        """Return the places, as bits, of the characters that a part of one character takes."""
+        """Return the positions of the characters that match a one-character part, as bits of an integer."""
         key = code, str(value)
         if key not in self._takes:
             self._takes[key] = sum(1 << i for i, c in enumerate(self._text) if _is(c, code, value))
@@ -126,7 +129,7 @@ class Pattern:
 
 
 def _is(c: str, code: str, value: Any) -> bool:
-    """Tell whether a part of one character takes the character c."""
+    """Tell whether the character c matches a one-character part of a pattern."""
     match code:
         case "ANY":
             return c != "\n"

@@ -35,11 +35,11 @@ class Rows(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def maker(self) -> str | None:
-        """The generator that draws it again for each seed; None: it is replayed."""
+        """The generator that draws the trace again for each seed; None for a trace that is replayed."""
 
     @property
     def ordered(self) -> bool:
-        """True if its k-th stream belongs to a set's k-th model."""
+        """True if the trace's k-th stream belongs to the k-th model of a set."""
 
     @property
     def span_s(self) -> float:
@@ -53,7 +53,7 @@ class Rows(Protocol):
     def arrival_s(self) -> F8: ...  # noqa: D102
     @property
     def model(self) -> I4:
-        """Index into `models`."""
+        """The stream of each request, as an index into `models`."""
 
     @property
     def prompt_tokens(self) -> I4: ...  # noqa: D102
@@ -71,14 +71,18 @@ class Rows(Protocol):
         """Return `file:row` of a request, for messages."""
 
     def first(self, n: int) -> Rows:
-        """Return the first n requests, without shared prefixes, as a trace that repeats when the next would come."""
+        """Return the first n requests as a trace whose period ends at the arrival of request n + 1.
+
+        The trace has no shared prefixes.
+        """
 
 
 def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
-    """Return the fold that a seed replays if planners see the other one, or this one alone; None: the whole trace.
+    """Return the fold of a replayed trace that a seed replays; None if it replays the whole trace.
 
-    Even seeds replay the second fold, so that their plans are of an earlier period; odd ones the first. Of a trace of
-    `FOLDED_S` and more every seed replays the second.
+    A trace has folds if planners know only the other fold ("held-out") or only the fold replayed ("window"). Even seeds
+    replay the second fold, so that their plans come from an earlier period, and odd seeds the first. Of a trace of
+    `FOLDED_S` or more every seed replays the second fold.
     """
     if origin not in {"held-out", "window"} or trace.maker is not None:
         return None
@@ -86,26 +90,28 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
 
 
 def _halved(trace: Rows) -> bool:
-    """Tell whether even seeds replay one half of the trace, and odd seeds the other."""
+    """Tell whether even seeds replay the second half of the trace, and odd seeds the first half."""
     return trace.maker is None and trace.span_s < FOLDED_S
 
 
 class Assignment(NamedTuple):
-    """Stream of each model of a set, and the seconds by which it comes later."""
+    """The stream of each model of a set, the seconds by which it is shifted, and the rule that chose the streams."""
 
     rule: Rule
     streams: tuple[tuple[str, float], ...]  # in the order of the set's models
 
 
 def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
-    """Give each model of the set its stream, and name the rule that did. UserError if streams are too few.
+    """Assign a stream to each model of the set, and name the rule that did. Raises UserError if streams are too few.
 
-    released    as the set names them, where the trace has its streams
-    by name     else a model whose name equals a stream's has that one (the rest: by the rules below)
-    in order    else the k-th stream for the k-th model, where the trace is ordered so
-    by traffic  else the most popular streams, as many as there are models, in an order that the seed draws
-    shuffled    `assign="shuffled"`: the seed draws the order of all these
-    square      `assign="square"`: in a square of seeds each of the busiest of them meets each size class once; see
+    The first of these rules that applies is used; `assign` chooses one of the last two instead.
+
+    released    the streams that the set names, if the trace has them
+    by name     a model whose name equals a stream's gets that stream; the other models follow the next two rules
+    in order    the k-th model gets the k-th stream, if the trace is `ordered`
+    by traffic  the most popular streams, as many as there are models, in an order that the seed draws
+    shuffled    the streams that the rules above choose, in an order that the seed draws
+    square      over the seeds of a square, each of the busiest streams meets each size class of models once; see
                 `square_seeds` and workloads/square.py
     """
     assigned = _named(trace, models, seed)
@@ -122,10 +128,10 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
 
 
 def square_seeds(trace: Rows, models: ModelSet) -> int:
-    """Return how many seeds make a whole square of `assign="square"`; squares follow each other from seed 0 on.
+    """Return the number of seeds in a whole square of `assign="square"`; squares follow each other from seed 0.
 
-    There are as many as the set has size classes. Where even and odd seeds replay different halves of a trace, there
-    are twice as many: seeds 2k and 2k + 1 are one row of the square, so that either half has a whole square by itself.
+    This is the number of size classes in the set. It is twice that where even and odd seeds replay different halves of
+    a trace: seeds 2k and 2k + 1 then use the same row of the square, so that each half has a whole square.
     """
     return square_order(models) * (2 if _halved(trace) else 1)
 
@@ -176,7 +182,7 @@ def _counts(trace: Rows) -> I8:
 
 
 def _served(streams: list[str], names: Sequence[str], model: I4) -> tuple[I8, I4]:
-    """Return the rows of the models' streams, in order, and the model of each.
+    """Return the rows of the streams in order, and for each the index of the model that it is for.
 
     A row occurs once for each model that uses its stream. `names` are the trace's streams, which `model` indexes.
     """
@@ -216,15 +222,15 @@ class Picked(NamedTuple):
 
 
 def in_pieces(trace: Rows) -> bool:
-    """Tell whether a trace is taken in pieces: too long for memory, and of a file without shared prefixes."""
+    """Tell whether a trace is read in pieces: it is too long for memory, is replayed, and has no shared prefixes."""
     return len(trace.model) > spilled.MOST_HELD and trace.maker is None and trace.prefix is None
 
 
 class Picking(NamedTuple):
-    """The rows of a trace that a set serves, and how they are picked.
+    """A trace, a model set, and the choices that decide which rows the models serve.
 
-    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator if it is not the trace's
-    own, and `drawn` the generator's seed if it is not the run's.
+    Models' shifts apply after stamps are divided by `time_scale`. `maker` replaces the trace's generator, and `drawn`
+    is the generator's seed if it is not the run's.
     """
 
     trace: Rows
@@ -248,7 +254,10 @@ class Picking(NamedTuple):
 
 
 def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> Picked:
-    """Pick rows of the streams from a piece; a synthetic trace is drawn first. UserError for a row too long."""
+    """Pick the rows of the models' streams from a piece of the trace; a synthetic trace is drawn first.
+
+    Raises UserError for a request that is too long for its model.
+    """
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]

@@ -70,7 +70,10 @@ def loaded(shape: Shape, where: str, dtype: str | None, kv_dtype: str | None) ->
 
 
 def _with(shape: Shape, stored: Format, kept: Callable[[str], bool], kv: str) -> Shape:
-    """Return a shape whose modules are stored in a format, but for those kept in 16 bits."""
+    """Return a shape whose modules are stored in the format `stored`, except those for which `kept` is true.
+
+    Those stay in 16 bits.
+    """
     groups = {
         group: _mean([(count, PLAIN if kept(name) else stored) for name, count in names], stored)
         for group, names in modules(shape).items()
@@ -79,7 +82,10 @@ def _with(shape: Shape, stored: Format, kept: Callable[[str], bool], kv: str) ->
 
 
 def modules(shape: Shape) -> dict[str, list[tuple[str, int]]]:
-    """List modules by name with their parameters, by group of `Formats`; one expert of a layer stands for all."""
+    """List the names and parameters of the modules of each group of `Formats`.
+
+    The experts of a layer are listed as one expert with the parameters of all.
+    """
     count, mats = parameters(shape), ("gate_proj", "up_proj", "down_proj") if shape.gated else ("up_proj", "down_proj")
     sparse = shape.experts.layers if shape.experts else 0
     dense = shape.layers - sparse  # the first layers are taken to be dense
@@ -217,7 +223,10 @@ def _kv8(stated: Mapping[str, Any]) -> bool:
 
 
 def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    """Return a test of whether a module's name is one of those listed. `wrong` makes the error for a pattern."""
+    """Return a test whether a pattern matches a module's name or the name of a module that contains it.
+
+    `wrong` makes the error for a pattern that cannot be used.
+    """
     exact, tests, steps = set[str](), list[Callable[[str], bool]](), Steps()
     for pattern in patterns:
         if pattern.startswith("re:"):
@@ -250,7 +259,10 @@ def _expression(text: str, steps: Steps, wrong: Callable[[str], UserError]) -> C
 
 
 def _inner(name: str) -> str:
-    """Return a name without the prefix that a multimodal model gives its layers, with one word for shared experts."""
+    """Return a module's name in the form that is compared.
+
+    It lacks the prefix of a multimodal model's layers, and uses one word for shared experts.
+    """
     at = name.find("layers.")
     short = name[at:] if at >= 0 else name.removeprefix("language_model.").removeprefix("model.")
     return short.replace("shared_expert.", "shared_experts.")

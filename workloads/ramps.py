@@ -20,7 +20,7 @@ from traces import schema
 
 
 class Ramps(NamedTuple):
-    """Requests by arrival; those of one instant in the order of models."""
+    """Requests sorted by arrival; requests with the same stamp are in the order of their models."""
 
     arrival_s: NDArray[np.float64]
     model: NDArray[np.int32]
@@ -56,9 +56,9 @@ def ramp(peak: int) -> NDArray[np.float64]:
 
 
 def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
-    """Return n evenly spaced quantiles of min(`cap`, G), where G is geometric.
+    """Return n output lengths in tokens: evenly spaced quantiles of min(`cap`, G), where G is geometric.
 
-    The mean of min(`cap`, G) is `mean`; that of the n values may differ slightly. Raises ValueError if no G fits.
+    The mean of min(`cap`, G) is `mean`; the mean of the n values may differ slightly. Raises ValueError if no G fits.
     """
     if mean in {1, cap}:
         return np.full(n, int(mean), np.int32)

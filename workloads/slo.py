@@ -43,7 +43,7 @@ ABSOLUTE = re.compile(rf"(?:({NUMBER})x)?absolute:ttft={TIME},tpot={TIME}")
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A multiple of a base: measured P95 on dedicated GPUs, the request's own isolated latency, or the released one."""
+    """A multiple of a base: P95 on dedicated GPUs, the request's isolated latency, or the authors' released base."""
 
     base: Base
     ttft_x: float
@@ -52,7 +52,7 @@ class Scaled:
 
     @property
     def by_gpu(self) -> bool:
-        """Tell whether the base differs by kind of GPU."""
+        """True if the base depends on the kind of GPU."""
         return self.base != "released"
 
 
@@ -66,7 +66,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Seconds by class, and each model's class by a pattern of its name; the first that matches counts."""
+    """The seconds of each class, and the class of each model by patterns of names, of which the first match counts."""
 
     seconds: tuple[tuple[str, Pair], ...]
     models: tuple[tuple[str, str], ...]
@@ -89,7 +89,10 @@ Rule = Scaled | Absolute | Classes
 
 
 def parse(text: str) -> Rule:
-    """Read a rule; UserError for anything but the forms above, and for numbers that are not above 0."""
+    """Parse the text of an SLO rule.
+
+    Raises UserError for a text in none of the module's forms, and for numbers that are not above 0.
+    """
     if match := SCALED.fullmatch(text):
         ttft_x = _above("SLO scale", float(match[1] or 1))
         tpot_x = _above("SLO scale", float(match[2] or ttft_x))
@@ -109,7 +112,7 @@ def parse(text: str) -> Rule:
 
 
 def by_request(text: str) -> bool:
-    """Tell whether a rule gives each request its own seconds, by what it takes alone, and none by model."""
+    """Tell whether a rule gives each request seconds by its own isolated latency, instead of seconds by model."""
     match = SCALED.fullmatch(text)
     return match is not None and match[3] == "solo"
 
@@ -120,10 +123,11 @@ def is_base(text: str) -> bool:
 
 
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
-    """Return the rule asked for in full; None: of the authors' base if a set has it for every model, else of P95.
+    """Return the text of the SLO rule with its scale; if `text` is None, the usual rule of the model set.
 
-    light8 alone has it (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a
-    GPU take turns, and few rates then meet 5 x P95 of a GPU of their own; Prism's runs had 5 x the released bases.
+    That is a multiple of the authors' released base if the set has one for every model, else of P95. Only light8 has
+    one (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a GPU take turns,
+    so few rates meet 5 x the P95 of a dedicated GPU; Prism's runs had 5 x the released bases.
     """
     usual = "released" if all(member.released_s is not None for member in models.members) else "P95"
     return in_full(text or usual, scale)
@@ -153,9 +157,9 @@ def scaled(base: str, scale: float) -> str:
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:
-    """Turn a rule into seconds by model; `p95_s` holds the measured bases. UserError where a model has none.
+    """Turn a rule into seconds by model; `p95_s` holds the measured bases. Raises UserError if a model has no base.
 
-    `solo` is by request and has no seconds by model: see `own`.
+    A `solo` rule has seconds by request, not by model: see `by_isolated`.
     """
     match rule:
         case Absolute(ttft_s, tpot_s):

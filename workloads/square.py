@@ -22,7 +22,10 @@ ALIKE = 1.25
 
 
 def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
-    """Cut the models of a set into classes of like weight, the heaviest first, each a tuple of places in the set."""
+    """Group the models of a set into classes of similar weight, the heaviest class first.
+
+    A class is a tuple of the models' indices in the set.
+    """
     weights = np.array([weights_of(member.shape) for member in models.members], np.float64)
     order = np.argsort(-weights, kind="stable")
     cuts = np.flatnonzero(weights[order][:-1] >= ALIKE * weights[order][1:]) + 1
@@ -30,7 +33,7 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
 
 
 def square_order(models: ModelSet) -> int:
-    """Return the number of size classes of a set: a square has as many seeds, and assigns as many streams."""
+    """Return the number of size classes of a set, which is the number of seeds and of assigned streams in a square."""
     return len(size_classes(models))
 
 
@@ -42,9 +45,9 @@ def latin(order: int, number: int) -> I8:
 
 
 def dealt(models: ModelSet, number: int) -> list[int]:
-    """Return for each stream, the busiest first, the place in the set of the model that it is assigned to.
+    """Return for each stream, the busiest first, the index in the set of the model that gets it.
 
-    `number` // n is the square and `number` % n the row of it, n being the square's order.
+    With n size classes, `number` // n is the square and `number` % n is its row.
     """
     classes = size_classes(models)
     square, row = divmod(number, len(classes))
@@ -55,5 +58,5 @@ def dealt(models: ModelSet, number: int) -> list[int]:
 
 
 def weights_of(shape: Shape) -> int:
-    """Return a model's weights as numbers of 16 bits, those of norms and biases aside."""
+    """Return the bytes of a model's weights as a number of 16-bit values, without norms and biases."""
     return stored_bytes(shape) // 2 - parameters(shape).norms

@@ -16,6 +16,6 @@ SIZED = ("prism", "elastic", "static:replicas", "static:rate", "static", "muxser
 
 
 def memory(given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the pool's bytes for a setting that is in WORLD and sets no memory of its own; else {}."""
+    """Return {"pool_bytes": POOL_BYTES} for a setting that agrees with WORLD and sets no memory; else {}."""
     world = all(given.get(key, value) == value for key, value in {**WORLD, "mem_fraction": MEM_FRACTION}.items())
     return {"pool_bytes": POOL_BYTES} if world and not given.keys() & MEMORY else {}

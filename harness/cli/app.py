@@ -71,7 +71,10 @@ FIRST = 4  # number of commands at the top of COMMANDS that most users need, sho
 
 
 class Bench(click.Group):
-    """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
+    """The group of all commands, which prints a user error in one line and exits with code 2.
+
+    A bug keeps its traceback and exits with code 1.
+    """
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, the main ones first, and then the exit codes."""
@@ -84,9 +87,10 @@ class Bench(click.Group):
             formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command, and keep the command line for messages that suggest the next command.
+        """Find the command, and store the command line, from which messages suggest the next command.
 
-        Raises UserError for a former command, a command line that cannot be read, or too little address space.
+        Raises UserError for the former name of a command, a command line that cannot be read, or too little address
+        space.
         """
         ctx.meta[WORDS] = list(args)
         _typed(args)
@@ -142,7 +146,7 @@ class Bench(click.Group):
 
 
 def _interrupted(terminated: bool) -> Code:
-    """Say that a command was ended, and return its exit code."""
+    """Print that the command was interrupted, and return its exit code."""
     click.echo("interrupted: finished runs are kept; the same command resumes there", err=True)
     return Code.TERMINATED if terminated else Code.INTERRUPTED
 
@@ -153,7 +157,7 @@ def one_line(text: str) -> str:
 
 
 class _Piped(io.FileIO):
-    """A stream that outlives its reader: once the pipe is closed, output is dropped and the command still finishes."""
+    """An output stream that drops output once its reader has closed the pipe, so that the command still finishes."""
 
     def write(self, data: Any) -> int:
         """Write bytes; if the reader has closed the pipe, drop them and all later ones."""
@@ -165,9 +169,9 @@ class _Piped(io.FileIO):
 
 
 def _open() -> None:
-    """Make stdout and stderr outlive their readers.
+    """Replace stdout and stderr by streams to which a command can write after their reader has closed the pipe.
 
-    One that is closed from the start becomes the null device, or the next file opened would get its descriptor.
+    A stream that is closed from the start becomes the null device, or the next file opened would get its descriptor.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Values of the shared options; an option that a command lacks keeps its default here."""
+    """The values of the options that several commands share; an option that a command lacks has its default here."""
 
     systems: str
     setting: Mapping[str, Any]  # fields of a spec
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def rule(self) -> str:
-        """The SLO rule in full."""
+        """The SLO rule with its scale, as in `5xP95`."""
         return options.slo_rule(self.slo, self.slo_scale, self.setting.get("models", WORLD["models"]))
 
     @property
@@ -52,10 +52,11 @@ class Asked:
         return (options.FIGURES if self.out is None else self.folder) / name
 
     def study(self, setting: Mapping[str, Any] | None = None) -> Study:
-        """Build the comparison, in `setting` or else in the user's; `all` stands for every system that is not listed.
+        """Build the study of a comparison, with `setting` in place of the user's if it is given.
 
-        Without `seeds` it begins with FIRST_SEEDS, and in the simulator has a budget for more; with --scaling none it
-        has ONCE seeds, or one if all seeds replay the same requests. Raises UserError if no system is named.
+        `all` in `systems` stands for every system that is not listed. Without `seeds` the study begins with
+        FIRST_SEEDS, and in the simulator has a budget for more. With --scaling none it has ONCE seeds, or one if all
+        seeds replay the same requests. Raises UserError if no system is named.
         """
         from harness.study.compare import comparison, filled, repeats
 
@@ -88,7 +89,7 @@ def _default(option: str) -> bool:
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: it gets the shared options as one `Asked`, and its own parameters by name."""
+    """Decorate a command so that it gets the shared options as one `Asked`, and its other options as parameters."""
     names, shared = signature(command).parameters, [field.name for field in fields(Asked)]
 
     @wraps(command)
@@ -101,7 +102,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def contest(systems: str, rates: str, definition: str) -> Callable[[Any], Any]:
-    """Return the options of a comparison, with help for those that mean something else in each command."""
+    """Return the options of a comparison; the arguments are help texts of options that differ between commands."""
     return options.grouped(
         options.systems(systems, required=True),
         options.SETTING,

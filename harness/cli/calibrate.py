@@ -161,7 +161,7 @@ def _torch_steps(out: Path | None) -> None:
 
 
 def _folder(folder: Path, gpu: str | None, out: Path | None) -> None:
-    """Write the table of what `make gpu` or its stages measured."""
+    """Write the cost table for the measurements of `make gpu`, or of its stages, in a folder."""
     from harness.calibrate import card, torch
 
     table = torch.staged(folder) if (folder / STAGES).is_file() else card.table(folder, gpu)

@@ -85,7 +85,10 @@ def claims(
 
 
 def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:
-    """Make the shard's part of the runs of every source of claims, or of those in `only`; return the number of runs."""
+    """Run one shard of the runs behind the claims, and return the number of runs.
+
+    `only` lists sources of claims; None is all of them.
+    """
     from harness.study import ledger, load, shards
 
     runs = 0

@@ -132,7 +132,7 @@ def compare(
 
 
 def _so_far(measured: Measured, rule: str) -> list[str]:
-    """Return the table of the runs made so far, under a line that says so."""
+    """Return the lines of the table of the runs made so far, under a line with their number."""
     from shutil import get_terminal_size
 
     from harness.answers import comparison

@@ -122,7 +122,7 @@ def _of_run(
 
 
 def _of_size(folder: Path, system: str | None) -> None:
-    """Print what binds on fewer GPUs than an answer of `bench size` takes, and which change helps."""
+    """Print which limit binds on fewer GPUs than an answer of `bench size` needs, and which change would help."""
     from harness.answers import size as words
     from harness.study import size_kept, size_why
 

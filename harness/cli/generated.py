@@ -37,7 +37,7 @@ RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]
 
 
 def documents() -> dict[str, str]:
-    """Return each document by its path in the repository."""
+    """Return the text of every generated document, keyed by its path in the repository."""
     whole = {f"{PAGES}/{name}": text for name, text in reference.pages().items()}
     whole["docs/vocabulary.md"] = GENERATED + vocabulary.page()
     return whole | {
@@ -99,9 +99,10 @@ def _systems() -> Iterator[str]:
 
 
 def regret(name: str, record: Mapping[str, Any] | None) -> str:
-    """Return the regret of a system's defaults: the percentage points of cells held by which its best draw is ahead.
+    """Return the regret of a system's defaults as text, in percentage points.
 
-    Return words if no draw holds a cell or the defaults were not drawn, and "" if there is no record.
+    It is the share of cells that the best draw holds, minus the share that the defaults hold. If no draw holds a cell,
+    or the defaults were not drawn, the text says so. It is "" if there is no record.
     """
     if record is None:
         return ""
@@ -112,7 +113,10 @@ def regret(name: str, record: Mapping[str, Any] | None) -> str:
 
 
 def described(docstring: str) -> tuple[str, str]:
-    """Return a system's first sentence, and its paper; else the releases that it follows; else "none"."""
+    """Return the first sentence of a system's docstring, and its source.
+
+    The source is the paper, else the releases that the system follows, else "none".
+    """
     sentence = re.split(r"(?<=\.)\s", docstring, maxsplit=1)[0]
     text = " ".join(docstring.split())
     if paper := PAPER.search(text):

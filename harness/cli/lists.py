@@ -155,7 +155,10 @@ def systems(*, every: bool) -> None:
 
 
 def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
-    """Return in words the engines that run a system, from a mark for each; engines of real servers are only counted."""
+    """Return in words the engines that run a system; real servers are only counted.
+
+    `marks` says for each engine whether it runs the system: in full, in part, or not.
+    """
     some = {name: mark for name, mark in marks.items() if mark != "no"}
     servers = [mark for name, mark in some.items() if engines[name].fidelity == "real"]
     parts = [name + " (part)" * (mark == PART) for name, mark in some.items() if engines[name].fidelity != "real"]

@@ -60,7 +60,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 class Grouped(click.Command):
-    """A command whose help shows its options in GROUPS; all other options come last, under "Output"."""
+    """A command whose help shows options by group, as in GROUPS; options of no group come last, under "Output"."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group that has options."""
@@ -167,7 +167,7 @@ OUT = out("Folder for runs, and for logs that are converted.  [default: results/
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
-    """Limit a policy's calls for as long as this command runs."""
+    """Set the time limit of a policy's answers, in seconds, until this command ends."""
     from harness.loop.guard import LIMIT_S
 
     token = LIMIT_S.set(seconds)
@@ -279,7 +279,10 @@ TRUST = click.option(
 
 
 def moved(says: str, *names: str) -> Callable[[Any], Any]:
-    """Return hidden options of an earlier release, each refused in these words, which take its name and its value."""
+    """Return hidden options for options of an earlier release, each of which is refused with the message `says`.
+
+    The option's name and its value are filled into the message.
+    """
 
     def refuse(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
         if text is not None:
@@ -292,7 +295,7 @@ MOVED = moved("{} is a field of the engine: --engine attach+urls=URL[,URL][+key_
 
 
 def _of_log(name: str, read: Callable[[click.Context, click.Parameter, Any], Any], **more: Any) -> Callable[[Any], Any]:
-    """Return an option on a log's streams or sessions, which is kept for `_as_trace` as `read` has it."""
+    """Return an option on the streams or sessions of a log; its value, read by `read`, is stored for `_as_trace`."""
 
     def keep(ctx: click.Context, param: click.Parameter, given: Any) -> None:
         ctx.meta[f"bench.{param.name}"] = read(ctx, param, given)
@@ -323,7 +326,7 @@ def _read_shifts(ctx: click.Context, param: click.Parameter, pairs: tuple[str, .
 
 
 def chosen_streams(ctx: click.Context) -> Any:
-    """Return which streams of its log the command line renames, drops and shifts; None if it changes no stream.
+    """Return the changes to a log's streams (rename, drop, shift) that the command line asks for; None without any.
 
     Raises UserError if --drop-streams is '*' and the command has no set of models.
     """
@@ -340,9 +343,9 @@ def chosen_streams(ctx: click.Context) -> Any:
 
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    """Convert a log as the options on its streams and sessions say, and return the trace's path; stderr says how.
+    """Convert a log as the options on its streams and sessions ask, and return the trace's path; stderr says how.
 
-    A text that is no file and that no option changes is the name of a trace, and is returned as it is.
+    A text that names no file, and to which no option applies, is the name of a trace and is returned as it is.
     """
     how, streams = ctx.meta.get("bench.spread"), chosen_streams(ctx)
     if how is None and streams is None and not Path(text).is_file():
@@ -477,7 +480,7 @@ SETTING = grouped(
 
 
 def slo_rule(slo: str | None, scale: float | None, models: str) -> str:
-    """Return the SLO rule in full, as in `5xP95`; a base or scale of None is the usual one of the set `models`."""
+    """Return the SLO rule with its scale, as in `5xP95`; None for base or scale means the usual one of set `models`."""
     from harness.run.setup import load_models
     from workloads.slo import full_rule
 

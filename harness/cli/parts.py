@@ -39,7 +39,7 @@ def keep_command(folder: Path) -> None:
 def make_part(
     asked: Study, shard: Shard, out: Path, workers: int | None, told: Teller, *, full: bool, stem: str
 ) -> int:
-    """Make a shard of a study and print what was made; return an exit code."""
+    """Run one shard of a study, print what was run, and return the exit code."""
     from harness.cli.codes import Code
     from harness.study import shards
 
@@ -54,7 +54,10 @@ def make_part(
 
 @contextmanager
 def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Iterator[None]:
-    """If `on`, run nothing within the block; if a run is missing, print how far each search is and raise Missing."""
+    """With `on`, only read stored runs within the block.
+
+    If a run is missing, print the progress of each search, and raise Missing.
+    """
     from harness.run import sweep
 
     if not on:
@@ -70,7 +73,10 @@ def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Itera
 
 
 def status(searches: Iterable[Progress], *, every: bool = True, err: bool = False) -> None:
-    """Print the progress of searches: a summary, then a line for each search, or only for those not done."""
+    """Print the progress of searches: a summary, then a line for each search.
+
+    Without `every` a search that is done has no line.
+    """
     searches = list(searches)
     done = sum(not search.phase for search in searches)
     stored, missing = (sum(x) for x in zip(*((s.stored, s.missing) for s in searches), strict=True))
@@ -95,7 +101,7 @@ def tell_collect() -> None:
 
 
 def _without(with_value: Collection[str] = (), alone: Collection[str] = ()) -> str:
-    """Return this command without some options: those `with_value` and their values, and those that stand `alone`."""
+    """Return this command line without some options: those in `with_value`, with their values, and flags in `alone`."""
     words, rest = iter(click.get_current_context().meta.get(WORDS, ())), ["bench"]
     for word in words:
         if word in with_value:

@@ -127,7 +127,7 @@ def _options(folder: Path) -> list[str]:
 
 
 def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:
-    """Return the figures that can choose or rename what they draw as `options` say. Raises UserError if none can."""
+    """Return those figures that support the `options` to choose or rename systems. Raises UserError if none does."""
     able = {label: figure for label, figure in figures.items() if not {*options} - getattr(figure, "CHOOSES", set())}
     if not able:
         raise UserError(f"{' and '.join(options)}: not of the figure {' or '.join(figures)} (docs/share.md)")
@@ -180,7 +180,10 @@ def _slos(table: Path) -> list[str]:
 
 
 def _stale(made: Path) -> str:
-    """Name the runs of a sweep, or this run, that other sources than the present ones made, or that are damaged."""
+    """Return a warning with the labels of runs that older sources made, or that are damaged; "" if there are none.
+
+    `made` is the folder of a sweep or of a run.
+    """
     from harness.rows import record
     from harness.rows.sealed import Damaged
     from harness.run.sources import codes

@@ -82,8 +82,9 @@ def compare(
 ) -> Comparison:
     """Compare systems as `bench compare` does; `setting` has its other options (models, gpus, gpu, served ...).
 
-    Defaults are those of the command, except that `seeds` is fixed and `out` is relative to the working directory. A
-    log is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench` refuses.
+    Defaults are those of the command, except that `seeds` is fixed and `out` is relative to the working directory. If
+    the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench`
+    refuses.
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
@@ -104,9 +105,9 @@ def compare(
 
 
 def _trace(text: str, spread: str | None, out: Path, streams: Chosen | None = None) -> str:
-    """Convert a log, with `streams` changed and sessions assigned by `spread`, and return the trace's path or name.
+    """Return the path or name of a trace; a log is converted first, and stderr says how.
 
-    stderr says how the log was converted.
+    `streams` changes its streams, and `spread` splits its requests among models.
     """
     trace, report = meant(text, out / "traces", None if spread is None else deal.spread(spread), streams)
     if report:
@@ -156,7 +157,8 @@ def size(
 ) -> Answer:  # fmt: skip
     """Find the fewest GPUs as `bench size` does; `setting` has its other options (served, host ...).
 
-    A log is converted, and stderr says how. Stored runs are reused. Raises UserError for what `bench` refuses.
+    If the trace is a log, it is converted, and stderr says how. Stored runs are reused. Raises UserError for what
+    `bench` refuses.
     """
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))

@@ -106,7 +106,10 @@ def pages() -> dict[str, str]:
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table and a blank line; `head` has commas, and cells lose their line breaks."""
+    """Yield the lines of a Markdown table and a blank line.
+
+    `head` has the columns' names, separated by commas. Line breaks in cells become spaces.
+    """
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
     yield from islice(laid([head.split(","), *cells]), 1, None)
 
@@ -265,7 +268,7 @@ def _titled(title: str, kind: type, without: Iterable[str] = ()) -> Iterator[str
 
 
 def _paragraphs(doc: str) -> str:
-    """Return a docstring as Markdown; aligned columns of words stay as they are."""
+    """Return a docstring as Markdown; a paragraph with aligned columns becomes a block of plain text."""
     parts = doc.split("\n\n")
     return "\n\n".join(f"```text\n{part}\n```" if re.search(r"\S {2,}\S", part) else _plain(part) for part in parts)
 
@@ -300,7 +303,7 @@ def _default(value: Any) -> str:
 
 @cache
 def comments(kind: type) -> Mapping[str, str]:
-    """Return the comments of a class's fields, at the end of the line or in lines of their own above it."""
+    """Return the comment on each field of a class, which stands at the end of its line or in lines above it."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
     notes = {
         at.start[0]: at.string.lstrip("# ")

@@ -51,7 +51,10 @@ def report(*, folder: str | None, out: Path | None) -> None:
 
 
 def _folder(name: str | None) -> Path:
-    """Return the folder of an answer: as given, that of a study, or the newest. UserError where there is none."""
+    """Return the folder of an answer for a folder's path or a study's name; the newest answer for None.
+
+    Raises UserError where there is none.
+    """
     from harness.policy.fields import meant
     from harness.rows.record import SIZE, SWEEP
     from harness.study import load as studies

@@ -158,7 +158,7 @@ def study(
 
 
 def _figure(measured: Measured) -> str:
-    """Return the name of a study's figure: that of the study if such a figure draws it, else "study"."""
+    """Return the name of a study's figure: that of the study if there is such a figure for it, else "study"."""
     import plots
 
     name = measured.study.name
@@ -166,15 +166,16 @@ def _figure(measured: Measured) -> str:
 
 
 def drawn_at(folder: Path) -> Path:
-    """Return the path of a study's figures.
+    """Return the path of a study's figures, without an ending.
 
-    It has the folder's hash, so figures of runs on stand-ins for the traces do not overwrite those of the real ones.
+    It has the hash in the folder's name, so that figures of runs on stand-ins for the traces do not overwrite those of
+    runs on the real traces.
     """
     return FIGURES / folder.name
 
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the figures of a study by plots/fig_KIND.py, unless they are up to date."""
+    """Draw the figures of a study with plots/fig_KIND.py, unless they are up to date; return their paths."""
     from harness.answers import caveats
     from harness.study import receipt
 

@@ -45,7 +45,7 @@ def room() -> int:
 
 
 def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
-    """Print lines on one screen, the tail last; with `every` all of them, as they are."""
+    """Print the lines that fit one screen, with `tail` as the last ones; with `every` print all lines unchanged."""
     for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
         click.echo(line)
 
@@ -57,15 +57,15 @@ def prose(line: str) -> None:
 
 
 def folded(lines: Iterable[str], width: int) -> None:
-    """Print lines: those of more than `width` characters as prose, shorter ones, such as tables, unfolded."""
+    """Print lines; those of more than `width` characters are folded as prose, and tables with shorter lines are not."""
     for line in lines:
         (prose if len(line) > width else click.echo)(line)
 
 
 class Terminal:
-    """Reporter of a sweep's progress on stderr: a bar on a terminal, else a line per stage and every `LINE_S`.
+    """A reporter of progress on stderr: a bar on a terminal, else a line per stage and then one every `LINE_S`.
 
-    Work is counted in `unit`. Runs are kept when the user interrupts, other work is not.
+    `unit` names what is counted. If the user interrupts, finished runs are kept, and work in other units is lost.
     """
 
     def __init__(self, unit: str = "run") -> None:
@@ -148,7 +148,7 @@ class Terminal:
                 self._move(what, done, total, now)
 
     def _move(self, what: str, done: int, total: int, now: float) -> None:
-        """Move the bar, as wide as the terminal is now."""
+        """Move the bar to the work done, and fit it to the terminal's present width."""
         columns = shutil.get_terminal_size().columns
         if self._bar is None:
             from tqdm import tqdm
@@ -186,7 +186,7 @@ class Terminal:
             self.say(text if total > 1 else f"{what} ...")
 
     def _ticks(self) -> None:
-        """Move the clock of the bar, or print how far the phase is, while a step takes long."""
+        """Update the bar's time, or print the progress if a line is due, while one step takes long."""
         while not self._over.wait(TICK_S):
             with self._lock:
                 if self._bar is not None:
@@ -238,10 +238,10 @@ class Machine(Terminal):
         click.echo(json.dumps({"message": line}), err=True)
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Print how far a phase is: {"stage", "done", "total", "left_s", "most_s", "share"}.
+        """Print the progress of a phase: {"stage", "done", "total", "left_s", "most_s", "share"}.
 
-        `left_s` is the time left for known work, `most_s` the most with the budget for more seeds, `share` the share of
-        a core that a run gets. Each is null while it is unknown.
+        `left_s` is the time left for known work, in seconds. `most_s` is the time left if the whole budget for more
+        seeds is spent. `share` is the share of a core that a run gets. Each is null while it is unknown.
         """
         now = time.monotonic()
         first = what != self._at[0]
@@ -260,7 +260,10 @@ class Machine(Terminal):
 
 
 def _of_work(left: Left | None, since: float, now: float) -> str:
-    """Say how long the known work takes (as of `since`), what a budget adds, and whether the machine is busy."""
+    """Return in words the time left for known work, the most that a budget adds, and whether other work slows it.
+
+    The estimate in `left` was made at the time `since`.
+    """
     if left is None or left.seconds is None:
         return ""
     past = now - since
@@ -273,7 +276,7 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 
 
 def _stage(phase: str) -> str:
-    """Return the stage of a phase: its name up to the comma, after which stands the round."""
+    """Return the stage of a phase: the phase's name up to a comma, after which the round follows."""
     return phase.partition(",")[0]
 
 

@@ -83,7 +83,7 @@ def check(
 
 
 def _reached(name: str) -> Reached | None:
-    """Return a recorder of the lines of a system's file that cases reach; None if the file cannot be parsed."""
+    """Return a recorder of the lines of a system's file that test cases run; None if the file cannot be parsed."""
     from harness.check.reached import Reached
 
     try:
@@ -93,7 +93,7 @@ def _reached(name: str) -> Reached | None:
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:
-    """Yield a line if a system may leave GPUs idle by its own rule, else a line for each preset that may."""
+    """Yield a line if a system's rule allows idle GPUs, else a line for each preset whose rule does."""
     from harness.check.laws import rule
 
     says = "may leave GPUs idle by its own rule, so the law `idle` is not asked of it"

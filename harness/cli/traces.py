@@ -72,7 +72,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
 
 
 def _sentence(facts: Mapping[str, Any]) -> str:
-    """Say in a line how a trace's load is spread, how long its models rest, and how long its requests are."""
+    """Return a sentence on how a trace's load is spread, how long its models pause, and how long its requests are."""
     idle = facts["idle_median_s"]
     rests = f" A pause of more than 10 s is {idle[1]:.0f} s long in the median." if idle else ""
     prompt, output = (facts[key]["p50"] for key in ("prompt_tokens", "output_tokens"))

@@ -165,14 +165,14 @@ def validate(
 
 
 def _stem(out: Path | None, name: str) -> Path:
-    """Return the path of a figure without its ending, and make its folder; `name` is its usual one."""
+    """Return the path of a figure without its ending, and make its folder; `name` is used without `out`."""
     stem = real(out.with_suffix("") if out else FIGURES / name)
     stem.parent.mkdir(parents=True, exist_ok=True)
     return stem
 
 
 def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
-    """Return what is compared, one of KINDS: by the option, or by what the only folder holds."""
+    """Return what is compared, a key of KINDS, by the option --engine or by what the only folder holds."""
     from harness.validate import corun, stored
 
     if engine is not None or len(folders) != 1:
@@ -374,7 +374,7 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 class _Ramp(NamedTuple):
-    """A simulation of equal models on one card, beside the measured run."""
+    """A simulation of equal models with staggered load on one card, to compare with a measured run."""
 
     path: Path
     title: str
@@ -383,7 +383,7 @@ class _Ramp(NamedTuple):
 
 
 def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
-    """Simulate equal models on one card beside each measured run; return these ramps, and what was skipped."""
+    """Simulate each measured run of equal models on one card; return the simulations, and what was skipped."""
     from harness.policy.types import Infeasible
     from harness.validate import staggered
     from harness.validate.names import Skipped
@@ -403,7 +403,7 @@ def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
 
 
 def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
-    """Draw each ramp, and print where."""
+    """Draw each simulated ramp beside its measured run, and print the paths of the figures."""
     if not ran:
         return
     from plots import fig_staggered

@@ -68,12 +68,15 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 
 
 def read_joined(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """Read KEY=VALUE of a repeated option, each of which may hold several with commas."""
+    """Read KEY=VALUE pairs of a repeated option, where one value may have several pairs with commas between them."""
     return read_pairs(ctx, param, tuple(part for pair in pairs for part in pair.split(",")))
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Read `--set KEY=VALUE` as TOML; a bare word is a string. UserError for a key that something else sets."""
+    """Read `--set KEY=VALUE` as TOML, where a bare word is a string.
+
+    Raises UserError for a key that another option or the bench itself sets.
+    """
     from harness.policy.fields import toml_value
 
     texts = read_pairs(ctx, param, pairs)
@@ -90,7 +93,7 @@ def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, 
 
 
 class Place(click.Path):
-    """A path that the file system can look up, whether something is there or not."""
+    """A path that is valid for the file system, whether or not there is a file."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

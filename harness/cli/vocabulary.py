@@ -253,7 +253,7 @@ def _said(kind: type, level: str = "###", uses: Callable[[Any, FieldRow], str] |
 
 
 def _uses(action: Any, row: FieldRow) -> str:
-    """Return the names that a field's values need in `uses` beside the action's own."""
+    """Return the names that a system must declare in `uses` for values of a field, beside the action's own name."""
     from harness.check.trial import needs
 
     field = f"{type(action).__name__}.{row.name}"
@@ -263,7 +263,7 @@ def _uses(action: Any, row: FieldRow) -> str:
 
 
 def rows(kind: type) -> list[FieldRow]:
-    """Return the fields of a class as its source has them; properties and class variables are left out."""
+    """Return the fields that a class declares, as its source writes them; properties are left out."""
     notes = comments(kind)
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     declared = [node for node in body if isinstance(node, ast.AnnAssign)]
@@ -304,7 +304,7 @@ def eval_example(line: str, **names: Any) -> Any:
 
 
 class Standstill:
-    """A clock that stands at 0, for examples that ask the time."""
+    """A view whose time is always 0, for examples that read the time."""
 
     now_s = 0.0
 
@@ -332,7 +332,7 @@ def _arguments(node: ast.FunctionDef) -> str:
 
 
 def _aliases(module: ModuleType, *names: str) -> Iterator[tuple[str, str, str]]:
-    """Yield type aliases of a module with their values, and the comment at the end of the line or above it."""
+    """Yield type aliases of a module: name, value and comment, which is at the end of the line or above it."""
     source = Path(inspect.getfile(module)).read_text("utf-8")
     for name in names:
         match = re.search(rf"((?:^# .+\n)*)^{name} = (.+?)(?:  # (.+))?$", source, re.MULTILINE)
@@ -377,7 +377,7 @@ def _ways() -> Iterator[tuple[str, str, str]]:
 
 
 def _double(source: str) -> str:
-    """Return Python source as ruff quotes it."""
+    """Return Python source with double quotes, as ruff formats it."""
     return source.replace("'", '"')
 
 

@@ -65,7 +65,7 @@ def summed(of: Card) -> str:
 
 
 def seeds(of: Card) -> str:
-    """Say which seeds a card is of."""
+    """Say in words which seeds a card was scored on: those of a beacon, or the public ones."""
     return f"seeds of beacon {of.beacon}" if of.beacon else "public seeds, for development: no ranking"
 
 
@@ -99,7 +99,7 @@ def write(of: Card, suite: Suite, out: Path) -> Path:
 
 
 def page(of: Card, suite: Suite) -> str:
-    """Render the card as one page that loads nothing."""
+    """Render the card as one HTML page that loads no other file."""
     title = f"{of.label} on {of.version}"
     drawn = "".join(figure(row, of.label) for row in of.rows if row.get("curve"))
     parts = [
@@ -121,7 +121,7 @@ WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # a curve's size in SVG units; attainme
 
 
 def figure(row: Row, label: str) -> str:
-    """Draw attainment over the rate, a small curve; the line across is the level."""
+    """Draw attainment over the rate as a small SVG curve, with a line across at 99 %."""
     points: Sequence[Sequence[float]] = row["curve"]
     most = max(x for x, _ in points)
 

@@ -40,7 +40,7 @@ OFTEN = 0.1  # decisions per request, below which their time is not charged
 
 @dataclass(frozen=True)
 class Job:
-    """A task of an entry's process, as JSON on its standard input."""
+    """The work for an entry's process, which it reads as JSON from standard input."""
 
     system: str  # as --systems takes it
     file: str  # holds the policy
@@ -57,7 +57,7 @@ class Job:
 
 
 def main() -> None:
-    """Answer the job on standard input."""
+    """Read the job from standard input, run it, and write a JSON line for each result."""
     out = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull if len(sys.argv) < 2 else sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     data = sys.stdin.read()
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def refusals(file: str) -> Iterator[str]:
-    """Yield why a policy's file may not enter, as `bench check` finds; an impure file is not run."""
+    """Yield the reasons of `bench check` to refuse a policy's file; an impure file is not run."""
     name = file if "/" in file else Path(file).stem
     if reached := impure(Path(file).read_text("utf-8")):
         yield from (f"pure: line {line}: {what}" for line, what in reached)
@@ -97,7 +97,12 @@ def refusals(file: str) -> Iterator[str]:
 
 
 def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
-    """Return the row of a scenario; a policy that decides more slowly than declared is charged, and runs again."""
+    """Run a scenario and return its row; a policy that decides too slowly runs again and is charged.
+
+    Too slow is a mean decision above ALLOWANCE times the time that the policy declares or the suite allows, whichever
+    is longer. In the second run each decision takes the time that is charged. A policy with fewer than OFTEN decisions
+    per request is not charged.
+    """
     target = SloTarget(**job.targets[scenario.name])
     work = Path(job.folder) / scenario.name
     try:
@@ -117,7 +122,7 @@ def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
 
 
 def charge(mean_s: float, budget_s: float) -> float:
-    """Return the seconds charged per decision: 0 within ALLOWANCE budgets, else the mean rounded up.
+    """Return the seconds charged per decision: 0 up to ALLOWANCE times `budget_s`, else `mean_s` rounded up.
 
     The mean is rounded up to the budget times a power of 2.
     """
@@ -132,10 +137,11 @@ def _measured(job: Job, scenario: Scenario, target: SloTarget, out: Path, decisi
 
 
 def decisions(measured: Measured) -> tuple[float, float]:
-    """Return the mean processor seconds of a decision, without each run's slowest, and the decisions per request.
+    """Return the mean processor time of a decision in seconds, and the number of decisions per request.
 
-    The slowest is the first, which searches for a placement before the window. Decisions are measured in wall time,
-    of which the process is taken to have had the processor for the same share as over the whole run.
+    The mean leaves out each run's slowest decision, which is the first one: it searches for a placement before the
+    window. Decisions are measured in wall time. To get processor time, this is multiplied by the run's ratio of
+    processor time to wall time.
     """
     sides = [record.side(measured.folder.parent / run) for run in measured.about.runs]
     sides = [side for side in sides if side.get("policy_calls")]
@@ -145,7 +151,7 @@ def decisions(measured: Measured) -> tuple[float, float]:
 
 
 def _row(measured: Measured, scenario: Scenario, target: SloTarget) -> dict[str, Any]:
-    """Return the numbers of a measured scenario, or why it failed."""
+    """Return the results of a measured scenario, or the reason for which it failed."""
     (panel,), rows = measured.about.panels, measured.table
     (system,) = measured.study.systems
     rule, level = scenario.definition, measured.study.level

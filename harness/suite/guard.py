@@ -26,7 +26,7 @@ NOWHERE = frozenset({os.devnull, "/dev/shm"})
 
 
 def limit(cpu_s: int) -> str:
-    """Limit this process and those that it starts; return in words what keeps the network away."""
+    """Set resource limits for this process and its children; return in words how the network is closed to it."""
     most = {
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -42,16 +42,17 @@ def limit(cpu_s: int) -> str:
 
 
 def _unshared() -> bool:
-    """Leave the network's namespace; tell whether that was allowed."""
+    """Move this process to a namespace without a network; tell whether the kernel allowed that."""
     import ctypes
 
     return bool(ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0)
 
 
 def watch(*folders: Path) -> Callable[[], None]:
-    """Refuse from now on writes outside of `folders` and any connection; return what refuses processes too.
+    """Refuse file changes outside of `folders` and all connections from now on.
 
-    For the rest of this process's life, what is refused raises PermissionError.
+    Return a function; once it is called, new processes are refused too. Refused calls raise PermissionError for the
+    rest of this process's life.
     """
     roots = tuple(os.path.realpath(folder) for folder in folders)
     closed = False

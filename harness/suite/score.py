@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 class Entry(NamedTuple):
-    """A row of the table: a policy as --systems takes it, and what it knows."""
+    """An entry of the table: a policy in the form that --systems takes, and whether its forecasts know the window."""
 
     text: str
     window: bool = False  # its forecasts know the window
@@ -56,18 +56,18 @@ class Entry(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in tables."""
+        """The entry's name in tables."""
         label = from_dict(asked(self.text)).label
         return f"{label}{WINDOW}" if self.window else label
 
     @property
     def file(self) -> Path:
-        """The file of its policy. UserError where there is none."""
+        """The policy's file. Raises UserError if there is none."""
         return systems.path(self.system)
 
     @property
     def content(self) -> str:
-        """The SHA-256 of that file."""
+        """The SHA-256 of the policy's file."""
         return vetted.content(self.system)
 
 
@@ -127,9 +127,9 @@ def score(
 
 
 def identity(suite: Suite) -> str:
-    """Return the digest of all sources that a run uses beside its policy, and of those that score it.
+    """Return the digest of all sources that a run uses except its policy, and of the sources that score it.
 
-    No entry is imported, as this process has no resource limits.
+    No entry is imported to find these, as this process has no resource limits.
     """
     (panel,) = grid.panels(study(suite, suite.scenario[0], ANY), full=False)
     return _digest(code(panel.first), scoring(crossings.__file__))
@@ -140,7 +140,7 @@ def _digest(*facts: object) -> str:
 
 
 def _located(entry: Entry) -> str:
-    """Return an entry as --systems takes it from any folder."""
+    """Return an entry in the form that --systems takes, with the absolute path of a policy's file."""
     name = entry.system
     return entry.text.replace(name, str(entry.file), 1) if name.endswith(".py") else entry.text
 
@@ -153,7 +153,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def target(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> dict[str, Any]:
-    """Return the SLO of a scenario in seconds, with the drain that goes with it."""
+    """Return the SLO of a scenario: its rule, its seconds by model, and the drain time after the window in seconds."""
     return _under(suite, scenario, beacon, out)[2]._asdict()
 
 
@@ -179,7 +179,10 @@ def _checked(apart: Callable[..., str]) -> list[str]:
 
 
 def _run(apart: Callable[..., str], names: Sequence[str], take: Callable[[Row], None]) -> None:
-    """Run scenarios in a process; where it ends early, that scenario has failed, and another process takes the rest."""
+    """Run scenarios one after the other in a process of the entry.
+
+    If the process ends early, the scenario that it was running has failed, and a new process runs the others.
+    """
     left = list(names)
     while left:
         at = left[0]
@@ -208,7 +211,7 @@ def _process(
     *,
     checked: bool = True,
 ) -> str:
-    """Start a process for an entry, hear its lines, and return how it ended: empty where it ended well."""
+    """Start a process for an entry, pass each of its lines to `take`, and return how it failed; "" if it ended well."""
     cache = systems.user_cache().resolve()
     job = {
         "system": _located(entry),
@@ -253,7 +256,7 @@ def _process(
 
 
 def _ended(rc: int, printed: Path) -> str:
-    """Say how a process ended: empty where it ended well."""
+    """Say how a process failed; "" if it ended well."""
     if rc == 0:
         return ""
     words = {-9: "it was ended: out of time or memory", -24: f"it took more than {CPU_S} s of processor time"}
@@ -266,7 +269,10 @@ def _ended(rc: int, printed: Path) -> str:
 
 
 def standing(row: Row, scenario: Scenario) -> Row:
-    """Return a row's share of the best known, with its interval; 0 where a model was not served."""
+    """Return a row's rate as a share of the best known rate, with its interval.
+
+    The share is 0 if a model was not served.
+    """
     if row.get("failed") or row.get("unserved") or not row.get("rps"):
         return {"share": 0.0, "share_low": 0.0, "share_high": 0.0}
     best = scenario.best_rps
@@ -277,9 +283,10 @@ def standing(row: Row, scenario: Scenario) -> Row:
 
 
 def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
-    """Return the mean share of the best known with its interval; scenarios are drawn independently.
+    """Return the mean over scenarios of the share of the best known rate, with the ends of its interval.
 
-    An end is None if the interval of some row lacks it; all three are None if the share of some row is unknown.
+    The interval takes the errors of scenarios as independent. An end is None if some row has no such end. All three are
+    None if some row's share is unknown.
     """
     shares = [row["share"] for row in rows]
     if not shares or any(share is None for share in shares):
@@ -296,9 +303,9 @@ def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None
 
 
 def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
-    """Return the rates above which no policy holds the level, by scenario; they are kept.
+    """Return for each scenario the rate above which no policy can hold the level; the answers are stored in `out`.
 
-    A scenario is left out where the search ends without a bound, as at more requests than a window may have.
+    A scenario is left out if its search ends without a bound, as where that takes more requests than a window may have.
     """
     most: dict[str, float] = {}
     for scenario in suite.scenario:

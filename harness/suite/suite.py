@@ -29,7 +29,7 @@ SEED_BYTES = 4  # bytes of a hash that make a first seed
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A question with an answer: the rate that a policy holds here."""
+    """A scenario: a workload, GPUs and an SLO, for which a policy's highest rate is measured."""
 
     name: str
     question: str
@@ -67,17 +67,23 @@ class Suite:
 
     @property
     def asked(self) -> str:
-        """The facts that decide what runs, without those that were found when the version was frozen."""
+        """The facts that decide what is run, without results that were stored when the version was frozen."""
         plain = (replace(s, best_rps=None, best="", bound_rps=None, reference="") for s in self.scenario)
         return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
 
     def quick(self) -> Suite:
-        """Return the suite at a tenth of its runs, without intervals; windows stay, as shorter ones are easier."""
+        """Return the suite with about a tenth of its runs, from which no intervals follow.
+
+        Windows keep their length, as shorter ones are easier.
+        """
         return replace(self, seeds=1, points=3)
 
 
 def load(version: str = CURRENT) -> Suite:
-    """Load a version. UserError for an unknown one, and where its file or an input is not as it was frozen."""
+    """Load a version of the suite.
+
+    Raises UserError for an unknown version, and if its file or one of its inputs has changed since it was frozen.
+    """
     if version not in FROZEN:
         raise UserError(f'no suite "{version}"{meant(version, FROZEN)} ({", ".join(FROZEN)})')
     path = HERE / f"{version}.toml"
@@ -89,7 +95,7 @@ def load(version: str = CURRENT) -> Suite:
 
 
 def frozen(version: str, path: Path, digest: str) -> None:
-    """Raise UserError where a file of a version is not as it was."""
+    """Raise UserError if a file of a version has changed since the version was frozen."""
     if digest and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
         raise UserError(
             f"{path.name} is not that of {version}, which never changes: git checkout {path.name}, or a new version"
@@ -97,9 +103,10 @@ def frozen(version: str, path: Path, digest: str) -> None:
 
 
 def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
-    """Return the first of a scenario's seeds: PUBLIC without a beacon, else the first bytes of a SHA-256.
+    """Return the first of a scenario's consecutive seeds, each of which draws a trace.
 
-    The hash is of the beacon, the version and the scenario's name. Seeds are consecutive; each draws its own trace.
+    It is PUBLIC without a beacon. With one it is the first bytes of a SHA-256 of the beacon, the version and the
+    scenario's name.
     """
     if not beacon:
         return PUBLIC
@@ -108,7 +115,7 @@ def first_seed(suite: Suite, scenario: Scenario, beacon: str) -> int:
 
 
 def located(path: str) -> str:
-    """Return the path of a file that a suite names, in the folder of suites; any other word as it is."""
+    """Return the full path if `path` is a file in the folder of suites; any other text is returned as it is."""
     return str(HERE / path) if (HERE / path).is_file() else path
 
 
@@ -121,9 +128,9 @@ def study(
     *,
     window: bool = False,
 ) -> Study:
-    """Return the study of one system in a scenario: a curve over the request rate, searched by bisection.
+    """Return the study of one system in a scenario: attainment over the request rate, searched by bisection.
 
-    With `window` its forecasts know the window itself, which no operator does.
+    With `window` the system's forecasts are computed from the window itself, which no operator can know.
     """
     spec = {**scenario.spec, "trace": located(scenario.spec["trace"]), "seed": first_seed(suite, scenario, beacon)}
     spec |= {"plan": "window"} if window else {}

@@ -35,7 +35,10 @@ SCHEMA = pa.schema([(name, pa.float64() if name in NUMBERS else pa.string()) for
 
 
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
-    """List a table's entries: `texts`, or shipped systems on the GPUs given, their presets and a folder's files."""
+    """List the table's entries: `texts`, or all that the bench has.
+
+    These are the shipped systems that run on the GPUs given, their presets, and the policies in `folder`.
+    """
     if texts is not None:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
     every = []
@@ -55,9 +58,10 @@ def make(
     workers: int,
     tell: Callable[[str], None],
 ) -> Iterator[Path]:
-    """Score entries, and write the table and its page after each and with the bounds; yield their two paths.
+    """Score entries, write the table and its page, and yield their two paths.
 
-    An entry that is refused has rows with the reason; one that raises UserError is reported and has none.
+    Both files are written after each entry, and again once the bounds are known. An entry that is refused has rows that
+    state the reason. An entry that raises UserError is reported and has no rows.
     """
     path, page_path = published / f"{suite.version}.parquet", published / f"{suite.version}.html"
     published.mkdir(parents=True, exist_ok=True)
@@ -89,7 +93,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
-    """Yield a card's rows; one that was refused has a row for each scenario with the reason."""
+    """Yield a card's rows for the table; a refused entry has a row per scenario that states the reason."""
     facts = {name: getattr(of, name) for name in ("version", "beacon", "content", "code")}
     facts |= {"entry": of.label, "made": HERE}
     rows = of.rows or [{"scenario": s.name, "failed": f"refused: {'; '.join(of.refused)}"} for s in suite.scenario]
@@ -103,19 +107,22 @@ def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None:
-    """Return the row of the highest rate in a scenario of those that served all models; None where none did."""
+    """Return a scenario's row with the highest rate, of the entries that served all models; None if there is none.
+
+    Self-reported rows are left out.
+    """
     mine = [r for r in rows if r["scenario"] == scenario and r["rps"] and not r["unserved"] and r["made"] != SELF]
     return max(mine, key=lambda row: float(row["rps"]), default=None)
 
 
 def gaps(rows: Sequence[dict[str, Any]], suite: Suite) -> list[tuple[float, dict[str, Any]]]:
-    """List the scenarios by the bound over the best known, the widest gap first."""
+    """List the ratio of the bound to the best known rate of each scenario, the largest first, with the best row."""
     known = [best(rows, s.name) for s in suite.scenario]
     return sorted(((r["bound_rps"] / r["rps"], r) for r in known if r and r["bound_rps"]), key=lambda of: -of[0])
 
 
 def totals(rows: Sequence[dict[str, Any]], suite: Suite) -> dict[str, float]:
-    """Return the mean share of the best known of each entry, the highest first."""
+    """Return each entry's mean over scenarios of its share of the best known rate, the highest first."""
     by_entry: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_entry.setdefault(row["entry"], {})[row["scenario"]] = row
@@ -132,7 +139,10 @@ def _rate(row: dict[str, Any] | None) -> float:
 
 
 def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
-    """Render the table's page, which loads nothing; its first sentence says where most is open."""
+    """Render the table's HTML page, which loads no other file.
+
+    Its first sentence names the scenario in which the best policy is furthest below the bound.
+    """
     wide = gaps(rows, suite)
     first = "No bound is known yet."
     if wide:
@@ -155,7 +165,7 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
 
 
 def _table(title: str, heads: Sequence[str], body: Iterable[str], note: str = "") -> str:
-    """Render rows of HTML as a section, whose head the page's script sorts by."""
+    """Render rows of HTML as a section with a table; a click on a column's head sorts it."""
     head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
     rows = "".join(f"<tr>{row}</tr>" for row in body)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

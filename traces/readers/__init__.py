@@ -35,7 +35,7 @@ HEAD_BYTES = 1 << 20  # a MARK is looked for in these
 
 
 def names() -> list[str]:
-    """List the readers on hand: the directory is the registry."""
+    """List the names of the readers, one for each module of this folder."""
     return sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
@@ -73,7 +73,7 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
 
 
 def _mapped(module: Any, path: Path, asked: dict[str, Any]) -> pa.Table:
-    """Read a file whose reader is a map of columns."""
+    """Read a file by a reader that has no function `read` but a map of columns or fields."""
     from traces import convert, log
 
     known: dict[str, Any] = module.options(path) if hasattr(module, "options") else getattr(module, "OPTIONS", {})
@@ -84,7 +84,10 @@ def _mapped(module: Any, path: Path, asked: dict[str, Any]) -> pa.Table:
 
 
 def known(path: Path) -> str | None:
-    """Return the name of the reader that knows a file by its first record; None if none does."""
+    """Return the name of the reader whose format a file has; None if no reader knows it.
+
+    The file's first record and its first bytes decide.
+    """
     from traces import records
 
     if path.is_dir():
@@ -98,13 +101,19 @@ def known(path: Path) -> str | None:
 
 
 def _mark(module: Any, first: Mapping[str, Any], head: bytes) -> bytes | None:
-    """Return a reader's mark if a file has it, and all names of one of the reader's forms; else None."""
+    """Return a reader's mark if a file is in its format, else None.
+
+    The file must contain the mark, and its first record must have all names of one of the reader's forms.
+    """
     mark = getattr(module, "MARK", "").encode()
     return mark if mark in head and any(keys <= first.keys() for keys in getattr(module, "KEYS", ())) else None
 
 
 def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
-    """Convert any log by the reader that knows it, else by usual names of columns; with a line that says how."""
+    """Convert any log to a canonical table, and return a line that says how.
+
+    The reader that knows the log's format reads it; if there is none, columns are searched by usual names.
+    """
     from traces import convert, schema
 
     regular(path)

@@ -15,9 +15,10 @@ UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE
 
 
 def spans(lines: Lines) -> Lines:
-    """Yield spans as their attributes with `name`, `startTimeUnixNano`, `trace`, `span` (its id), `failed`, `service`.
+    """Yield each span as a record of its attributes and of facts that formats of spans name differently.
 
-    The start is seconds since 1970, or a date; the service is named in OTLP alone.
+    These are `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (its id) and `failed`. Spans
+    of OTLP files have `service` too.
     """
     for line, record in lines:
         if "resourceSpans" in record:
@@ -55,7 +56,7 @@ def _span(span: Mapping[str, Any]) -> Record:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return attributes by name: OTLP has pairs of a key and a value that says its type."""
+    """Return attributes as a mapping by name; OTLP writes them as a list of keys and typed values."""
     if not isinstance(value, list):
         return dict(log.mapping(value))
     named = {}

@@ -24,13 +24,13 @@ BLOCK_TOKENS = 16
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Name the stream after the file, and fix what the format fixes."""
+    """Return the options of a file: its stream, named after the file, and the constants of the format."""
     stream = path.name.partition(".")[0].partition("_blksz")[0]
     return {"model": stream, "licence": "Apache-2.0", "block_tokens": BLOCK_TOKENS}
 
 
 def expand(lines: Lines) -> Lines:
-    """Name conversations by their first turn."""
+    """Add to each record the id of its conversation, which is that of the conversation's first turn."""
     first_turn: dict[str, str] = {}
     for line, record in lines:
         chat, parent = str(record.get("chat_id")), str(record.get("parent_chat_id"))

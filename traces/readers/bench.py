@@ -23,11 +23,11 @@ ALSO = frozenset[str]()
 
 
 def skip(record: Record) -> str | None:
-    """Leave out requests that came before the window."""
+    """Return the reason to leave out a request that arrived before the window; None for others."""
     at = record.get("arrival_ns")
     return "of the warm-up" if isinstance(at, int) and at < 0 else None
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Count nanoseconds from the window's start, and name the trace after the run's folder."""
+    """Return the options of a file: stamps in nanoseconds, and the name of the run's folder as the trace's name."""
     return {"unit": 1e-9} | ({"name": path.parent.name} if path.name == FILES[0] else {})

@@ -23,7 +23,7 @@ OPTIONS = {"licence": "CC-BY-4.0"}
 
 
 def expand(lines: Lines) -> Lines:
-    """Name users by both of their columns."""
+    """Add to each record its user, made of the two columns that identify one."""
     for line, record in lines:
         user = record.get("user_id")
         yield line, {**record, "user": None if blank(user) else f"{user} {record.get('rehash_round')}"}

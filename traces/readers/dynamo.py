@@ -30,14 +30,14 @@ FIELDS = {
 
 
 def expand(lines: Lines) -> Lines:
-    """Take records out of their envelopes."""
+    """Yield the record inside each envelope; a record without an envelope is yielded as it is."""
     for line, record in lines:
         inner = record.get("event")
         yield line, inner if isinstance(inner, Mapping) else record
 
 
 def skip(record: Record) -> str | None:
-    """Leave out failed requests; "" for other events than a request's end."""
+    """Return "failed" for a failed request, "" for an event that is not a request's end, and None for others."""
     if record.get("event_type") != "request_end":
         return ""
     reason = records.dig(record, "request.finish_reason_metadata.finish_reason")
@@ -45,7 +45,10 @@ def skip(record: Record) -> str | None:
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Return the size of blocks that all records have."""
+    """Return the options of a file: stamps in milliseconds, and the size of prefix blocks in tokens.
+
+    Raises UserError for records with different sizes of blocks.
+    """
     sizes = set[int]()
     for line, record in expand(records.records(path)):
         size = records.dig(record, "request.replay.trace_block_size")

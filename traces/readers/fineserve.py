@@ -15,7 +15,7 @@ COLUMNS = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_to
 
 
 def options(path: Path) -> dict[str, Any]:
-    """Name the stream after the file, and fix what the format fixes."""
+    """Return the options of a file: its stream, named after the file, and the constants of the format."""
     return {
         "time_unit": "us",
         "model": path.stem,

@@ -28,14 +28,14 @@ ALSO = frozenset({*USAGE, "level", "type"})
 
 
 def skip(record: Record) -> str | None:
-    """Say why an observation is left out; "" for one that is no generation."""
+    """Return "failed" for a failed generation, "" for an observation that is not a generation, and None for others."""
     if str(record.get("type") or "GENERATION").upper() != "GENERATION":
         return ""
     return "failed" if str(record.get("level")).upper() == "ERROR" else None
 
 
 def expand(lines: Lines) -> Lines:
-    """Add up the counts of prompts and of outputs."""
+    """Add to each record its prompt tokens and its output tokens, each the sum of the kinds that are counted apart."""
     for line, record in lines:
         usage = log.mapping(log.first(record, USAGE))
         counts = {

@@ -25,7 +25,7 @@ TEXT = ("completion", "responses", "messages", "generate_content")  # calls that
 
 
 def skip(record: Record) -> str | None:
-    """Say why a row is left out."""
+    """Return the reason to leave a row out; None for a row that is kept."""
     call = str(record.get("call_type") or "completion")
     if not any(word in call for word in TEXT):
         return "of another call than text generation"

@@ -24,7 +24,7 @@ TEXT = ("completion", "responses", "messages", "infill")  # paths of calls that 
 
 
 def skip(record: Record) -> str | None:
-    """Say why a row is left out."""
+    """Return the reason to leave a row out; None for a row that is kept."""
     path = str(record.get("req_path") or "completions")
     if not any(word in path for word in TEXT):
         return "of another call than text generation"
@@ -33,7 +33,7 @@ def skip(record: Record) -> str | None:
 
 
 def expand(lines: Lines) -> Lines:
-    """Add cached tokens to those that were computed, and subtract the duration from the stamp."""
+    """Add cached tokens to the prompt tokens of each record, and turn its stamp from end to arrival."""
     for line, record in lines:
         tokens = log.mapping(record["tokens"]) if "tokens" in record else record
         prompt = log.total(tokens.get("input_tokens"), tokens.get("cache_tokens"))

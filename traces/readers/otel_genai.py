@@ -26,7 +26,7 @@ expand = _otel.spans
 
 
 def skip(span: Record) -> str | None:
-    """Say why a span of a call is left out; "" for spans of something else."""
+    """Return the reason to leave a model call's span out, "" for a span of another kind, and None for others."""
     operation = span.get("gen_ai.operation.name")
     operation = operation if isinstance(operation, str) else "chat"
     if span["name"] == "llm_request" or not any(name.startswith("gen_ai.") for name in span) or operation in AGENTS:

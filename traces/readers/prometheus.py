@@ -52,7 +52,7 @@ Points = dict[float, float]  # time -> value of a counter
 
 
 class Curve(NamedTuple):
-    """A counter that only rises, as steps: its value from each time on."""
+    """A counter that never falls: its value from each time in `at_s` on."""
 
     at_s: NDArray[np.float64]
     value: NDArray[np.float64]
@@ -66,7 +66,7 @@ NEVER = Curve(np.zeros(0), np.zeros(0))
 
 
 class Series(NamedTuple):
-    """Counters of a model, added over servers and reasons."""
+    """The counters of a model, summed over servers and over the reasons for which requests finish."""
 
     done: Curve = NEVER
     unserved: Mapping[str, Curve] = MappingProxyType({})  # requests that ended without an answer, by UNSERVED
@@ -77,7 +77,10 @@ class Series(NamedTuple):
 
 
 def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
-    """Draw requests as the counters rose; UserError where there are none, or where buckets are missing."""
+    """Draw requests at the rates and with the lengths that a server's counters show.
+
+    UserError where no counter of requests rose, or where a model lacks the buckets of its lengths.
+    """
     models = _models(path, model)
     draw = np.random.Generator(np.random.Philox(key=jitter_seed))
     times: list[NDArray[np.float64]] = []
@@ -172,7 +175,7 @@ def _models(path: Path, model: str | None) -> dict[str, Series]:
 
 
 def _summed(each: Iterable[Points]) -> Curve:
-    """Add the counters of several servers, each by its rise since it was first seen, over restarts too."""
+    """Sum the counters of several servers; each begins at 0, and continues to rise over restarts of its server."""
     rising = []
     for points in each:
         at_s, value = np.array(sorted(points.items()), np.float64).T
@@ -190,9 +193,11 @@ def _rise(curve: Curve, a: float, b: float) -> int:
 def _lengths(
     draw: np.random.Generator, buckets: Mapping[float, Curve], sums: Curve, a: float, b: float, count: int
 ) -> I8:
-    """Draw lengths by the interval's own buckets if they hold all its requests, else by shares of the whole range.
+    """Draw the lengths of the `count` requests that came between times a and b.
 
-    In the first case lengths add up to the interval's sum, if there is one, as nearly as buckets allow.
+    If the buckets rose by exactly `count` in this interval, lengths follow these rises. Their sum is then, as nearly as
+    buckets allow, the rise of the counter of tokens, if the log has it. Otherwise lengths follow the buckets' totals
+    over the whole log.
     """
     bounds = sorted(buckets)
     each = np.diff([0, *(_rise(buckets[bound], a, b) for bound in bounds)]).clip(0)

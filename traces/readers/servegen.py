@@ -30,7 +30,7 @@ RATE_RPS = 10.0
 
 
 class Window(NamedTuple):
-    """A client's arrivals from `at` on."""
+    """The parameters of a client's arrivals in the window of `WINDOW_S` that begins at `at`, in seconds."""
 
     at: float
     rate_rps: float
@@ -42,7 +42,10 @@ class Window(NamedTuple):
 def read(
     path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rps: float = RATE_RPS, jitter_seed: int = 0
 ) -> pa.Table:
-    """Draw the busiest `span_s` at `rate_rps` requests/s of all models together; UserError names a bad file."""
+    """Draw the `span_s` with the most requests, with rates scaled to `rate_rps` requests/s of all models together.
+
+    UserError names a bad file.
+    """
     clients, unlike = _clients(path)
     span_s = max(WINDOW_S, WINDOW_S * math.floor(span_s / WINDOW_S))
     load: dict[float, float] = {}
@@ -155,7 +158,7 @@ def _windows(path: Path) -> list[Window]:
 
 
 def _lengths(path: Path) -> Lengths:
-    """Read the shares of lengths by window; windows without any are left out."""
+    """Read the distributions of lengths by window; a window without both of them is left out."""
     try:
         with records.opened(path) as file:
             data = json.loads(file.read())

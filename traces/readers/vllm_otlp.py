@@ -23,5 +23,8 @@ expand = _otel.spans
 
 
 def skip(span: Record) -> str | None:
-    """Leave out failed requests; "" for spans around the engine's."""
+    """Return "failed" for a failed request, and None for one that was served.
+
+    Spans that are not the engine's span of a request give "".
+    """
     return "" if span["name"] != "llm_request" else "failed" if span["failed"] else None

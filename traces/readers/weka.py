@@ -26,7 +26,7 @@ OPTIONS = {"licence": "Apache-2.0", "block_tokens": 64}
 
 
 def expand(lines: Lines) -> Lines:
-    """Yield the calls of sessions, one session after another."""
+    """Yield the model calls of each session; a session begins at the time of the last call of the session before."""
     begin_s = 0.0
     for line, session in lines:
         models = session.get("models")
@@ -46,7 +46,10 @@ def expand(lines: Lines) -> Lines:
 
 
 def _local(scope: object, block: object) -> int:
-    """Return a number for a session's block that no other session's block has."""
+    """Return a number for a block whose id counts only within its session.
+
+    Blocks of different sessions have different numbers.
+    """
     return int.from_bytes(f"{scope} {block}".encode()[:64])
 
 
