@@ -1,4 +1,4 @@
-"""SLO rules as data: `parse` reads one, `resolve` turns it into (TTFT, TPOT) seconds by model, `own` by request.
+"""SLO rules as data: `parse` reads one, `resolve` gives (TTFT, TPOT) seconds by model, `by_isolated` by request.
 
 5xP95                            5 x the model's P95 on a GPU of its own
 5xP95@l40s                       that of a GPU of this kind, whichever the run has; also 10xsolo@l40s
