@@ -53,7 +53,7 @@ class Fields:
 
 
 class Attached:
-    """The servers of the URLs."""
+    """The servers at the URLs that a user names, which run already."""
 
     name = "attach"
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
@@ -101,7 +101,7 @@ class Attached:
         """Do nothing, for the servers manage their own memory; see Kind."""
 
     def roots(self) -> list[int]:
-        """Return the processes that listen at those URLs that are of this machine; see Kind."""
+        """Return the processes that listen at the URLs on this machine; see Kind."""
         ports = {url.port for text in self.urls if (url := urlsplit(text)).hostname in HERE | {socket.gethostname()}}
         return listeners(ports) if ports else []
 
@@ -130,7 +130,10 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
 
 
 def _answer(base: str, key: str) -> bytes:
-    """Return a server's answer with its models. Raises UserError for a redirect, an error, one too long or too slow."""
+    """Return the bytes of a server's list of models.
+
+    Raises UserError for a redirect, an error, or an answer that is too long or takes too long.
+    """
     parts, late, where = urlsplit(base), threading.Event(), f"{base}/v1/models"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
@@ -183,7 +186,10 @@ def _base(url: str) -> str:
 
 
 def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:
-    """Match models to servers: (server, "name" or "order") by model. UserError if servers are too few."""
+    """Match models to servers by name, and the rest in order; return (server, "name" or "order") by model.
+
+    Raises UserError if servers are too few.
+    """
     left = list(servers)
     total = len(left)
     matched: dict[str, tuple[Server, str]] = {}
@@ -200,7 +206,10 @@ def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Se
 
 
 def listeners(ports: set[int | None]) -> list[int]:
-    """Return the processes of this machine that listen at one of the ports, as far as we may know."""
+    """Return the ids of this machine's processes that listen at one of the ports.
+
+    It is empty if this process may not see the connections of others.
+    """
     try:
         every = psutil.net_connections("tcp")
     except psutil.AccessDenied:

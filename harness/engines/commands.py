@@ -26,7 +26,7 @@ LAUNCHER = Path(__file__).parent / "servers" / "llamacpp.py"
 
 
 class Command(NamedTuple):
-    """A command line, its environment variables, and the URL that answers once it is ready."""
+    """A command line, its environment variables, and the URL that answers once the server is ready."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -82,12 +82,13 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class PdMux:
-    """Prefill and decode of SGLang on parts of the SMs, and the file that says so (`sglang/srt/multiplex`).
+    """The settings of SGLang's PD-multiplexing, which runs prefill and decode on parts of the SMs, and their file.
 
-    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group gives all
-    SMs to prefill, the last all to decode; without divisions SGLang chooses the `groups - 2` between them itself. A
-    decode batch below that of the first division would crash it (`multiplexing_mixin.py`), so the first one holds from
-    1. Raises ValueError for divisions of another number, or whose batches do not rise from 1.
+    The source is `sglang/srt/multiplex`. A division is the SMs of prefill, the SMs of decode, and the least decode
+    batch for which it holds. The first group gives all SMs to prefill, the last all to decode. Without divisions SGLang
+    chooses the `groups - 2` between them itself. A decode batch below that of the first division would crash SGLang
+    (`multiplexing_mixin.py`), so the first one holds from 1. Raises ValueError for fewer than 3 groups, for divisions
+    of another number than `groups - 2`, and for divisions whose batches do not rise from 1.
     """
 
     file: Path
@@ -118,7 +119,7 @@ class PdMux:
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
     """Return the command of a vLLM server. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
 
-    Prefix caching is off, for prompts are drawn: an equal prefix would be an accident.
+    Prefix caching is off, as prompts are drawn at random, and any equal prefix would be an accident.
     """
     argv = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
@@ -146,7 +147,7 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
 
 
 def vllm_serve(serve: Serve, on: Gpu) -> Command:
-    """Return the command of a vLLM server as an operator types it: with sizes of the run, else vLLM's defaults."""
+    """Return the command of a vLLM server as an operator types it, with the run's sizes and vLLM's other defaults."""
     argv = (
         "vllm",
         "serve",
@@ -164,17 +165,19 @@ def vllm_serve(serve: Serve, on: Gpu) -> Command:
 
 
 def vllm_sleep(level: Literal[1, 2]) -> Ask:
-    """Return the order that frees GPU memory once running requests are done: weights go to the host (1) or away (2).
+    """Return the order that makes a vLLM server free its GPU memory once running requests are done.
 
-    `vllm/entrypoints/serve/dev/sleep/api_router.py`; the route's own default aborts the running requests.
+    Weights are moved to the host (level 1) or dropped (level 2). The route is in
+    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its own default aborts the running requests.
     """
     return Ask(f"/sleep?level={level}&mode=wait")
 
 
 def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
-    """Return the orders that take the memory again; level 2 reads weights from their folder, which drawn ones lack.
+    """Return the orders by which a vLLM server takes its GPU memory again after a sleep of a level.
 
-    `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`, `vllm/model_executor/model_loader/reload/inplace.py`.
+    Level 2 reads the weights from their folder again, which is impossible if they were drawn at random. The routes are
+    in `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py` and `vllm/model_executor/model_loader/reload/inplace.py`.
     """
     if level == 1:
         return (Ask("/wake_up"),)
@@ -194,9 +197,9 @@ def sglang(
 ) -> Command:
     """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
-    PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
-    is left out. The option for its groups, which is about attention's buffers, has to agree with its file. Backends of
-    attention and sampling are its own choice unless they are named.
+    PD-multiplexing excludes chunked prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
+    size is left out. The option for the number of groups, which sets attention's buffers, has to agree with the file of
+    PdMux. SGLang chooses the backends of attention and sampling itself unless they are named.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
@@ -225,11 +228,11 @@ LLAMACPP_WAKES = "server is exiting sleeping state"  # comes once a wake in its 
 
 
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
-    """Return llama.cpp's command: `context` tokens of KV, shared by its requests; nothing is kept between them.
+    """Return the command of a llama.cpp server with `context` tokens of KV, which its requests share.
 
-    With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
-    log then says "entering sleeping state", and `LLAMACPP_WAKES`; `GET /props` has `is_sleeping`, and wakes it
-    no more than `/health` does.
+    No KV is kept from one request to the next. With `idle_s` the server frees its memory after that number of idle
+    seconds, and takes it again with the next request. Its log then has the lines "entering sleeping state" and
+    `LLAMACPP_WAKES`. `GET /props` has `is_sleeping`; neither it nor `/health` wakes the server.
     """
     argv = [
         *(str(python), "-I", str(LAUNCHER), "--model", str(serve.weights), "--alias", serve.model),

@@ -59,7 +59,7 @@ class LlamaCpp(Started):
         return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=self.idle_s)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
-        """Return the number of longest requests that have room, from 1 to the run's `batch_cap`."""
+        """Return the number of requests of the longest size that fit the KV memory, from 1 to the run's `batch_cap`."""
         model = self.cluster.models[inst.model]
         return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
 

@@ -47,7 +47,7 @@ CONTIGUOUS = ("max", "pow2", "oracle")
 
 
 def unfit(order: Run, sms: int) -> Refusal | None:
-    """Return the refusal of an order that no GPU of `sms` SMs can run, None if one can."""
+    """Return the refusal of an order that no GPU of `sms` SMs can run, or None if the order can run."""
     if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
         return "never", "a slice is of a prefill, and has at least one layer"
     if order.op_s is not None and not order.op_s > 0:
@@ -117,7 +117,7 @@ class Config:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kind of each GPU. UserError where the number of GPUs is no whole number of copies of a mix."""
+        """The kind of each GPU. Raises UserError unless the GPUs are a whole number of copies of a mix."""
         return mix.kinds(self.gpu, self.gpus)
 
     @property
@@ -132,9 +132,9 @@ class Config:
 
 
 class Machine(NamedTuple):
-    """The prices of a run: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls.
+    """The costs of a run's machine: cost tables, GPU specification, ways to load, host costs, time slices and polls.
 
-    Of a mix it is the machine of the first kind, and has those of the others.
+    For a mix of GPU kinds it is the machine of the first kind, and `others` has those of the other kinds.
     """
 
     tables: Tables
@@ -169,9 +169,9 @@ class Machine(NamedTuple):
 
 
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
-    """Return the machine that a configuration names; `host` replaces its host profile: a fit tries several.
+    """Return the machine that a configuration names; `host` replaces its host profile, as a fit tries several.
 
-    Raises UserError for a mix with a cost table, and for one whose kinds have other costs of API calls.
+    Raises UserError for a mix with a cost table, and for a mix whose kinds differ in the costs of API calls.
     """
     if mix.mixed(config.gpu):
         return _mixed(config, host)
@@ -209,17 +209,18 @@ def _mixed(config: Config, host: quantities.HostProfile | None) -> Machine:
 
 
 def power_above(n: Tokens) -> Tokens:
-    """Return the least power of two that is no less than each of these numbers, which are at least 1."""
+    """Round each of these numbers, which are at least 1, up to a power of two."""
     exact: Tokens = 1 << np.ceil(np.log2(n)).astype(np.int64)
     return exact
 
 
 def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
-    """Return the blocks that each request reserves when it is let in: a chunk of contiguous KV, or pages to its end.
+    """Return the KV blocks that each request reserves when it is admitted, under the option `kv`.
 
-    Of contiguous KV, `max` is the longest sequence of its model (or its own, if that is longer), `pow2` its prompt and
-    the power of two above its output, `oracle` its prompt and output, each up to a power of two of blocks
-    (PagedAttention, SOSP 2023, section 6.1: three versions of Orca). Pages are reserved for its prompt and output.
+    Contiguous KV is a chunk whose blocks are a power of two. It holds, with `max`, the longest sequence of the
+    request's model (or its own, if that is longer); with `pow2`, its prompt and its output rounded up to a power of two
+    of tokens; with `oracle`, its prompt and its output. These are the three versions of Orca in PagedAttention (SOSP
+    2023, section 6.1). Paged KV reserves the blocks of its prompt and output.
     """
     prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
     tokens = prompt + (power_above(output) if kv == "pow2" else output)
@@ -240,7 +241,10 @@ def block_bytes(config: Config, model: Served) -> int:
 
 
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
-    """Return the bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
+    """Return the least bytes of KV memory that a model takes at a time.
+
+    They are one block or, with elastic KV memory, one page id in every layer (kvcached).
+    """
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
@@ -250,7 +254,10 @@ def kept_pages(config: Config) -> float:
 
 
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
-    """Return what engines may use of each GPU, and what each model's process takes of it at the model's own degree."""
+    """Return the bytes of each GPU that engines may use, and the part that each model's process takes of them.
+
+    A process is priced at its model's own tensor-parallel degree.
+    """
     if config.pool_bytes is not None:
         return process.Memory(config.pool_bytes, (0,) * len(config.models))
     processes = [(parts(config, m), m.tp) for m in config.models]
@@ -279,7 +286,10 @@ def parts(config: Config, model: Served) -> process.Parts:
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:
-    """Return the layout of the processes in a run of a system whose engine has the given layout."""
+    """Return the layout of the processes in this run, for a system whose engine has the given layout.
+
+    If the run sets one process per model for all systems, "gpu" becomes "kept", and every other layout "model".
+    """
     if config.process == "model":
         return "kept" if layout == "gpu" else "model"
     return layout
@@ -288,7 +298,7 @@ def laid_out(config: Config, layout: process.Layout) -> process.Layout:
 def cluster(
     config: Config, elastic: bool = False, priced: Machine | None = None, layout: process.Layout = "model"
 ) -> Cluster:
-    """Return what policies may know of this machine before the start."""
+    """Return the GPUs, models and costs that policies may know before the start."""
     priced = priced or machine(config)
 
     def gpu(kind: str, node: int) -> Gpu:
@@ -333,7 +343,7 @@ def cluster(
 
 
 def _profile(config: Config, priced: Machine) -> Profile:
-    """Return the cost tables of all kinds, or measured steps, in the form in which policies may ask them."""
+    """Return the profile that policies query: measured steps if the run names their file, else the cost tables."""
     if config.profile:
         models = {m.name: (m.shape, m.tp) for m in config.models}
         return profiled.measured_profile(config.profile, models, priced.spec.sms, profile(config, priced))
@@ -347,7 +357,7 @@ def _profile(config: Config, priced: Machine) -> Profile:
 
 
 def profile(config: Config, priced: Machine) -> TableProfile:
-    """Return the cost table of one kind of GPU in the form in which policies may ask it."""
+    """Return the cost table of one kind of GPU as a profile that policies can query."""
     models = priced_models(config)
     return TableProfile(
         {(m.name, m.tp): row(priced.tables, k) for k, m in enumerate(models)},

@@ -36,11 +36,13 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
-    `R` has the fields of `stamps.FIELDS`. For a slice of rows, `ends` returns indices of `stamps.NAMES`, and `alone_s`
-    the seconds that prefill and decode of each request take alone (None: not known). `api_in_s` passes before the
-    engine sees a request, and `api_out_s` before its client sees a token. By request, `tokens` holds the times of its
-    tokens, `gaps` by cause the nanoseconds of the longest gap between two of them (None: not known), and `first_tokens`
-    the number of tokens that came first, together (None: one).
+    `R` has the fields of `stamps.FIELDS`. `ends` and `alone_s` are functions of a slice of rows. `ends` returns indices
+    of `stamps.NAMES`, and `alone_s` the seconds that prefill and decode of each request take alone (None: not known).
+    `api_in_s` are the seconds before the engine sees a request, and `api_out_s` those before the client sees a token.
+
+    `tokens`, `gaps` and `first_tokens` have an entry per request. `tokens` are the times of its tokens. `gaps` are, by
+    cause, the nanoseconds of the longest gap between two tokens (None: not known). `first_tokens` is the number of
+    tokens that came together as the first ones (None: one).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -98,7 +100,7 @@ def batches(
 
 
 def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterator[pa.RecordBatch]:
-    """Yield rows, as `batches` does, of what an engine in real time noted."""
+    """Yield rows, as `batches` does, from the records of an engine that ran in real time."""
     arrivals_s, tokens = arrivals(of.R, jobs, of.end_s, of.late_s), None
     if token_times:
         pairs = zip(of.stamps_s, arrivals_s.tolist(), strict=True)
@@ -119,7 +121,11 @@ def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterato
 
 
 def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round parts, (causes, requests), to nanoseconds that sum to a total: the longest takes what rounding leaves."""
+    """Round the seconds of each cause to nanoseconds, so that those of a request sum to its total.
+
+    `seconds` has the dimensions (causes, requests). The longest cause of a request takes the difference that rounding
+    leaves.
+    """
     ns = np.rint(seconds * 1e9).astype(np.int64)
     ns[np.argmax(ns, axis=0), np.arange(ns.shape[1])] += total_ns - ns.sum(axis=0)
     return ns
@@ -137,13 +143,13 @@ def path(places: Sequence[Gpus], code: int) -> str:
 def token_times(
     R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], api_out_s: float
 ) -> tuple[pa.Array, dict[str, pa.Array]]:
-    """Return each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
+    """Return the time of each token since the intended arrival of its request, as a list<int64> in ns per request.
 
-    Return also, by cause, the nanoseconds that each request waited within the longest gap between two of its tokens (of
-    several as long, the first): they sum to that gap, and are null for a request that made fewer than two tokens.
+    The times are computed from the log of an engine: a segment of the log gives the end of every decode tick of a
+    batch, and a stay gives the ticks in which a request took part, and the time at which a prefill gave it a token.
 
-    Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
-    prefill gave it a token.
+    Return also, by cause, the nanoseconds that each request waited within the longest gap between two of its tokens
+    (the first of equally long ones). They sum to that gap, and are null for a request that made fewer than two tokens.
     """
     seg, stay = log[log["request"] < 0], log[log["request"] >= 0]
     last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # each batch's last tick
@@ -171,7 +177,10 @@ def token_times(
     stamps = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
 
     def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the seconds that each token's request had waited when it was made: (causes, tokens)."""
+        """Return the seconds by cause that the request of each token had waited when the token was made.
+
+        The result has the dimensions (causes, tokens).
+        """
         stays = stay[of[tokens]]
         waited = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
         ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is subtracted
@@ -197,7 +206,7 @@ def token_times(
 
 
 def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the owners of two stamps or more, and for each the index of the stamp before its longest gap.
+    """Return the owners that have two stamps or more, and the index of the stamp before the longest gap of each.
 
     `owner` has the owner of each stamp in `ns`; owners ascend, and the stamps of each are in order.
     """
@@ -211,6 +220,9 @@ def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def spelled(count: NDArray[Any], first: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Expand each row to `count` positions that begin at `first`; return the rows and the positions."""
+    """Expand each row to the `count` consecutive positions that begin at its `first`.
+
+    Return two arrays with an entry per position: the index of its row, and the position.
+    """
     at = np.repeat(np.arange(len(count)), count)
     return at, np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)

@@ -20,7 +20,7 @@ from harness.policy.types import Option
 
 
 class SglangPdMux(Sglang):
-    """Servers of SGLang that multiplex."""
+    """Servers of SGLang with PD-multiplexing: prefill and decode run at the same time on parts of the SMs."""
 
     def ready(self, at: Path) -> None:
         """See Kind."""

@@ -37,7 +37,7 @@ def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArra
 
 
 class Noted(NamedTuple):
-    """Records of an engine in real time."""
+    """The records of requests that an engine in real time keeps."""
 
     R: NDArray[Any]  # has the columns of FIELDS
     ends: NDArray[np.int8]  # indices of NAMES

@@ -66,7 +66,7 @@ class Counts:
 
 
 class WallClock:
-    """The requests of an engine in real time; see Engine."""
+    """The bookkeeping of requests for engines that run in real time; see Engine."""
 
     fidelity: Fidelity
     cluster: Cluster
@@ -93,7 +93,7 @@ class WallClock:
     # ------------------------------------------------------------ what an engine adds
 
     def step(self) -> bool:
-        """Do one step of a batch that can run, and tell its events; False if none can."""
+        """Do one step of a batch that can run, and queue its events; return False if no batch can run."""
         raise NotImplementedError
 
     def waits_for(self, request: Live) -> str:
@@ -109,7 +109,10 @@ class WallClock:
         raise NotImplementedError
 
     def act(self, action: Action) -> Refusal | None:
-        """Start an action; return the reason of a refusal. After "not now", call `freed` when something came free."""
+        """Start an action, and return the reason if it is refused.
+
+        After a refusal "not now" an engine has to call `freed` as soon as memory or another resource came free.
+        """
         raise NotImplementedError
 
     # ------------------------------------------------------------ the run
@@ -219,7 +222,10 @@ class WallClock:
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """Charge all requests up to the clock's time; from here on `stepping` step, and the others wait."""
+        """Charge the time of all requests up to now to the causes of their waits.
+
+        From now on the requests in `stepping` count as computing, and the others as waiting.
+        """
         solo = {request.rid for request in stepping}
         for request in self.live.values():
             self._book(request)
@@ -227,12 +233,12 @@ class WallClock:
             request.cause = "compute" if request.rid in solo else waits
 
     def _book(self, request: Live) -> None:
-        """Charge the time up to now to what a request waits for."""
+        """Charge a request's time up to now to its present cause."""
         self._R[request.cause][request.rid] += self.now_s - request.since_s
         request.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
-        """See Engine; a step counts for the window in which it ends."""
+        """Return the run's counters; see Engine. The seconds of a step count in the window in which the step ends."""
         window_s = self.config.window_s
         busy_s = self._busy_at.get(window_s, self._busy_s())
         return {
@@ -254,7 +260,7 @@ class WallClock:
         return self.batches.get(batch, {}).values()
 
     def gone(self, rid: int) -> Refusal | None:
-        """Return the refusal of any action on a request that is gone, else None."""
+        """Return the refusal of an action on a request that has ended or never came; None if the request is live."""
         if rid in self.live:
             return None
         came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
@@ -293,7 +299,7 @@ class WallClock:
         return None
 
     def withdrawn(self, request: Live) -> None:
-        """Take a request out of its batch for another one; its KV goes, unless an engine keeps it."""
+        """Take a request out of its batch, before it joins another one; free its KV, unless an engine keeps it."""
         self._leave(request)
 
     def _leave(self, request: Live) -> None:
@@ -302,7 +308,10 @@ class WallClock:
             del self.batches[request.batch][request.rid]
 
     def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
-        """Record a step from `begun_s` to now: each of its requests has its next token, and KV of all before it."""
+        """Record a step from `begun_s` to now, in which each of its requests made its next token.
+
+        The requests now hold the KV of all tokens before that one.
+        """
         counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
         counts.steps += 1
         counts.busy_s += self.now_s - begun_s
@@ -332,7 +341,7 @@ class WallClock:
         self._stamps_s[r].append(self.now_s)
 
     def preempted(self, request: Live) -> Preempted:
-        """Record that a request lost its KV, and return the event; its prompt is computed anew."""
+        """Record that a request lost its KV, and return the event; its prompt has to be computed again."""
         assert request.batch is not None
         self._R["preemptions"][request.rid] += 1
         return Preempted(request.rid, request.batch)
@@ -348,11 +357,11 @@ class WallClock:
         return Finished(request.rid, request.batch, state)
 
     def idle(self) -> bool:
-        """Tell whether every request has ended, and every event was told."""
+        """Tell whether every request has ended, and every event was returned."""
         return not (self._told or self.live or self._future)
 
     def noted(self) -> Noted:
-        """Return what was noted of the requests up to now."""
+        """Return the records of all requests up to now."""
         self.charge(())
         R = self._R
         R["made"] = [len(times) for times in self._stamps_s]
@@ -367,7 +376,7 @@ class WallClock:
 
 
 class WallView:
-    """The part of a View that speaks of requests alone."""
+    """The part of a View that concerns requests only."""
 
     def __init__(self, engine: WallClock) -> None:
         self._requests = engine

@@ -14,10 +14,10 @@ I8 = NDArray[np.integer[Any]]
 
 
 def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tuple[F8, F8]:
-    """Return seconds of the prefill of each request, in pieces of `chunk_tokens` (0: whole), and of its decode steps.
+    """Return the seconds that the prefill and the decode steps of each request take alone on idle GPUs.
 
-    `row` is that of each request's model in the tables. A decode step is affine in the context, so all are priced at
-    the mean context.
+    Prompts are computed in pieces of `chunk_tokens` (0: whole). `row` is the row of each request's model in the tables.
+    The seconds of a decode step are affine in its context, so all steps of a request are priced at their mean context.
     """
     prefill_s, decode_s = np.zeros(len(row)), np.zeros(len(row))
     for k in np.unique(row).tolist():
@@ -29,7 +29,7 @@ def alone_s(t: Tables, row: I8, prompt: I8, output: I8, chunk_tokens: int) -> tu
 
 
 def _prefill_s(t: Tables, k: int, prompt: I8, chunk_tokens: int) -> F8:
-    """Return the seconds of prompts by themselves, piece after piece."""
+    """Return the seconds of the prefill of prompts alone, computed piece after piece."""
     c = t.cost[k]
     seconds, done = np.zeros(len(prompt)), 0
     left = np.flatnonzero(prompt > 0)
@@ -58,7 +58,7 @@ def _on_host(c: np.void, gpu_s: F8) -> F8:
 
 
 def _at(grid: NDArray[np.int64], f: F8, x: NDArray[Any]) -> F8:
-    """Interpolate linearly between grid points, and beyond the last two, for x from 1."""
+    """Return `f` at `x`, which is at least 1: linear between grid points, and beyond the last two."""
     i = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
     values: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
     return values

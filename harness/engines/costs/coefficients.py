@@ -59,7 +59,10 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
-    """Return `tables` from quantities in hand, as a fit evaluates them before it writes them."""
+    """Return the same as `tables`, from quantities that the caller holds.
+
+    A fit evaluates quantities in this way before it writes them.
+    """
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))
@@ -116,11 +119,13 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
 
 
 def _halved(seconds: F8) -> F8:
-    """Return seconds on `GRID` of which a long step takes at most `DOUBLE` times as long as two of half its tokens.
+    """Return seconds on `GRID`, with those of long steps limited.
 
-    Measured products of 4,096 and 8,192 tokens take 1.6 to 3.4 % more a token than those of half as many on H100, H200
-    and B200, in the median, and 3.7 to 7.9 on L40S: long calls lower the clock before they end, short ones end before.
-    A server that computes all the time has one clock, whatever the length of its steps.
+    A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens, and no step takes
+    longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take 1.6 to 3.4 % more per token than
+    those of half as many on H100, H200 and B200 (median), and 3.7 to 7.9 % more on L40S. The reason is that long calls
+    lower the GPU's clock before they end, and short ones do not. A server that computes all the time has one clock,
+    whatever the length of its steps.
     """
     out = seconds.copy()
     for j in np.flatnonzero(GRID >= LONG):
@@ -129,14 +134,14 @@ def _halved(seconds: F8) -> F8:
 
 
 def set_turns(c: np.void, turns: forms.Turns) -> None:
-    """Set how the kernels of a row's steps take turns."""
+    """Set the coefficients by which the kernels of a row's steps take turns with those of other models."""
     c["pre_slow"] = c["dec_slow"] = 1.0
     c["pre_fill"], c["dec_fill"], c["passes"] = turns.prompt_fill, turns.decode_fill, turns.passes
     c["few"], c["many"], c["apart"], c["crowd"] = turns.few_tokens, turns.many_tokens, turns.apart, turns.crowd
 
 
 def _active(shape: Shape, tp: int) -> float:
-    """Count the weights with which a token is multiplied on each GPU, those of the head aside."""
+    """Return the number of weights on each GPU with which a token is multiplied, without those of the LM head."""
     count, moe = parameters.parameters(shape, tp), shape.experts
     part = count.experts * moe.top / moe.routed if moe is not None else 0.0
     return count.attention / shape.dp + count.ffn + count.shared + count.router + part
@@ -151,9 +156,10 @@ def _read_bytes(shape: Shape, tp: int) -> float:
 
 
 def _decode_lines(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
-    """Fit the two planes of `coef` whose larger one is nearest to `decode_s`: att0, att1, dec0, dec1, dec2 of a layer.
+    """Fit the seconds of a layer's decode attention, and return att0, att1, dec0, dec1, dec2 of `coef`.
 
-    Errors count relative to the whole layer, whose other kernels take `layer` seconds on `GRID`.
+    They are two planes, of which the larger one counts. Errors are relative to the seconds of the whole layer, whose
+    other kernels take `layer` seconds on `GRID`.
     """
     B, ctx = (x.ravel() for x in np.meshgrid(SEQS, 2.0 ** np.arange(4, 15)))
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
@@ -175,7 +181,10 @@ def _decode_lines(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F
 
 
 def _prefill_plane(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
-    """Fit pre0, pre1, pre2 of a layer, nearest to `prefill_s` relative to the whole layer."""
+    """Fit the seconds of a layer's prefill attention, and return pre0, pre1, pre2 of `coef`.
+
+    Errors are relative to the seconds of the whole layer, whose other kernels take `layer` seconds on `GRID`.
+    """
     n, L = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(5), 2.0 ** np.arange(4, 15)))
     n, L = n[n * L <= 1 << 14], L[n * L <= 1 << 14]
     y = prefill_attention_s(q, spec, shape._replace(layers=1, sliding=None), tp, n, L)
@@ -186,7 +195,10 @@ def _prefill_plane(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> 
 
 
 def nonnegative(X: F8, y: F8, w: F8) -> F8:
-    """Fit by weighted least squares with coefficients >= 0: the most negative one is dropped until there is none."""
+    """Return coefficients >= 0, fitted by weighted least squares.
+
+    The most negative coefficient is set to 0 and the others are fitted again, until no coefficient is negative.
+    """
     use = np.ones(X.shape[1], dtype=bool)
     while True:
         got = np.linalg.lstsq(X[:, use] * w[:, None], y * w, rcond=None)[0]
@@ -198,7 +210,10 @@ def nonnegative(X: F8, y: F8, w: F8) -> F8:
 
 
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
-    """Return the speeds of decode and prefill steps at SHARES of the SMs, relative to all; host time stays the same."""
+    """Return the speeds of decode and prefill steps at SHARES of the SMs, as fractions of the speed on all SMs.
+
+    The host time of a step is the same at every share.
+    """
 
     def speed(kernels_s: F8, seqs: F8 | float) -> F8:
         host_s = h.host0 + h.host1 * seqs

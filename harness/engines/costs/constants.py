@@ -65,7 +65,7 @@ def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
 
 
 def turns(tables: Tables, factors: Factors) -> Tables:
-    """Scale the turns of kernels on a GPU."""
+    """Scale the coefficients by which kernels of several models take turns on a GPU."""
     if not {"passes", "decode_fill", "prompt_tokens"} & set(factors):
         return tables
     cost = tables.cost.copy()
@@ -77,7 +77,7 @@ def turns(tables: Tables, factors: Factors) -> Tables:
 
 
 def host(profile: HostProfile, factors: Factors) -> HostProfile:
-    """Scale the host time of an engine's step, and what kernels take in steps with prompts.
+    """Scale the host time of an engine's step, and the kernel seconds of steps with prompts.
 
     The engine's API, and its sampler, which runs on the GPU, are not scaled.
     """

@@ -9,9 +9,10 @@ from harness.engines.costs.quantities import F8, Toml
 
 
 def correction(q: Toml, *at: F8) -> F8:
-    """Return the factors by which measured times differ from the mechanism's; 1 where the quantity has none.
+    """Return the factors that correct the seconds of a formula to measured ones; 1 if the quantity has no factors.
 
-    They lie on a coarse log2 grid. Their logarithms are interpolated linearly, and are constant beyond its edges.
+    The factors lie on a coarse log2 grid. Between its points their logarithms are interpolated linearly, and beyond its
+    edges they are constant.
     """
     if not q.get("factors"):
         return np.ones(())

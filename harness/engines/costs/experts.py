@@ -33,7 +33,10 @@ BF16 = 2
 
 
 def loads(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:
-    """Return the rows of each expert in steps of `tokens` tokens, (..., routed), the largest last."""
+    """Return the number of tokens that each expert computes in steps of `tokens` tokens.
+
+    The result has the dimensions (..., routed), with the largest number last.
+    """
     m = np.asarray(tokens, dtype=np.float64)
     if spread == "balanced":
         return m[..., None] * top / routed + np.zeros(routed)
@@ -44,7 +47,10 @@ def loads(tokens: ArrayLike, top: int, routed: int, spread: str = SPREAD) -> F8:
 
 @lru_cache(maxsize=20_000)
 def _power_law(m: int, top: int, routed: int, alpha: float) -> F8:
-    """Return the rows of each expert by the law's quantiles, the largest last."""
+    """Return the number of tokens of each expert in a step of `m` tokens, the largest last.
+
+    The numbers follow the quantiles of a power law.
+    """
     least, most = (1.0, 0.8 * m) if m * top > routed else (0.01, 2.0)
     u = (np.arange(routed) + 0.5) / routed
     part = ((most ** (1 - alpha) - least ** (1 - alpha)) * u + least ** (1 - alpha)) ** (1 / (1 - alpha))
@@ -76,7 +82,8 @@ def experts_s(
 ) -> F8:
     """Return the seconds of one layer's routed experts of `width` on each GPU, in steps of `tokens` tokens.
 
-    With expert parallelism a GPU has one of `ep` parts of them, dealt by load, and the step waits for the fullest.
+    With expert parallelism the experts are assigned to `ep` parts in turn, in the order of their load. Each GPU has one
+    part, and the seconds are those of the part with the largest load.
     """
     m = np.asarray(tokens, dtype=np.float64)
     every = loads(m, top, routed, spread)

@@ -23,18 +23,21 @@ T = TypeVar("T")
 
 
 def read(path: Path, form: type[T]) -> T:
-    """Read a file of a form. Raises UserError, which names the file and the line or the key of a mistake."""
+    """Read a TOML file into a dataclass. Raises UserError, which names the file and the line or key of a mistake."""
     return toml.convert(toml.tables(path), form, f"{path.name}: ")
 
 
 def shipped(path: Path, form: type[T]) -> T:
-    """Read a flat file that comes with the bench, without pydantic's checks, so that torch and NumPy suffice."""
+    """Read a flat TOML file of the bench into a dataclass, without pydantic's checks.
+
+    So torch and NumPy are the only packages that a reader needs.
+    """
     return form(**toml.tables(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """Source, formula and errors, which every quantity has."""
+    """The source, formula and errors that every quantity of a cost table has."""
 
     source: Text
     formula: Text
@@ -91,7 +94,7 @@ class Prefill(Grid, Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Grid):
-    """Attention of decode steps, of heads that share KV heads or of those that do not."""
+    """Attention of decode steps, for grouped-query heads, which share KV heads, or for heads with a KV head each."""
 
     floor_s: Number
     merge_s: Number

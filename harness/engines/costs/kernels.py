@@ -30,9 +30,10 @@ WHOLE = Part()
 def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE) -> F8:
     """Return the seconds of one GEMM, m tokens x n outputs x k inputs, weights in HBM.
 
-    The library picks a tile shape and how often to split k; a choice costs whole waves of tiles over the SMs, or the
-    bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k). For formats
-    other than bf16 the quantity states the bytes of weights and inputs, and the FLOP/s as a multiple of bf16's.
+    The GEMM library picks a tile shape, and the number of parts into which it splits k. A choice takes the time of
+    whole waves of tiles over the SMs, or that of its bytes over HBM, whichever is longer. The seconds are those of the
+    fastest choice, corrected by a coarse table over (m, n, k). For formats other than bf16 the quantity states the
+    bytes of weights and inputs, and the FLOP/s as a multiple of bf16's.
     """
     m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     if "weight_bytes" in q:
@@ -60,7 +61,8 @@ def product_s(
 ) -> F8:
     """Return the seconds of a GEMM with weights in the format `stored`; `q` has all quantities of a GPU kind.
 
-    A format without a quantity `gemm_FORMAT` is weight-only: its bytes come from HBM, and bf16's tiles multiply.
+    A format without a quantity `gemm_FORMAT` is taken as weight-only: its weights are read from HBM in their own
+    format, and multiplied as bf16.
     """
     return gemm_s(gemm_of(q, stored), spec, m, n, k, part)
 
@@ -86,9 +88,10 @@ def decode_s(
     part: Part = WHOLE,
     kv_bytes: int = BF16,
 ) -> F8:
-    """Return the seconds of one layer's decode attention: B sequences of `ctx` tokens, per-GPU heads of `d` numbers.
+    """Return the seconds of one layer's decode attention for B sequences of `ctx` tokens each.
 
-    With one query head a KV head (`q["mha"]`) other kernels run than with grouped ones (`q["gqa"]`).
+    `heads` and `kv` are the query and KV heads on each GPU, and `d` is their dimension. Heads with a KV head each
+    (`q["mha"]`) have other kernels than grouped-query heads (`q["gqa"]`).
     """
     B, ctx, heads, kv, d = (np.asarray(x, dtype=np.float64) for x in (B, ctx, heads, kv, d))
     mha, gqa = (_decode_s(q[group], spec, B, ctx, heads, kv, d, part, kv_bytes) for group in ("mha", "gqa"))
@@ -116,7 +119,10 @@ def prefill_s(
     d: ArrayLike,
     part: Part = WHOLE,
 ) -> F8:
-    """Return seconds of a layer's causal attention over n prompts of `tokens` tokens: tiles of 128 queries."""
+    """Return the seconds of a layer's causal attention over n prompts of `tokens` tokens.
+
+    The kernels work in tiles of 128 queries.
+    """
     n, L, heads, kv, d = (np.asarray(x, dtype=np.float64) for x in (n, tokens, heads, kv, d))
     frac = np.interp(np.log(d), np.log(np.array(q["head_dims"], dtype=np.float64)), q["flops_frac"])
     key_s = 4 * 128 * d / (frac * spec.flops / spec.sms)  # one tile against one key
@@ -155,9 +161,11 @@ def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
 
 
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
-    """Return seconds of an all-reduce of bf16 `elements` over `tp` GPUs: log-log between knots, linear beyond.
+    """Return the seconds of an all-reduce of bf16 `elements` over `tp` GPUs.
 
-    In a ring all bytes pass a link twice, in an all-gather or a reduce-scatter once (`passes`).
+    They are interpolated in the logarithms of elements and seconds between measured points, and are linear beyond the
+    last point. They are at least those of a ring over the quantity's link (`wire`), if it names one. All bytes pass a
+    link of the ring `passes` times: twice in an all-reduce, once in an all-gather or a reduce-scatter.
     """
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:
@@ -198,7 +206,10 @@ class Gemms(NamedTuple):
 
 
 def gemms(shape: Shape, tp: int) -> Gemms:
-    """Return the GEMMs with QKV fused, gate and up fused; columns, then rows, split over `tp` GPUs."""
+    """Return (n, k) of a layer's GEMMs on each of `tp` GPUs; QKV are one GEMM, and gate and up are one.
+
+    These two are split over the GPUs by columns, and the output and down projections by rows.
+    """
     heads, kv = heads_of(shape, tp)
     ffn = shape.ffn / tp
     return Gemms(
@@ -210,7 +221,7 @@ def gemms(shape: Shape, tp: int) -> Gemms:
 
 
 def part_of(q: Toml, share: F8) -> Part:
-    """Return what a share of a GPU's SMs has of its arithmetic, and of the HBM bandwidth that it can pull."""
+    """Return the fractions of a GPU's arithmetic and of its HBM bandwidth that a share of its SMs can use."""
     a, p = q["saturation"], q["power"]
     return Part(share ** q["arith_power"], ((1 + a**p) / (1 + (a / share) ** p)) ** (1 / p))
 
@@ -267,7 +278,10 @@ LATENT_HBM, LATENT_FLOPS, LATENT_FLOOR_S = 0.8, 0.6, 10e-6
 
 
 def _latent_decode_s(spec: GpuSpec, shape: Shape, tp: int, B: ArrayLike, ctx: ArrayLike, part: Part) -> F8:
-    """Return a layer's seconds with the up-projection absorbed: every head reads the one latent vector of a token."""
+    """Return the seconds of a layer's decode attention over latent KV, with the up-projection absorbed.
+
+    All heads then read the one latent vector of a token.
+    """
     B, ctx = in_group(shape, B), np.asarray(ctx, dtype=np.float64)
     mla = cast("Latent", shape.latent)
     wide = mla.kv_rank + mla.rope_dim
@@ -344,7 +358,11 @@ def kernel_products_s(
 
 
 def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: Part = WHOLE) -> F8:
-    """Return the seconds of one layer's routed experts, each cut over `tp` GPUs, or over those of its `ep` part."""
+    """Return the seconds of one layer's routed experts.
+
+    Each expert is split over all `tp` GPUs or, with expert parallelism, over the GPUs that hold its part of the
+    experts.
+    """
     moe = cast("Experts", shape.experts)
     stored = format_of(shape, "experts")
     quantity, dealt = experts_of(q, stored), min(shape.ep, tp)
@@ -364,9 +382,9 @@ def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: 
 
 
 def experts_of(q: Toml, stored: Format) -> Toml:
-    """Return the quantity by which routed experts of a format are priced; without one, a roofline.
+    """Return the quantity that prices routed experts of a format; without a measured one, return a roofline.
 
-    It is a roofline of bytes and arithmetic in 16 bits at what the card's large GEMMs reach.
+    The roofline counts bytes, and arithmetic in 16 bits, at the rates that the card's large GEMMs reach.
     """
     if f"experts_{stored.name}" in q:
         return cast("Toml", q[f"experts_{stored.name}"])
@@ -381,11 +399,12 @@ def experts_of(q: Toml, stored: Format) -> Toml:
 
 
 def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike) -> tuple[list[F8], list[F8]]:
-    """Return seconds of a layer's kernels for `m` tokens, in order of running: before attention, and after it.
+    """Return the seconds of a layer's kernels for `m` tokens, as a list before attention and a list after it.
 
-    Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
-    each followed by collectives where the layer is cut over GPUs. The five small ones count as equally long: in steps
-    of few tokens each costs little more than its launch.
+    In the order in which they run, the first has norm, QKV, rope and cache write. The second has output, norm, gate and
+    up, activation, and down. Where the layer is cut over GPUs, collectives follow the output and the down projection.
+    The five small kernels (norms, rope, cache write, activation) count as equally long, as in steps of few tokens each
+    takes little more than its launch.
     """
     m = np.asarray(m, dtype=np.float64)
     qkv, out, up, down = kernel_products_s(q, spec, shape, tp, m)

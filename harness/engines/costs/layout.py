@@ -28,7 +28,7 @@ TYPES = frozenset({"f8", "i8"})
 
 
 class Field(NamedTuple):
-    """A line of a page."""
+    """A field of a record: one line of the page that declares it."""
 
     name: str
     type: str
@@ -37,9 +37,9 @@ class Field(NamedTuple):
 
 
 def record(page: str) -> np.dtype[Any]:
-    """Return the layout that a page declares: each line of its last paragraph is a field.
+    """Return the NumPy type that a page declares: each line of its last paragraph is a field.
 
-    The paragraphs before say what a row is. Raises ValueError where a line is not a field.
+    The paragraphs before describe a row in words. Raises ValueError where a line is not a field.
     """
     table = page.rpartition("\n\n")[2]
     fields = []
@@ -52,7 +52,7 @@ def record(page: str) -> np.dtype[Any]:
 
 
 def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
-    """Return the lines of the page from which a layout was made, in order."""
+    """Return the fields of a type that `record` made, in the order of its page."""
     assert layout.metadata is not None
     lines: tuple[Field, ...] = layout.metadata["fields"]
     return lines

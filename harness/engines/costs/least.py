@@ -28,7 +28,10 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 
 
 class Least(NamedTuple):
-    """Least seconds of one row of a cost table, on all `tp` GPUs of its group together, without host gaps."""
+    """Lower bounds of the GPU seconds that work takes by one row of a cost table, without waits for the host.
+
+    They count all `tp` GPUs of the row's group together.
+    """
 
     token_s: float  # seconds that a token adds to a step, whatever else is in it
     member_s: F8  # (cuts, cap + 1) by N: of a member of a step that has at most N of them, its tokens of prompts aside
@@ -43,10 +46,10 @@ class Least(NamedTuple):
 
 
 def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) -> Least:
-    """Return the least seconds of row k, a group of `tp` GPUs, in steps of at most `cap` members.
+    """Return the lower bounds of row k, for a group of `tp` GPUs and steps of at most `cap` members.
 
-    `token_s` is what cuts charge for a token of a prompt: at most the row's own (which None stands for), so that bounds
-    over several rows take the least of theirs.
+    `token_s` is the price of a prompt's token, of which each cut charges its part. It is at most the row's own least
+    seconds of a token, and None stands for these. Bounds over several rows use the least of the rows' prices for all.
     """
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
@@ -94,7 +97,7 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
 
 
 def _fill(c: np.void, p: F8) -> F8:
-    """Return the least part of the GPU's time that a step of p or more tokens of prompts keeps from others."""
+    """Return the least fraction of the GPU's time that a step of `p` or more prompt tokens keeps from other steps."""
     few, many = float(c["few"]), float(c["many"])
     w = np.where((p > 0) & (p >= many), 1.0, np.clip((p - few) / max(many - few, 1e-300), 0.0, 1.0) * (p > few))
     fill: F8 = np.minimum(c["dec_fill"] + w * (c["pre_fill"] - c["dec_fill"]), c["pre_fill"])
@@ -102,9 +105,10 @@ def _fill(c: np.void, p: F8) -> F8:
 
 
 def _duty(t: Tables, k: int, cap: int) -> float:
-    """Return the least part of a step in which its kernels run.
+    """Return the least fraction of a step's seconds in which its kernels run, over steps of up to `cap` members.
 
-    Beside the host's work for E members stand their GEMMs, and for each member a sampled token or a piece of a prompt.
+    The cost table may state it. Else it follows from the host's seconds for E members and the least seconds of their
+    kernels: GEMMs of E tokens and, for each member, a sampled token or a piece of a prompt.
     """
     c = t.cost[k]
     stated = [float(c[name]) for name in ("pre_duty", "dec_duty")]
@@ -123,11 +127,11 @@ def _ratio(t: Tables, f: F8) -> float:
 
 
 def _slope(t: Tables, f: F8) -> float:
-    """Return the seconds of each token beyond the grid."""
+    """Return the seconds that each token beyond the end of the grid adds."""
     return float((f[-1] - f[-2]) / (t.grid[-1] - t.grid[-2]))
 
 
 def _at(t: Tables, f: F8, m: F8) -> F8:
-    """Interpolate linearly between points of the grid and beyond the last two, for m >= 1."""
+    """Return `f` at `m`, which is at least 1: linear between grid points, and beyond the last two."""
     values: F8 = np.interp(m, t.grid, f) + _slope(t, f) * np.maximum(0.0, m - t.grid[-1])
     return values

@@ -16,7 +16,7 @@ OWN = "--price"
 
 
 class Price(NamedTuple):
-    """Dollars an hour of one GPU, and where they are from."""
+    """The dollars that one GPU costs an hour, with date and source."""
 
     usd_hour: float
     date: str
@@ -37,7 +37,10 @@ def listed() -> Mapping[str, Price]:
 
 
 def prices(texts: Mapping[str, str]) -> Mapping[str, Price]:
-    """Return the listed prices with a user's own in their place. UserError for one that is no number above 0."""
+    """Return the prices of all GPU kinds, with a user's own in place of the listed ones.
+
+    Raises UserError for a price that is not a number above 0.
+    """
     given = {}
     for kind, text in texts.items():
         try:

@@ -64,7 +64,7 @@ class Parts(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes of each GPU that engines may use, and those of each model's process beside its weights."""
+    """The bytes of each GPU that engines may use, and the part that each model's process takes beside its weights."""
 
     gpu_bytes: int
     process_bytes: tuple[int, ...]
@@ -84,14 +84,14 @@ def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
 def memory(
     card_bytes: int, fraction: float, processes: Sequence[tuple[Parts, int]], gpus: int, layout: Layout = "model"
 ) -> Memory:
-    """Return the bytes of a card for weights and KV, and those of each model's process that come and go with it.
+    """Return the bytes of a card that engines may use, and the part that each model's process takes while it is in.
 
     `processes` are (parts, tensor-parallel degree) by model. Layouts:
 
-        model  a process a model, where its weights are; a GPU has room for the contexts of an even share of all
-        pair   two processes a model, for prefill and for decode
-        gpu    one process a GPU, which serves one model after the other: the largest is there all the time
-        kept   a process a model on every GPU: it keeps its context and graphs while the model is out (asleep)
+        model  one process per model, where its weights are; each GPU leaves room for an even share of all contexts
+        pair   two processes per model, one for prefill and one for decode
+        gpu    one process per GPU, which serves one model after another; it always has the size for the largest model
+        kept   one process per model on every GPU; it keeps its context and graphs while the model is out (asleep)
     """
     inside = [taken.inside for taken, _ in processes]
     outside = [taken.outside for taken, _ in processes]
@@ -105,9 +105,10 @@ def memory(
 
 
 def process_bytes(at: Parts, configured: Parts, every: Sequence[Parts], layout: Layout) -> int:
-    """Return the bytes that a model's process takes of the engine's share at a degree where it has the parts `at`.
+    """Return the bytes that a model's process takes of the memory that engines may use.
 
-    `configured` are its parts at the degree of the model set, and `every` those of all models.
+    `at` are the parts of the process at the tensor-parallel degree asked for. `configured` are its parts at the degree
+    that the model set gives the model, and `every` those of all models.
     """
     if layout == "gpu":  # the one process of a GPU is there all the time, as large as any model makes it
         most = Parts(max(taken.inside for taken in every), max(taken.outside for taken in every))

@@ -18,7 +18,10 @@ from harness.policy.types import Gpus, Host, Inst, Shape, UserError
 
 
 class Row(NamedTuple):
-    """A row of `Tables`; what is read for each single step is in Python numbers, which cost a tenth of numpy's."""
+    """A row of `Tables`.
+
+    Values that are read for each single step are Python numbers, as reading them takes a tenth of the time of numpy's.
+    """
 
     cost: Mapping[str, float]
     grid: list[int]
@@ -38,7 +41,7 @@ def row(t: Tables, i: int) -> Row:
 
 
 def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None) -> float:
-    """Return the solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
+    """Return the seconds of a step alone on its GPUs, by the formula of `coef`; `out` defaults to B + n."""
     c = r.cost
     gemm_s = _at(r.grid, r.gemm, B + p) * (c["pre_x"] if n else 1.0)
     gpu_s = gemm_s + _at(r.grid, r.head, B + n if out is None else out) + attend_s(r, B, C)
@@ -49,13 +52,13 @@ def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float
 
 
 def attend_s(r: Row, B: int, C: float) -> float:
-    """Return the seconds of all layers' decode attention in a step, as `coef` writes it."""
+    """Return the seconds of all layers' decode attention in a step, by the formula of `coef`."""
     c = r.cost
     return max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C) if B else 0.0
 
 
 def _at(grid: list[int], f: list[float], x: int) -> float:
-    """Interpolate linearly between grid points, and beyond the last two; f(0) = 0."""
+    """Return `f` at `x`: linear between grid points, and beyond the last two; f(0) = 0."""
     if x <= 0:
         return 0.0
     i = min(bisect_right(grid, x) - 1, len(grid) - 2)
@@ -100,7 +103,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, self.rates[key]))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of one layer's attention in a decode step as of `step_s`, alone on its GPUs."""
+        """Return the seconds of one layer's attention in a decode step that `step_s` prices, alone on its GPUs."""
         shape, tp = self.shapes[inst.model], _tp(inst)
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
@@ -116,8 +119,9 @@ class TableProfile:
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
         """Return the seconds of each kernel of a decode step, layer by layer, then the LM head; see `layer_kernels_s`.
 
-        The row has the sum of a layer's kernels, scaled to its engine; it is divided among them by the quantities, or
-        by weights on a machine that was measured whole.
+        The cost table has only the sum of a layer's kernels beside attention, scaled to its engine. The sum is divided
+        among the kernels as the quantities price them or, on a machine that was measured whole, by the sizes of their
+        weights.
         """
         if seqs == 0:
             return ()
@@ -167,7 +171,7 @@ class TableProfile:
 
 @dataclass(frozen=True, slots=True)
 class MixedProfile:
-    """`types.Profile` over GPUs of several kinds: what an instance takes is by the kind of its GPUs.
+    """`types.Profile` over GPUs of several kinds: the seconds of an instance are those of its GPUs' kind.
 
     A host has the profile of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
     """

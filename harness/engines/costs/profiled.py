@@ -30,13 +30,17 @@ FORM = "model, GPUs, per cent of SMs, batch, length, then prefill and decoding i
 
 
 class Curve(NamedTuple):
-    """A function by points, in ascending order of x."""
+    """A function that is given by points, in ascending order of x."""
 
     x: Sequence[float]
     y: Sequence[float]
 
     def at(self, x: float) -> float:
-        """Interpolate linearly; flat before the first point; beyond the last one along the last two, never falling."""
+        """Return y at `x`, interpolated linearly between the points.
+
+        Before the first point y is constant. Beyond the last one it continues the line of the last two, but never
+        falls.
+        """
         i = min(max(bisect_left(self.x, x), 1), len(self.x) - 1)
         if i < 1 or x <= self.x[0]:
             return self.y[0]
@@ -57,7 +61,7 @@ Measured = Mapping[str, Mapping[int, Mapping[int, Steps]]]  # by model, GPUs and
 
 
 def read(path: str) -> Measured:
-    """Read a file of measured steps; UserError names it, and the key of a mistake."""
+    """Read a file of measured steps. Raises UserError, which names the file and the key of a mistake."""
     try:
         if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
             raise UserError(f"profile {path}: not a file")
@@ -89,7 +93,10 @@ def _levels(path: str, values: Any) -> list[tuple[str, int, int, Any]]:
 
 
 def _steps(points: Any, where: str) -> Steps:
-    """Return the steps of a model with a share; those of the longest prompts may be missing."""
+    """Return the measured steps of a model on a share of the SMs; unmeasured points are left out.
+
+    The points of the longest prompts may be missing.
+    """
     prefill: dict[int, list[float]] = {}
     decode: dict[int, dict[int, float]] = {}
     try:
@@ -122,9 +129,10 @@ def degrees(path: str, shape: Shape) -> tuple[int, ...]:
 
 
 def measured_profile(path: str, models: Mapping[str, tuple[Shape, int]], sms: int, table: Profile) -> MeasuredProfile:
-    """Return the profile of models, each of a shape and a degree, on GPUs with a number of SMs.
+    """Return the profile of measured steps for models, each with its shape and tensor-parallel degree.
 
-    UserError where a model was not measured at its degree.
+    `sms` is the number of SMs of a GPU, and `table` the profile of all else. Raises UserError if a model was not
+    measured at its degree.
     """
     for shape, tp in models.values():
         if tp not in (known := degrees(path, shape)):
@@ -137,7 +145,7 @@ def measured_profile(path: str, models: Mapping[str, tuple[Shape, int]], sms: in
 class MeasuredProfile:
     """`types.Profile` with the measured seconds of prefills and decode steps; all else is of the cost table.
 
-    A model's degrees are those at which it was measured (`degrees`), so no other is asked for.
+    The degrees at which a model may be served are those at which it was measured (`degrees`).
     """
 
     measured: Measured

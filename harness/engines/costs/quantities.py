@@ -60,7 +60,11 @@ class GpuSpec(NamedTuple):
 
 
 class HostProfile(NamedTuple):
-    """Host costs of an engine. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
+    """The host costs of an engine.
+
+    The host time of a step is `host0 + host1 x sequences`. It is added to the GPU's time (`serial`) or hidden behind
+    it.
+    """
 
     api_in_s: float  # before a request is queued
     api_out_s: float  # after its last token
@@ -75,10 +79,11 @@ class HostProfile(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A rung of the load ladder: fixed seconds, then bytes over a link.
+    """A way to load weights: fixed seconds, and a copy of their bytes over a link, `source`.
 
-    "pcie": the GPU's own; "disk": the node's; "spread": an equal part over every PCIe link of the node, then NVLink.
-    A loader slower than its PCIe link, `bytes_s`, leaves the link to others for the rest of its time.
+    "pcie" is the GPU's own link, and "disk" the node's. With "spread" an equal part crosses every PCIe link of the
+    node, and then NVLink. A loader slower than its PCIe link copies `bytes_s`, and leaves the link to others for the
+    rest of its time.
     """
 
     fixed_s: float
@@ -155,7 +160,7 @@ def _kind(kind: str) -> str:
 
 @cache
 def machine(table: str | None) -> whole.Machine | None:
-    """Return the machine that a user's table carries; None where it carries none, or there is no table.
+    """Return the machine that a user's table describes; None if it describes no machine, or there is no table.
 
     Raises UserError if the machine has the name of a GPU kind.
     """
@@ -173,9 +178,10 @@ def settings(table: str | None) -> dict[str, Any]:
 
 
 def quantities(kind: str, table: str | None = None) -> Toml:
-    """Return a kind's quantities with the user's own in their place; none where a machine was measured whole.
+    """Return the quantities of a GPU kind, with those of the user's table in place of the committed ones.
 
-    Raises UserError if the table is of another kind.
+    They are empty if the table describes a machine that was measured whole. Raises UserError if the table is of another
+    kind.
     """
     if machine(table) is not None:
         return {}
@@ -191,10 +197,10 @@ def quantities(kind: str, table: str | None = None) -> Toml:
 
 @cache
 def _committed(kind: str) -> Toml:
-    """Return a kind's file over that of the kind that it is `like`; sources say what was inherited.
+    """Return the committed quantities of a GPU kind: its file, over that of the kind that it is `like`, if any.
 
-    A chip with other peaks takes the coefficients on trust, without their errors. Raises UserError for a key that is
-    missing or of a wrong type.
+    The sources of quantities state what was inherited. Coefficients that a chip with other peaks inherits are
+    unmeasured on it, and lose their errors. Raises UserError for a key that is missing or of a wrong type.
     """
     path = TABLES / f"{kind}.toml"
     file = _read(path)
@@ -221,9 +227,9 @@ def _committed(kind: str) -> Toml:
 
 
 def _fault(value: Any, usual: Any, key: str = "") -> str:
-    """Say which key of a GPU's file has another type than in the usual one; empty where none has.
+    """Return which key of a GPU's file has another type than in the usual file, in words; "" if none has.
 
-    Without pydantic, which `make gpu` lacks.
+    The check works without pydantic, which `make gpu` lacks.
     """
     if _type(value) != _type(usual):
         return f"{key} is {toml.shown(value)}, not {_type(usual)}"
@@ -249,7 +255,10 @@ def _type(value: Any) -> str:
 
 
 def _turns(q: Toml) -> Toml:
-    """Return the turns of kernels on a kind of GPU; what its file does not state is as on `TURNS_OF`."""
+    """Return the constants by which kernels take turns on a GPU kind.
+
+    Those that its file does not state are the ones of `TURNS_OF`.
+    """
     base, stated = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
     if q["kind"] == TURNS_OF:
         return cast("Toml", base)
@@ -258,7 +267,10 @@ def _turns(q: Toml) -> Toml:
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:
-    """Lay a kind's quantities over those of the kind that it is `like`; a rewritten one loses the other's errors."""
+    """Return the quantities of a GPU kind's file, laid over those of the kind that it is `like`.
+
+    A quantity that the file states in part keeps the rest of the other kind's, without its errors.
+    """
     merged = dict(base)
     for key, q in file.items():
         inherits = isinstance(q, dict) and key in base
@@ -267,7 +279,7 @@ def over(base: Toml, file: Toml) -> dict[str, Any]:
 
 
 def gpu(kind: str, table: str | None = None) -> GpuSpec:
-    """Return the specification of a GPU kind; `UserError` names the nearest one that exists."""
+    """Return the specification of a GPU kind. Raises UserError for an unknown kind, and names the nearest one."""
     if (measured := machine(table)) is not None:
         numbers = {name: getattr(measured.spec, name).value for name in GpuSpec._fields[2:]}
         return GpuSpec(measured.kind, measured.name, **numbers)
@@ -310,8 +322,9 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on it.
 
-    The seconds of a sampler's sort are those of `SORTED_ON`, longer by as much as the card's bandwidth is less. The
-    steps of a machine that was measured whole contain its host costs, so that only `api_in_s` is left.
+    The sampler's seconds of sorting were measured on `SORTED_ON`. On a card with less HBM bandwidth they are longer by
+    the ratio of bandwidths. The steps of a machine that was measured whole contain its host costs, so that only
+    `api_in_s` is left.
     """
     if (measured := machine(table)) is not None:
         return HostProfile(
@@ -326,10 +339,9 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
 
 
 def fitted(name: str) -> Sequence[Toml]:
-    """Return the measured rows on which a host profile was fitted.
+    """Return tables that select the measured rows on which a host profile was fitted.
 
-    Each table names a `file` and, by column, the values that its rows have there. A row was fitted if it has those of
-    any table.
+    Each table names a `file` and, by column, values. A row was fitted if it has the values of any of the tables.
     """
     rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
     return rows
@@ -342,7 +354,10 @@ def held(name: str) -> Mapping[str, Mapping[str, float]]:
 
 
 def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
-    """Return the least and the largest value of a host's constants, by name, over refits without a part of the rows."""
+    """Return the least and the largest value of each constant of a host profile, by name.
+
+    They are taken over refits, each of which left out a part of the rows.
+    """
     ends: Mapping[str, Sequence[float]] = _host(name, kind).get("band", {})
     return ends
 
@@ -356,22 +371,25 @@ def noise(kind: str, host: str, table: str | None = None) -> float:
 
 
 def quantum_s() -> float:
-    """Return the seconds that a process keeps a GPU at least, where plain processes take turns on it."""
+    """Return the least seconds that a process keeps a GPU, where processes without MPS take turns on it."""
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
 def switching() -> float:
-    """Return the part of a process's slice that a switch to the next process takes in addition."""
+    """Return the time that a switch to the next process takes beyond a process's slice, as a fraction of the slice."""
     return float(_read(TABLES / "hosts.toml")["turns"]["switching"])
 
 
 def poll_s() -> float:
-    """Return seconds for which a kernel, at its end, polls for others' attention (`[poll]` of `hosts.toml`)."""
+    """Return the seconds for which a step polls, after each kernel, for attention that other GPUs ask for.
+
+    The number is of `[poll]` in `hosts.toml`.
+    """
     return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
 
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
-    """List every quantity that `tables` with the same arguments rests on."""
+    """List every quantity that `tables` uses with the same arguments."""
     if (measured := machine(table)) is not None:
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
@@ -389,7 +407,7 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
 
 
 def _elsewhere(host: str, kind: str) -> str:
-    """Return a note that a profile's host seconds are those beside H100s, if unmeasured on `kind`; else ""."""
+    """Return a note if a profile's host seconds were not measured beside `kind`, but beside H100s; else ""."""
     file = _read(TABLES / "hosts.toml")["host"][host]
     known = kind in {USUAL, *file.get("on", ())} or not file.get("host0")
     return "" if known else f". Its seconds on the host are those beside {USUAL}, unmeasured beside {kind}"

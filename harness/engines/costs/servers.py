@@ -20,7 +20,10 @@ PREFILL_TOKENS = 16384  # stands for a step of whole prompts where a release has
 
 
 class Settings(NamedTuple):
-    """The settings of a server, by the fields of a spec; `process_bytes` None: by the parts of a process."""
+    """The settings of a server, named as the fields of a spec.
+
+    Without `process_bytes`, the memory of a process follows from its parts.
+    """
 
     chunk_tokens: int
     batch_cap: int
@@ -45,7 +48,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """Chunks of servers of long requests."""
+    """The chunk size of servers whose longest request exceeds `above_tokens` tokens."""
 
     above_tokens: Count
     chunk_tokens: Count
@@ -53,7 +56,7 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release, and those after it up to the next one of the series."""
+    """The default settings of a server's release, and of those after it up to the next entry of the series."""
 
     series: str
     since: str
@@ -69,7 +72,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Settings of hosts that name no release."""
+    """The settings that the bench gives to host profiles without a server release."""
 
     hosts: tuple[str, ...]
     source: str
@@ -93,7 +96,10 @@ def _file() -> File:
 
 
 def bench() -> Settings:
-    """Return the settings that the bench gives to servers, which hosts that name no release have too."""
+    """Return the settings that the bench gives to servers.
+
+    Host profiles that name no release have them too.
+    """
     its = _file().bench
     return Settings(its.chunk_tokens, its.batch_cap, its.mem_fraction)
 

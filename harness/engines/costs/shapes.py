@@ -21,7 +21,10 @@ def params(shape: Shape) -> int:
 
 
 def weight_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return the weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where parts do not divide."""
+    """Return the weight bytes on each GPU of a tensor-parallel group of `tp`.
+
+    Raises UserError if parts do not divide.
+    """
     _check(shape, tp)
     return stored_bytes(shape, tp)
 
@@ -39,7 +42,10 @@ def in_numbers(shape: Shape, number_bytes: int) -> Shape:
 
 
 def beyond_dense(shape: Shape) -> str | None:
-    """Return what a shape has beyond a dense decoder in bf16 with grouped heads, in words; None where nothing."""
+    """Return, in words, a feature of a shape that a dense decoder in bf16 with grouped-query heads lacks.
+
+    Return None if the shape has no such feature.
+    """
     if shape.dp > 1:
         return f"data-parallel attention (dp={shape.dp})"
     if shape.ep > 1:
@@ -80,10 +86,10 @@ def degrees(shape: Shape) -> tuple[int, ...]:
 
 
 def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
-    """Return the parts of a layer's time that its products before and after attention take, by the weights of each.
+    """Return the fractions of a layer's time that its products before and after attention take.
 
-    It is used where kernels were not timed one by one: on a machine that was measured whole. Of a mixture, the experts
-    of one token count.
+    They are in proportion to the weights of each product. In a mixture the experts of one token count. They are used on
+    a machine that was measured whole, where kernels were not timed one by one.
     """
     each = [[count * part.layers / shape.layers for _, count in attention(part)] for part in alike(shape)]
     before, out = sum(sum(part[:-1]) for part in each), sum(part[-1] for part in each)
@@ -98,7 +104,7 @@ def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
 
 
 def _undivided(shape: Shape, tp: int) -> str | None:
-    """Return what of a shape does not divide by `tp`, in words; None where all does."""
+    """Return which part of a shape does not divide over `tp` GPUs, in words; None if all parts do."""
     for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
         if tp > 1 and tp % parts:
             return f"{name}={parts} does"

@@ -47,7 +47,7 @@ Setting = Literal["block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens",
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number of a specification."""
+    """A number of a GPU's specification, with its source."""
 
     value: Number
     source: Text
@@ -102,7 +102,7 @@ class Host(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Quantity):
-    """[steps."SHAPE"]."""
+    """A section [steps."SHAPE"]: the seconds of a model's steps."""
 
     tokens: Annotated[tuple[int, ...], MinLen(2)]
     seconds: tuple[Number, ...]
@@ -121,7 +121,7 @@ class Steps(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside(Quantity):
-    """[co_run.PHASE]."""
+    """A section [co_run.PHASE]: a step's share of the machine, and its slowdown beside others."""
 
     share: Annotated[int | float, Gt(0), Le(1)]
     factor: Number
@@ -139,7 +139,7 @@ class CoRun:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """[ladder.WAY]."""
+    """A section [ladder.WAY]: the seconds and the link of a way to load."""
 
     fixed_s: Number
     link: Literal["pcie", "disk", "spread"]
@@ -149,7 +149,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The form of the table, as above."""
+    """The table of a machine that was measured whole; the module's docstring describes its sections."""
 
     kind: Text
     name: Text
@@ -177,12 +177,15 @@ class Machine:
 
 
 def is_whole(file: Mapping[str, Any]) -> bool:
-    """Tell whether a table carries its own machine."""
+    """Tell whether a table describes a machine of its own, and not only quantities of a GPU kind."""
     return "spec" in file or "steps" in file
 
 
 def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
-    """Return coefficients of (shape, tensor-parallel degree) pairs; UserError for a model not measured there."""
+    """Return coefficients of (shape, tensor-parallel degree) pairs on a machine that was measured whole.
+
+    Raises UserError for a model that was not measured there.
+    """
     steps = machine.steps
     for shape, tp in rows:
         if shape.dp > 1 or shape.ep > 1:
@@ -212,7 +215,7 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
 
 
 def _set_turns(c: np.void, co_run: CoRun, model: str) -> None:
-    """Set how a row's steps take turns: by kernels, or as a scheduler gives them."""
+    """Set the coefficients by which a row's steps take turns: kernel by kernel, or in equal turns of a scheduler."""
     turns = co_run.turns
     c["passes"], c["apart"], c["many"], c["equal"] = 1.0, 1.0, 1.0, turns is None
     if turns is not None:
@@ -226,6 +229,6 @@ def _set_turns(c: np.void, co_run: CoRun, model: str) -> None:
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:
-    """Interpolate linearly between points, and beyond the last two."""
+    """Return the seconds at `x`: linear between the points of `tokens`, and beyond the last two."""
     slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
     return np.interp(x, tokens, seconds) + slope * np.maximum(0, x - tokens[-1])

@@ -29,7 +29,7 @@ SAID = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns")
 
 
 class Chunks(NamedTuple):
-    """Chunks of the requests by the run's end, as `Log` has them."""
+    """The chunks of all answers that came by the run's end, in arrays as `Log` has them."""
 
     offsets: NDArray[np.int64]
     ns: NDArray[np.int64]  # from the window's start
@@ -37,9 +37,10 @@ class Chunks(NamedTuple):
 
 
 def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
-    """Return the chunks that came by the end.
+    """Return the chunks that came by the run's end.
 
-    If the usage of a finished request counts other tokens than its chunks, that number is spread over the chunks.
+    If a finished request's usage reports another number of tokens than its chunks do, the number in the usage is spread
+    over its chunks.
     """
     ns = log.chunk_ns - zero_ns
     kept = ns <= end_s * 1e9
@@ -67,10 +68,11 @@ def batches(
     end_s: float,
     token_times: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of requests.parquet. `R` and `ends` are as in engines/stamps.py, without the client's own facts.
+    """Yield rows of requests.parquet.
 
-    `sent_s` is when the engine gave each request to its server (NaN: never), `woken_s` how long it then waited for
-    that server to wake, `zero_ns` the client's clock at 0 s.
+    `R` and `ends` are as in engines/stamps.py. Tokens, first-token times and the waits at servers are filled in here
+    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never),
+    `woken_s` the seconds that the request then waited for that server to wake, and `zero_ns` the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)
     some = np.diff(seen.offsets) > 0
@@ -120,14 +122,17 @@ def batches(
 
 
 def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
-    """Return why each request failed, "" if it did not; `errors`, by request, go before the client's own."""
+    """Return the reason for which each request failed, or "" if it did not.
+
+    The engine's `errors`, keyed by request, take precedence over the client's own.
+    """
     return [errors.get(i, error) for i, error in enumerate(log.error)]
 
 
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
-    """Return a table of the client's facts of each request beside its row.
+    """Return the table of what the client recorded of each request beside its row.
 
-    Its columns are stamps in ns from the window's start, status, error and chunks.
+    Its columns are stamps in ns from the window's start, status, tries, usage, error and chunks.
     """
 
     def stamps(ns: NDArray[np.int64]) -> pa.Array:
@@ -152,7 +157,10 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
 
 
 def failures(errors: Iterable[str]) -> dict[str, int]:
-    """Count errors by their text; those that differ only in numbers count together, named "as " and the first one."""
+    """Count errors by their text.
+
+    Errors that differ only in numbers count together. Their key is "as " and the text of the first one.
+    """
     alike = dict[str, Counter[str]]()
     for error in filter(None, errors):
         alike.setdefault(NUMBER.sub("#", error), Counter())[error] += 1

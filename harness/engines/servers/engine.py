@@ -147,7 +147,10 @@ class Servers(Requests):
         return self.now_s
 
     def poll(self, until_s: float) -> Event | None:
-        """See Engine: sleep until the client or a server has something to report, or until `until_s`."""
+        """Return the next event, or None if no event comes by `until_s`; see Engine.
+
+        Sleep until the client or a server has something to report, or until `until_s`.
+        """
         assert self.client is not None
         until_s = min(until_s, self._end_s)
         while True:
@@ -166,9 +169,10 @@ class Servers(Requests):
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
     def _hear(self) -> bool:
-        """Take in one event of the client, or changes of the servers; False if there is none.
+        """Handle one event of the client and return True, or handle the changes of servers and return False.
 
-        Events come one by one, so that the view a policy reads is that of the event, whatever came after.
+        Events are handled one by one, so that the view that a policy reads shows the state at its event, and nothing
+        later.
         """
         assert self.client is not None
         if not self._heard:
@@ -355,7 +359,7 @@ class Servers(Requests):
         }
 
     def about(self) -> dict[str, Any]:
-        """Return the verdict whether the run measured its servers, and the servers themselves; see Observed."""
+        """Return the verdict on whether the run measured its servers, and facts of these servers; see Observed."""
         assert self.log is not None
         judged = verdict(self.log, self._other_cores, self.behind)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
@@ -377,7 +381,7 @@ class Servers(Requests):
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what the client saw and the servers' logs, by file name; see Observed."""
+        """Return the client's record of requests and the servers' logs, by file name; see Observed."""
 
         def client() -> Iterator[bytes]:
             assert self.log is not None

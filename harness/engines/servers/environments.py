@@ -22,14 +22,14 @@ def python(name: str, root: Path | None = None) -> Path:
 
 
 def lacking(name: str, root: Path | None = None) -> str:
-    """Say how to make the environment of a server; "" if it exists."""
+    """Return the text that names a server's missing environment and the command that makes it; "" if it exists."""
     return "" if python(name, root).exists() else f"an environment of its own, .venv-{name}: make servers-{name}"
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a server: those it needs of ours, and those of its command line.
+    """Return the environment variables of a server: those of ours that it needs, and those of its command line.
 
-    Raises UserError where the command line names a key or a token.
+    Variables of ours that may hold a key or a token are left out. Raises UserError where the command line names one.
     """
     for name in of_the_command:
         if SECRET.search(name):

@@ -42,7 +42,7 @@ class Seat(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Orders by which a server gives its memory back, and takes it again, while its process goes on."""
+    """The orders that make a server free its GPU memory, and take it again, while its process keeps running."""
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
@@ -50,7 +50,7 @@ class Sleep(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """The idle rule by which a server gives its memory back by itself until the next request."""
+    """The rule by which an idle server frees its memory by itself until its next request."""
 
     idle_s: float  # without a request, after which it does
     line: str  # a part of the line of its log that tells of a wake
@@ -74,14 +74,15 @@ class Kind(Protocol):
     facts: Mapping[str, str]  # `measured_on` has them too
 
     def ready(self, folder: Path) -> None:
-        """Find programs and models, start what servers share; files that go with the engine may be put into the folder.
+        """Find programs and models, and start what the servers share.
 
-        Raises UserError; Unsupported where this host has too little.
+        Files that the engine needs while it runs may be put into `folder`. Raises UserError, or Unsupported if this
+        host has too few GPUs.
         """
         ...
 
     def close(self) -> None:
-        """End what `ready` started, after the servers; may be called twice, or without `ready`."""
+        """End what `ready` started, once the servers have ended; may be called twice, or without `ready`."""
         ...
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
@@ -93,7 +94,7 @@ class Kind(Protocol):
         ...
 
     def roots(self) -> list[int]:
-        """Return the processes of servers that are not ours, where they run on this machine."""
+        """Return the ids of the server processes on this machine that we did not start."""
         ...
 
     def served(self) -> Mapping[str, str]:
@@ -210,7 +211,10 @@ class Fleet:
         return min(self.kind.slots * longest, max(longest, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
-        """Return the bytes of a GPU that no server takes for its weights or, where that is fixed, for its KV."""
+        """Return the bytes of a GPU that are not taken by servers.
+
+        Servers take their weights and, unless KV memory is elastic, their KV memory.
+        """
         mine = (up for up in self.up.values() if gpu in _gpus(up.inst))
         kv = 0 if self.kind.elastic else 1
         return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
@@ -228,7 +232,7 @@ class Fleet:
         return kv, None
 
     def size(self) -> None:
-        """Set the KV memory of servers that start with the run, whose limits may have come after their Loads.
+        """Set the KV memory of the servers that start with the run, once all their limits are known.
 
         Servers without a limit share what is left equally; where memory is elastic, each may have all that is left.
         Raises Infeasible if they take more than a GPU has.
@@ -249,13 +253,16 @@ class Fleet:
     # ------------------------------------------------------------ starts and stops
 
     def step(self, up: Up, state: State) -> None:
-        """Move a server to a state. A step that its diagram does not have is a fault, or raises: see Diagram."""
+        """Move a server to a state; a transition that is not in its diagram is a fault, or raises (see Diagram)."""
         if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_gpu_text(up.inst)}"):
             self.faults.append(wrong)
         up.state = state
 
     def load(self, action: Load, kv_bytes: int) -> Up:
-        """Take in the server that a Load asks for: the one that sleeps there, or a new one. `start` starts it."""
+        """Enter the server that a Load asks for into `up`, and return it.
+
+        It is the sleeping server of the same instance, or a new one. `start` then wakes or starts it.
+        """
         up = self.asleep.pop(action.inst, None) or Up(action.inst, action.way)
         up.kv_bytes, up.asked = kv_bytes, [action]
         self.dead.pop(up.inst, None)
@@ -268,7 +275,7 @@ class Fleet:
         up.asked = [action]
 
     def start(self, up: Up) -> None:
-        """Start a server, or wake the one that sleeps; `changes` says when it answers."""
+        """Start a server, or wake it if it sleeps; `changes` reports it when it answers."""
         if up.state == "asleep":
             self.step(up, "waking")
             up.since_s = time.monotonic()
@@ -297,7 +304,7 @@ class Fleet:
         self._attend(up, ready, "ready")
 
     def stop(self, up: Up) -> None:
-        """Stop a server, or put it to sleep; `changes` says when it has ended."""
+        """Stop a server, or put it to sleep; `changes` reports the end."""
         sleep = self.kind.sleeps.get(up.way)
         self.step(up, "falling asleep" if sleep else "stopping")
         up.since_s = time.monotonic()
@@ -367,7 +374,7 @@ class Fleet:
     # ------------------------------------------------------------ what became of them
 
     def wait(self, timeout_s: float, also: int | None = None) -> None:
-        """Sleep until there is a change, another file can be read, or the time is over."""
+        """Sleep until a server changes, the file `also` can be read, or `timeout_s` is over."""
         assert self._bell is not None
         poll, ends = select.poll(), list[int]()
         for fd in (self._bell[0], also):
@@ -406,7 +413,11 @@ class Fleet:
                 yield self._dead(up, self._refused(up, word[1]))
 
     def _ended(self) -> Iterator[Change]:
-        """Yield the servers that ended by themselves; those that ended asleep are dropped, so a Load starts others."""
+        """Yield the changes of servers that ended by themselves.
+
+        A server that ended in its sleep is dropped without a change, so that the next Load of its instance starts a new
+        one.
+        """
         for inst, up in list(self.asleep.items()):
             if up.process is not None and not up.process.alive():
                 self.step(up, "dead")
@@ -418,7 +429,11 @@ class Fleet:
                 yield self._dead(up, _with_log(up, "ended by itself"))
 
     def _refused(self, up: Up, error: UserError) -> str:
-        """Return why a server is given up; if it did not sleep or wake, with server, order and end of its log."""
+        """Return the reason for which a server is given up.
+
+        If it did not sleep or wake as ordered, the reason names the server and the order, and ends with the last lines
+        of its log.
+        """
         if up.state not in {"waking", "falling asleep"}:
             return str(error)
         return _with_log(up, f"did not {DOES[up.state]}: {error}")
@@ -451,7 +466,7 @@ class Fleet:
         return Change(up, "dead", why)
 
     def about(self, zero_s: float) -> list[dict[str, Any]]:
-        """Return starts and stops as plain values, in seconds from the window's start."""
+        """Return the seconds of starts, stops, sleeps and wakes as plain values, timed from the window's start."""
         return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
 
 

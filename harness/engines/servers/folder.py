@@ -24,7 +24,10 @@ FORMAT = 1  # is hashed too: another number makes new files
 
 
 def on_host(shape: Shape) -> Shape:
-    """Return the shape that a host serves for another: the same if it is small enough for a processor, else TINY."""
+    """Return the shape that is served in place of another on a host without cards.
+
+    It is the same shape if its weights take at most SMALL_BYTES, else TINY.
+    """
     return shape if shapes.weight_bytes(shape) <= SMALL_BYTES else TINY
 
 

@@ -26,9 +26,10 @@ KILL_S = 10.0  # most seconds of a wait for a process, which can outlive SIGKILL
 
 
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Return the living processes of a server: its session's, its descendants in any session, and others known before.
+    """Return the living processes of a server: its session's, its descendants in any session, and `others`.
 
-    A descendant in a session of its own is not found once the processes between are gone: it has to be known before.
+    `others` are processes found before. A descendant in another session cannot be found once the processes between it
+    and the server are gone, so the caller has to remember it.
     """
     members = set(others)
     with suppress(psutil.NoSuchProcess):
@@ -54,7 +55,10 @@ def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Kill a server, others of its processes, and what they start meanwhile; return those that outlive KILL_S."""
+    """Kill a server, its processes in `others`, and all that they start meanwhile.
+
+    Return the processes that are still alive after KILL_S seconds.
+    """
     deadline = time.monotonic() + KILL_S
     while (living := family(leader, others)) and time.monotonic() < deadline:
         signal_all(living, signal.SIGKILL)
@@ -63,7 +67,7 @@ def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[
 
 
 def main(parent: int) -> None:
-    """Watch until the end; see above."""
+    """Watch the servers of the process `parent`, and kill them when it dies, closes the pipe or sends `end`."""
     gone = select.poll()
     gone.register(0, select.POLLIN)
     with suppress(ProcessLookupError):

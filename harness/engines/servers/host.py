@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 
 def card(environment: str) -> Card | None:
-    """Look for the cards of this host; None where it has none."""
+    """Return the cards of this host, and the ways to share them; None if it has no card."""
     gpus = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
     mounted = MOUNTED / MPS
     mps = shutil.which(MPS) or (str(mounted) if mounted.is_file() else None)

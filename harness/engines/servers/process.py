@@ -42,7 +42,7 @@ LOWEST_PORT = 10_000
 
 
 class PortTaken(UserError):
-    """The port of a server is another process's: start it again on another one."""
+    """The error of a server whose port another process has taken; it can be started again on another port."""
 
 
 class Process:
@@ -57,12 +57,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Id of the process that the command became, also after its end."""
+        """The id of the server's main process, also after its end."""
         assert self._child is not None, "not started"
         return self._child.pid
 
     def start(self) -> None:
-        """Start the server without waiting for it; whatever happens to this process, the server ends with it."""
+        """Start the server without waiting until it is ready; it ends with this process, however this process ends."""
         assert self._child is None, "a Process starts once"
         watch = _guard(os.getpid())
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -196,10 +196,10 @@ class Process:
 
 
 def free_port() -> int:
-    """Return a port without a listener now.
+    """Return a TCP port that has no listener now.
 
-    It lies below the ports that the kernel gives to outgoing connections: a server takes its port seconds after this,
-    and the client's connections, thousands of them, would get in between.
+    It lies below the range from which the kernel takes ports for outgoing connections. A server takes its port seconds
+    later, and one of the client's thousands of connections could have a port of that range by then.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = range(LOWEST_PORT, lowest_outgoing)
@@ -212,7 +212,7 @@ def free_port() -> int:
 
 @cache
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Start the guard of this process once; a fork starts its own."""
+    """Return the guard process of this process, started by the first call; a fork starts its own."""
     started = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
     )

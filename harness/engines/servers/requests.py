@@ -21,7 +21,7 @@ IGNORED = "the server ignores ignore_eos"  # every request sets it
 
 
 class Requests(WallClock):
-    """The requests of an engine of servers, up to the moment at which they are written and from their first answer."""
+    """The requests of an engine of servers: while they wait to be sent, and from their first token on."""
 
     def __init__(self, config: Config, kind: Kind) -> None:
         super().__init__(config)
@@ -114,7 +114,7 @@ class Requests(WallClock):
             self._cancel(request.rid)
 
     def _sending(self, request: Live, at_s: float) -> None:
-        """Hand a request over to its server from `at_s` on."""
+        """Record that a request was sent to its server at `at_s`."""
         assert request.batch is not None
         inst = request.batch.inst
         assert not isinstance(inst.place, Host)
@@ -135,7 +135,10 @@ class Requests(WallClock):
         self.cancelled.add(rid)
 
     def _flow(self, inst: Inst) -> None:
-        """Offer the members of an instance again after a change there, and route later arrivals."""
+        """Send the waiting requests of an instance if its server takes them now, and update the client's routes to it.
+
+        It is called after a change of the server or of its lanes.
+        """
         for batch in [batch for batch in self.batches if batch.inst == inst]:
             for request in list(self.members(batch)):
                 if request.rid not in self.sent:
@@ -145,7 +148,7 @@ class Requests(WallClock):
                 self._route(model)
 
     def _route(self, model: str) -> None:
-        """Tell the client the server to which it sends a model's requests by itself."""
+        """Send the client the address of the server to which it sends a model's requests by itself."""
         to = self._at(self.routes[model])
         if self.client is not None and to != self.routed.get(model):
             self.client.route(model, to)
@@ -170,5 +173,5 @@ class Requests(WallClock):
         """Do nothing: KV is held by the servers; see WallClock."""
 
     def kv_bytes(self, request: Live) -> int:
-        """Return the KV bytes of the tokens that the client knows of, at a request's server; see WallClock."""
+        """Return the bytes of a request's KV at its server, for the tokens that the client knows of; see WallClock."""
         return request.kv_tokens * self.cluster.models[request.model].kv_token_bytes

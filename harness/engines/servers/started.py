@@ -81,7 +81,7 @@ class Started:
         }
 
     def _have(self, card: Card, options: Mapping[str, Option]) -> None:
-        """Set the ways to share that a card has, and those of them that a system asks for."""
+        """Set the ways of sharing that the card offers, and choose those that the system asks for."""
         self.sleeps = {way: nap for way, nap in self.naps.items() if self.files or not nap.rereads}
         self.can = self.can | {f"Load.way:{way}" for way in self.sleeps} | ({"Run.sms"} if card.mps else set())
         self.ways = self.ways | set(self.sleeps)
@@ -96,7 +96,10 @@ class Started:
         self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
 
     def _host(self) -> Cluster:
-        """Return what policies may know of a host with stand-ins."""
+        """Return the devices and models as policies see them on a host without cards.
+
+        A network of four layers stands in for a model that is too large.
+        """
         config, wide = self.config, self.element_bytes / shapes.BF16
         models = dict[str, Model]()
         for m in config.models:
@@ -178,7 +181,7 @@ class Started:
     def part(self, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Gpu:
         """Return a server's part of its GPU: weights, what its process holds beside them, KV, and a part of the SMs.
 
-        With elastic memory every server may come to have all that engines may use of the card.
+        With elastic memory the part of each server is all memory of the card that engines may use.
         """
         assert isinstance(inst.place, tuple)
         (index,) = inst.place
@@ -201,11 +204,14 @@ class Started:
             kvcached.limit(self.account(inst), kv_bytes)
 
     def roots(self) -> list[int]:
-        """See Kind: all servers are ours."""
+        """Return an empty list, as all servers are started here; see Kind."""
         return []
 
     def served(self) -> dict[str, str]:
-        """See Kind; on a host there is nothing to add to `measured_on`."""
+        """Return, for each model, how its server shares the card; see Kind.
+
+        It is empty on a host without cards, for which `measured_on` has these facts.
+        """
         if self.card is None:
             return {}
         how = f"{'KV on demand (kvcached)' if self.elastic else 'a fixed part of the memory'}"
@@ -214,7 +220,10 @@ class Started:
 
 
 def real(config: Config) -> dict[str, Path]:
-    """Return checkpoints by model if MODELS_DIR has one for each; a folder there is named like a shape."""
+    """Return the checkpoint of each model, if MODELS_DIR has one for every model; else an empty mapping.
+
+    A folder in MODELS_DIR has the name of a shape.
+    """
     root = os.environ.get(MODELS)
     checkpoints = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
     whole = all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in checkpoints.values())

@@ -54,7 +54,7 @@ LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
 
 
 class Wanted(NamedTuple):
-    """A measurement that is to be made, and of which round."""
+    """A measurement that is to be made: its quantity, its settings and its round."""
 
     quantity: str
     at: Mapping[str, int | str | bool]
@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds of each repeat of a measurement, and facts beside them; empty if nothing was seen."""
+    """The seconds of each repeat of a measurement, and facts on it; no seconds if the measurement showed none."""
 
     seconds: list[float]
     facts: Mapping[str, Any] = {}
@@ -93,7 +93,7 @@ class Subject(NamedTuple):
 
 
 def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
-    """Return servers of a kind, each with the KV memory that it takes where there is room for it."""
+    """Return servers of a kind as a subject to measure, each with the KV memory that it takes if there is room."""
     servers: dict[str, list[Inst]] = {}
     for model in config.models:
         servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
@@ -158,7 +158,11 @@ class Rig:
             self._stop(inst)
 
     def measured(self, wanted: Wanted) -> Timing:
-        """Make a measurement; it has no seconds if these servers cannot be measured so, or no try shows any (`why`)."""
+        """Make a measurement, and return its seconds.
+
+        There are no seconds if these servers cannot be measured so, or if no try showed any. In the second case the
+        result's `why` has the reason.
+        """
         best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
             tries += 1
@@ -271,13 +275,19 @@ class Rig:
     # ------------------------------------------------------------ requests
 
     def _prefills(self, insts: Sequence[Inst], tokens: int) -> list[float]:
-        """Return the seconds to first tokens of prompts, one after the other on each server, all servers at once."""
+        """Return the seconds to the first token of prompts.
+
+        Each server gets its prompts one after the other, and all servers work at the same time.
+        """
         rounds = WARM_UPS + REPEATS
         log = self._log([(tokens, 1)] * (rounds * len(insts)), insts, rounds)
         return [float(s) for s in 1e-9 * (log.first_ns - log.write_ns)[WARM_UPS * len(insts) :]]
 
     def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
-        """Return seconds of steps while all streams of all servers decode, and a server's tokens of context."""
+        """Return the seconds of decode steps while all streams of all servers decode.
+
+        Return also the median, over these steps, of the context tokens of one server's streams together.
+        """
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
         streams = np.split(log.chunk_ns, log.offsets[1:-1])
         counts = [np.cumsum(tokens, dtype=np.int64) for tokens in np.split(log.chunk_tokens, log.offsets[1:-1])]
@@ -296,7 +306,11 @@ class Rig:
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
-        """Send requests of (prompt, output) tokens, dealt over servers in turn; each round waits for the one before."""
+        """Send requests of (prompt, output) tokens to the servers in turn, and return the client's log.
+
+        They are sent in `rounds`, each after the requests of the round before have ended. Raises UserError if one
+        fails.
+        """
         models, n = tuple(inst.model for inst in insts), len(sizes)
         prompt, output = np.array(sizes, np.int32).T
         never = np.full(n, np.inf)
@@ -334,6 +348,6 @@ def _wait(client: Client, rids: set[int]) -> None:
 
 
 def _made(ns: I8, tokens: I8, at_ns: int) -> int:
-    """Return the tokens of a stream that had come by a time."""
+    """Return the number of tokens of a stream that had come by a time."""
     k = int(np.searchsorted(ns, at_ns, "right"))
     return int(tokens[k - 1]) if k else 0

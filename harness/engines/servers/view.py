@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Seen(WallView):
-    """The fleet's state, and KV as far as the client knows of tokens."""
+    """The view of the servers that policies read; it knows KV only by the tokens that the client saw."""
 
     def __init__(self, engine: Requests) -> None:
         super().__init__(engine)
         self._engine = engine
 
     def weights(self, inst: Inst) -> Weights:
-        """See View; the files of all models are at hand on the host."""
+        """Return the state of an instance's weights; see View. On the host the weights of every model are "in"."""
         up = self._engine.fleet.up.get(inst)
         return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
@@ -33,7 +33,7 @@ class Seen(WallView):
         return tuple(inst for inst in self._engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
 
     def free_bytes(self, home: int | Host) -> int:
-        """See View; no KV goes to the host."""
+        """Return the free bytes of a GPU; 0 for the host, to which no KV moves; see View."""
         if isinstance(home, Host):
             return 0
         free = self._engine.fleet.free_bytes(home)
@@ -41,7 +41,10 @@ class Seen(WallView):
         return free - sum(self._known(self._engine.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """See View: of what its server may have, the part that tokens known to the client fill."""
+        """Return the KV bytes of a model on a GPU: in use, limit, and left; see View.
+
+        Bytes count as in use for the tokens that the client knows of.
+        """
         servers = [self._engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
         have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
         left = have - used

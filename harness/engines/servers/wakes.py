@@ -21,7 +21,7 @@ from harness.client.log import Log
 
 
 class Stay(NamedTuple):
-    """A server from when it was ready until it stopped."""
+    """A server's time from ready to stopped, with the requests that it was sent."""
 
     model: str
     ready_s: float  # read off time.monotonic
@@ -54,7 +54,7 @@ def find(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], ND
 
 
 def count_lines(logs: Iterable[Path], line: str) -> int:
-    """Count the wakes that the servers' logs tell of."""
+    """Return the number of wakes in the servers' logs, each of which is a line that contains `line`."""
     return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
 
 

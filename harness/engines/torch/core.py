@@ -22,7 +22,7 @@ from harness.policy.types import Gpus, Host, Inst
 
 @dataclass(slots=True, eq=False)
 class Kv:
-    """A request's KV: where it lies, and of how many tokens."""
+    """The KV cache of one request: its blocks, their device or host, and the number of tokens."""
 
     account: Account
     home: Gpus | Host
@@ -38,7 +38,7 @@ class Kv:
 
 
 class Core(WallClock):
-    """The engine's state, and the memory of its requests."""
+    """The state that all parts of the engine share, and the KV memory of requests."""
 
     kind: Kind
     nets: Mapping[str, Net]
@@ -58,7 +58,7 @@ class Core(WallClock):
         raise NotImplementedError
 
     def retired(self, step: Any) -> None:
-        """Free the blocks that only a step still used."""
+        """Forget a step that has ended, and free the blocks of requests that left while it ran."""
         raise NotImplementedError
 
     def dismiss(self, worker: WorkerProcess) -> None:
@@ -67,7 +67,7 @@ class Core(WallClock):
 
     @property
     def places(self) -> list[Gpus]:
-        """Places of instances: one device each."""
+        """The places at which an instance can run: each is a tuple of one device."""
         return [(device,) for device in range(self.config.gpus)]
 
     def place_refusal(self, inst: Inst) -> Refusal | None:
@@ -96,7 +96,7 @@ class Core(WallClock):
         return True
 
     def could_hold(self, request: Live) -> bool:
-        """Tell whether a request's context and a token would fit if its model were alone on the device."""
+        """Tell whether a request's context and one more token would fit on the device if its model were alone there."""
         assert request.batch is not None
         account = self.account(request.model, request.batch.inst.place)
         most = account.arena.size - account.arena.whole(self.nets[request.model].weight_bytes)
@@ -107,7 +107,8 @@ class Core(WallClock):
     def enter(self, request: Live, tokens: int) -> bool:
         """Take the blocks for `tokens` tokens of a new prompt; return False if there is no room.
 
-        The watermark stays free unless the account is empty, and so do the bytes that refused loads wait for.
+        The prompt must leave the watermark free, unless its model holds no KV on the device yet. It must also leave
+        free the bytes that refused loads of weights wait for.
         """
         assert request.batch is not None
         place = request.batch.inst.place
@@ -124,13 +125,16 @@ class Core(WallClock):
         return self.hold(request, tokens)
 
     def account(self, model: str, place: Gpus | Host) -> Account:
-        """Return a model's account of KV."""
+        """Return the account that counts a model's KV blocks on a device or on the host."""
         return self.accounts[model, place if isinstance(place, Host) else place[0]]
 
     def copy(self, link: str, parts: Iterable[Bytes], *, kv: bool = False, part: float = 1.0) -> int | None:
-        """Order a copy over a link, at a part of its rate; return its number, None where there is nothing to copy."""
+        """Order a copy over a link, at the fraction `part` of the link's rate.
+
+        Return the copy's number, or None if there is nothing to copy.
+        """
         return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
 
     def refuse(self, done: Done) -> None:
-        """Queue a Done that the policy receives whatever it listens to."""
+        """Queue a Done that the policy receives even if it listens to no Done of that action."""
         self._told.append(done)

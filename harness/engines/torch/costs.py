@@ -36,7 +36,7 @@ F8 = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Quantity):
-    """The fitted numbers, and the seconds of a process's start."""
+    """The fitted coefficients of a step's seconds, and the seconds that a worker process takes to start."""
 
     step_s: Number
     layer_s: Number
@@ -52,7 +52,7 @@ NAMES = ("step_s", "layer_s", "seq_s", "byte_s", "flop_s", "kv_s", "area_s")  # 
 
 
 class Work(NamedTuple):
-    """The work of a step: sequences, their context and area, and tokens of prompts."""
+    """The work of a step: decodes with their context tokens, and prompts with their tokens and attention area."""
 
     decodes: int = 0
     ctx_tokens: float = 0.0
@@ -67,7 +67,10 @@ def numbers() -> Numbers:
 
 
 def features(net: Net, work: Work) -> list[float]:
-    """Return the factor by which each number of NAMES is multiplied."""
+    """Return the factors of the coefficients in NAMES, in their order.
+
+    The sum of factors times coefficients is the seconds of a step.
+    """
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens
     head = s.vocab * s.hidden
@@ -108,7 +111,7 @@ def row(net: Net, fitted: Numbers) -> Row:
 def profile(
     nets: Mapping[str, Net], shapes: Mapping[str, Shape], links: Mapping[str, float], mem_bytes: int, devices: int
 ) -> TableProfile:
-    """Return the profile of devices that serve these networks; `links` in GB/s."""
+    """Return the profile of step, load and move seconds that policies query for these networks; `links` in GB/s."""
     fitted = numbers()
     h2d, d2h, peer, disk = (1e9 * links[name] for name in ("h2d", "d2h", "peer", "disk"))
     spec = GpuSpec(

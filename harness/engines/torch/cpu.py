@@ -56,7 +56,7 @@ class Space:
         _mmap(self._base + at, size, NONE, RESERVED | MAP_FIXED, -1, 0)
 
     def leave(self, size: int) -> None:
-        """See device.Space: they are unmapped at once."""
+        """Unmap the first `size` bytes of the range at once; see device.Space."""
         self.unmap(0, size)
 
     def tensor(self) -> Tensor:
@@ -64,12 +64,12 @@ class Space:
         return frombuffer((ctypes.c_char * self.size).from_address(self._base), dtype=float32)
 
     def close(self) -> None:
-        """Give the range back; its tensors are of no use then."""
+        """Unmap the whole range. Its tensors must not be used afterwards."""
         _libc.munmap(self._base, self.size)
 
 
 class Core:
-    """A core; see Device."""
+    """A core of the processor as a device; see Device."""
 
     place = torch.device("cpu")
 
@@ -82,7 +82,7 @@ class Core:
         return Space(self.memory, size)
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """See Device; the nursery has done it."""
+        """Do nothing, as the nursery sets torch up before it forks workers; see Device."""
 
     @contextmanager
     def lane(self, share: float | None, phase: str) -> Iterator[None]:  # noqa: ARG002 - the worker sleeps
@@ -110,13 +110,13 @@ class Core:
         return model.prompt_attention(kv, layer, part, blocks, q)
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> None:
-        """See Device: a kernel for it would save nothing here."""
+        """Return None, as a fused kernel would save nothing on a core; see Device."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
-        """See Device: a launch costs nothing here."""
+        """Return None, as a kernel launch costs nothing on a core that a graph could save; see Device."""
 
     def export(self, *tensors: Tensor) -> Any:
-        """See Device: arrays, which a pipe carries."""
+        """Return the tensors as NumPy arrays, which can be sent to another process; see Device."""
         return [tensor.numpy() for tensor in tensors]
 
     def imported(self, handle: Any) -> list[Tensor]:
@@ -124,7 +124,7 @@ class Core:
         return [torch.from_numpy(array) for array in handle]
 
     def export_attention(self, kv: Tensor, slots: Slots, contexts: Any) -> None:
-        """See Device: another process cannot read this KV."""
+        """Return None, as another process cannot read the KV of this device; see Device."""
 
     def imported_attention(self, handle: Any) -> None:
         """See Device."""

@@ -41,12 +41,12 @@ PREPARED = {fused.Decodes: 32, fused.Prefills: 1024}
 
 
 def place(card: int) -> torch.device:
-    """Return a card as torch names it."""
+    """Return the torch device of a card."""
     return torch.device("cuda", card)
 
 
 def bind() -> None:
-    """Let this thread use the first card."""
+    """Make the first card current in this thread, for the driver and for torch."""
     driver.bind(0)
     torch.cuda.set_device(0)
 
@@ -74,7 +74,11 @@ class Heap:
         return torch.cuda.Stream(self.card) if self.green is None else self._stream(self.green)
 
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
-        """Make a stream on about `sms` SMs, the first part of a split or (`rest`) the second; return it and its SMs."""
+        """Make a stream on about `sms` SMs; return it and its number of SMs.
+
+        The SMs are split in two, and the stream gets the first part or, with `rest`, the second. If `sms` is not below
+        the device's SMs, the stream has all of them.
+        """
         if sms >= self.sms:
             return self.stream(), self.sms
         least = int(self.resource.sm.minSmPartitionSize)
@@ -95,7 +99,10 @@ class Heap:
 
 
 class Cards:
-    """All devices of a run; weights and KV are of `dtype`. Workers hand objects to each other by a number."""
+    """All devices of a run, whose weights and KV have the type `dtype`.
+
+    Workers pass objects to each other through it: one worker exports an object, and another takes it by its number.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -104,7 +111,7 @@ class Cards:
         self._exported: dict[int, Any] = {}  # objects on their way between workers, by number
 
     def open(self, sizes: Sequence[int], granule: int, sms: int) -> str:
-        """Make a heap of each of `sizes` bytes, with `sms` SMs, on the cards; return why that fails, or ""."""
+        """Make one heap per entry of `sizes` (bytes), each with `sms` SMs; return the reason if that fails, else ""."""
         torch.cuda.init()
         cards = torch.cuda.device_count()
         per_card = -(-len(sizes) // cards)
@@ -134,7 +141,7 @@ class Cards:
         return number
 
     def take(self, number: int) -> Any:
-        """Return, once, what was exported under a number."""
+        """Return the object that was exported under a number, and forget it."""
         return self._exported.pop(number)
 
 
@@ -155,11 +162,14 @@ class Space:
         self._map(at, self.heap.handles[first : first + size // self.granule])
 
     def map_sink(self, at: int, size: int) -> None:
-        """Map the sink throughout a part of the range: what is written there is lost."""
+        """Map every granule of a part of the range to the heap's sink, so that writes there are lost."""
         self._map(at, [self.heap.sink] * (size // self.granule))
 
     def _map(self, at: int, handles: Sequence[Any]) -> None:
-        """Map handles, each at its place; a handle already there stays, as a driver call takes 40 us a granule."""
+        """Map handles one after the other from `at` of the range on.
+
+        A handle that is mapped at its place already is left there, as a driver call takes 40 us a granule.
+        """
         first, base = at // self.granule, self._base + self.granule
         fresh = [k for k, handle in enumerate(handles, first) if self._mapped.get(k) is not handle]
         for k in fresh:
@@ -178,7 +188,7 @@ class Space:
             del self._mapped[k]
 
     def leave(self, size: int) -> None:
-        """See device.Space: granules stay mapped; mapping the same ones there again takes no driver call."""
+        """Leave the granules mapped, so that mapping them there again takes no driver call; see device.Space."""
 
     def tensor(self) -> Tensor:
         """See device.Space."""
@@ -189,7 +199,7 @@ class Space:
 
 
 class Card:
-    """A device as one worker has it: streams of its own; see device.Device."""
+    """A device as one worker uses it, with streams of its own; see device.Device."""
 
     def __init__(self, cards: Cards, number: int, memory: int) -> None:
         os.close(memory)  # an unused placeholder: the memory of a card is no file
@@ -212,7 +222,10 @@ class Card:
         return self._spaces[-1]
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
-        """See Device: compile kernels and capture graphs, over weights that are mapped for that alone."""
+        """Compile kernels and capture graphs for each model; see Device.
+
+        The memory of its weights, and one block of its KV, are mapped for this time only.
+        """
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():
             weight_space, kv_space = by_base[weights[name].embedding.data_ptr()], by_base[kv[name].data_ptr()]
@@ -238,7 +251,11 @@ class Card:
 
     @contextmanager
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
-        """See Device; but the end of "attend" does not wait for its kernels: the importer of the result does."""
+        """Return a context that computes on a stream with a share of the SMs; see Device.
+
+        In the phase "attend" the end of the context does not wait for its kernels: the worker that imports the result
+        does.
+        """
         before = self.sms
         stream, self.sms = self._stream(share, phase)
         with torch.cuda.stream(stream):
@@ -264,7 +281,10 @@ class Card:
         return self._streams[key]
 
     def _fuses(self, kv: Tensor) -> bool:
-        """Tell whether the fused attention takes this KV, and the queries of its model."""
+        """Tell whether the fused kernels can serve this KV and its model.
+
+        It depends on the data type, the sizes of the KV, and the queries per KV head.
+        """
         return fused.serves(kv) and kv.data_ptr() not in self._unfused
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
@@ -288,11 +308,17 @@ class Card:
         return out
 
     def prompt(self, part: Part, kv: Tensor) -> Any:
-        """See Device: copied once a step, as a copy between two layers would wait until the first is computed."""
+        """Copy the block numbers of a prompt piece to the card, once per step; see Device.
+
+        A copy between two layers would wait until the first of them is computed.
+        """
         return part, model.block_ids(part, kv), edges(part.tokens, part.context, self.place)
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
-        """See Device: torch's attention of packed sequences, which takes queries that are fewer than keys."""
+        """Return the attention of a prompt piece by torch's attention of packed sequences; see Device.
+
+        That kernel takes fewer queries than keys. Networks in float32 use `model.prompt_attention`.
+        """
         part, blocks, ends = prompt
         if kv.dtype == torch.float32:
             return model.prompt_attention(kv, layer, part, blocks, q)
@@ -309,12 +335,12 @@ class Card:
         return q, q[:0], q[:0]
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:  # noqa: ARG002
-        """See Device: those of its size, or of the next larger size."""
+        """Begin a step as graphs of its size or, if there are none, of the next larger size; see Device."""
         chosen = next((each for each in self._graphs.get(kv.data_ptr(), ()) if each.takes(order)), None)
         return None if chosen is None else chosen.begin(order, ids)
 
     def export(self, *tensors: Tensor) -> Any:
-        """See Device: by a number, with an event that says when they are computed."""
+        """Export tensors under a number, with an event that tells when they are computed; see Device."""
         event = torch.cuda.Event()
         event.record()
         return self.cards.export((tensors, event))
@@ -328,18 +354,24 @@ class Card:
         return [tensor.to(self.place) for tensor in tensors]
 
     def export_attention(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
-        """See Device: by number."""
+        """Export the attention over this KV, and return its number; see Device."""
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """See Device: this worker's thread launches the kernels, on the "attend" stream of the other device."""
+        """Return the callable that another worker exported; see Device.
+
+        It launches the kernels from this worker's thread, on the "attend" stream of the other device.
+        """
         attention: Callable[[int, Tensor, Tensor, Tensor], Tensor] = self.cards.take(handle)
         return attention
 
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Write the new KV and attend on this device, in the asking worker's thread: streams wait, threads do not."""
+        """Write the new KV and compute the attention on this device, called in the thread of the worker that asks.
+
+        The streams of the two devices wait for each other; the thread does not wait.
+        """
         asking, (attending, _) = torch.cuda.current_stream(), self._stream(None, "attend")
         attending.wait_stream(asking)
         with torch.cuda.stream(attending):

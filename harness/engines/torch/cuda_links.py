@@ -42,7 +42,7 @@ class Flying(NamedTuple):
 
 
 class Line:
-    """A link: its copies one after another, in a thread with a stream of its own."""
+    """A link, which does its copies one after another in a thread with a stream of its own."""
 
     def __init__(self, stores: Mapping[int, Store], done: Callable[[int], None]) -> None:
         self.stores, self.done = stores, done
@@ -51,7 +51,10 @@ class Line:
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Keep AHEAD chunks on their way, those of KV first; a chunk is done no sooner than the link's rate allows."""
+        """Copy chunks until the link ends, with up to AHEAD of them on their way and chunks of KV first.
+
+        A chunk counts as done no sooner than the link's rate allows.
+        """
         stream, flying, free_s = torch.cuda.Stream(), deque[Flying](), 0.0
         while True:
             with self.more:
@@ -96,7 +99,7 @@ class Links:
         self._memory: list[mmap.mmap] = []
 
     def serve(self) -> None:
-        """Copy what is asked for until the engine is gone. Raises EOFError then."""
+        """Carry out the copies that the engine orders until it is gone. Raises EOFError then."""
         try:
             while True:
                 self._do(self.engine.recv())
@@ -124,7 +127,10 @@ class Links:
             self.engine.send(Copied(number, time.monotonic()))
 
     def _take(self, numbers: Sequence[int], served: Sequence[Net]) -> None:
-        """Take heaps and files of host memory as stores; lock the files, and fill the models' with their weights."""
+        """Register the heaps and the files of host memory as stores of the links.
+
+        Files are locked in memory, and those of models are filled with their weights.
+        """
         files = take_files(self.engine, len(numbers))
         by_inode: dict[int, Store] = {}  # weights on disk have the file of those in host memory
         for number, file in zip(numbers, files, strict=True):
@@ -152,7 +158,7 @@ class Links:
 
 
 def draw(net: Net, seed: int, at: int, dtype: torch.dtype) -> None:
-    """Write a network's weights to host memory: those of its checkpoint, else drawn on the card."""
+    """Write a network's weights to host memory, from its checkpoint or else drawn at random on the card."""
     if net.folder:
         whole = torch.from_numpy(nets.blob(net, seed)).to(dtype)
         ctypes.memmove(at, whole.data_ptr(), whole.nbytes)

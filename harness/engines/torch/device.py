@@ -47,13 +47,13 @@ class UnderWay(Protocol):
 
 
 class Device(Attention, Protocol):
-    """A device as one worker has it: all that differs between the two kinds."""
+    """A device as one worker uses it: the operations that differ between a core and a card."""
 
     place: torch.device
     meanwhile: Callable[[], None] | None  # called again and again while kernels run; None: the worker sleeps
 
     def space(self, size: int) -> Space:
-        """Reserve a range."""
+        """Reserve a range of `size` bytes of addresses."""
 
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Do before a run the one-time work that its first steps would otherwise wait for."""
@@ -62,10 +62,10 @@ class Device(Attention, Protocol):
         """Return a context that computes on a share of the device, and ends when all in it is computed."""
 
     def wait(self) -> None:
-        """Wait until what was launched is computed, calling `meanwhile` until then."""
+        """Wait until all kernels that were launched are done, calling `meanwhile` again and again."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> UnderWay | None:
-        """Begin a step as graphs; None where its kernels are launched one by one."""
+        """Begin a step as graphs, and return it; return None if its kernels have to be launched one by one."""
 
     def export(self, *tensors: Tensor) -> Any:
         """Return a handle by which another worker of the engine can import tensors."""
@@ -77,7 +77,7 @@ class Device(Attention, Protocol):
         """Return a handle to a callable with which another worker runs attention over this KV for one step."""
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return the callable of an exported handle: layer, q, key, value -> attention.
+        """Return the callable behind an exported handle; it maps layer, q, key and value to the attention.
 
-        None if the other worker has to be asked at each layer.
+        Return None if the other worker has to be asked at each layer.
         """

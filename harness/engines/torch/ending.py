@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def ended_with(serve: Callable[[], None]) -> bool:
-    """Serve until the engine is gone; after any other error, print it and return False."""
+    """Run `serve` until the engine is gone, and return True; print any other error, and return False."""
     try:
         serve()
     except (EOFError, ConnectionResetError, BrokenPipeError):
@@ -24,7 +24,10 @@ def ended_with(serve: Callable[[], None]) -> bool:
 
 
 def bound(bind: Callable[[], None], serve: Callable[[], None]) -> None:
-    """Serve in a thread that is bound to cards; an error ends the process, as threads share what it may have broken."""
+    """Bind this thread to the cards, and serve until the engine is gone.
+
+    An error ends the whole process, as it may have broken something that the other threads share.
+    """
     bind()
     if not ended_with(serve):
         os._exit(1)

@@ -135,7 +135,10 @@ class Torch(Stepping):
         return Seen(self)
 
     def stats(self) -> dict[str, float]:
-        """See Engine; `policy_core` is this process's share of a core, beside the workers."""
+        """Return the run's counters; see Engine.
+
+        `policy_core` is the share of a core that this process kept busy. Workers do not count in it.
+        """
         here, others = self._cores
         return {
             **super().stats(),
@@ -149,7 +152,10 @@ class Torch(Stepping):
 
     @cached_property
     def _cores(self) -> tuple[float, float]:
-        """Cores that this process, and processes outside the engine, kept busy; read once the run is over."""
+        """The cores that this process kept busy, and those that processes outside the engine did.
+
+        They are read once, when the run is over.
+        """
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
     def about(self) -> Mapping[str, Any]:
@@ -160,7 +166,7 @@ class Torch(Stepping):
         return {"verdict": verdict(*self._cores, len(self.workers.cores), self.config.gpus, lanes)}
 
     def side(self) -> Mapping[str, Any]:
-        """Return what happened to workers; see Observed."""
+        """Return the workers that ended by themselves, each as a line of text; see Observed."""
         return {"workers_lost": self.lost} if self.lost else {}
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
@@ -168,7 +174,7 @@ class Torch(Stepping):
         return {}
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Let a worker end; other workers step the instances that it had from now on."""
+        """Let a worker end. From then on other workers step its instances."""
         self.workers.dismiss(worker)
         for resident in self.residents.by_inst.values():
             if resident.worker is worker:
@@ -205,13 +211,16 @@ class Torch(Stepping):
             worker.kill()
 
     def clock(self) -> float:
-        """Read the clock, after taking in all that happened before."""
+        """Read the clock, after handling all messages that the processes have sent."""
         if self.begun:
             self._receive(0.0)
         return super().clock()
 
     def _receive(self, wait_s: float | None) -> None:
-        """Handle the processes' messages, each at its own time; wait `wait_s` for one, or for ever if None."""
+        """Handle the messages of the processes, with the clock set to the time of each.
+
+        Wait up to `wait_s` seconds for a message, or without a limit if None.
+        """
         heard = self.workers.receive(wait_s)
         if (clock_s := time.monotonic()) >= self._check_s:
             self._check_s = clock_s + CHECK_S
@@ -297,7 +306,7 @@ class Torch(Stepping):
             self.freed()
 
     def freed(self) -> None:
-        """See WallClock; moves that wait for memory go first."""
+        """Start the moves that wait for memory, then report that memory came free; see WallClock."""
         for transfer in [transfer for transfer in self.moves.moving.values() if transfer.kv is None]:
             if transfer.request.rid not in self.stepping:
                 self.moves.depart(transfer)
@@ -305,7 +314,10 @@ class Torch(Stepping):
         super().freed()
 
     def withdrawn(self, request: Live) -> None:
-        """See WallClock: KV stays where it is."""
+        """Take a request out of its batch; see WallClock.
+
+        Its KV stays where it is. Only the KV of a prompt that is computed in part, and is in no step now, is freed.
+        """
         if request.batch is not None:
             batch, kv = request.batch, self.kv.get(request.rid)
             del self.batches[batch][request.rid]
@@ -336,7 +348,10 @@ class Torch(Stepping):
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
     def charge(self, stepping: Iterable[Live]) -> None:
-        """See WallClock: steps book their members as they begin and end; this books every request, at intervals."""
+        """Charge the time of every request up to now, at most once per CHARGE_S; see WallClock.
+
+        Requests in steps are charged also whenever their step begins or ends.
+        """
         if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
             return
         self._charged_s = self.now_s

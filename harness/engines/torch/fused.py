@@ -39,7 +39,7 @@ WIDE = ("slot", "block", "within", "last")  # these buffers take 8 bytes a numbe
 
 
 class Contexts(NamedTuple):
-    """Contexts as the kernel takes them, and its scratch."""
+    """The contexts of a batch of decodes as the attention kernel takes them, with its scratch memory."""
 
     table: Tensor  # int32 (contexts, blocks): where each block's keys of the first layer lie, in 256 bytes
     tokens: Tensor  # int32
@@ -49,12 +49,15 @@ class Contexts(NamedTuple):
 
 
 def serves(kv: Tensor) -> bool:
-    """Tell whether the kernels serve a network: they want bfloat16 and powers of two."""
+    """Tell whether the kernels can serve the network of this KV.
+
+    They need bfloat16, and a block size and a head dimension that are powers of two from 16 on.
+    """
     return kv.dtype == torch.bfloat16 and all(n >= 16 and n & (n - 1) == 0 for n in (kv.shape[3], kv.shape[5]))
 
 
 def anchor(kv: Tensor) -> Tensor:
-    """Return a tensor at the base of the space that KV lies in, which is mapped."""
+    """Return a tensor at the base address of the space that holds the KV; this address is always mapped."""
     return kv.as_strided((1,), (1,), 0)
 
 
@@ -64,7 +67,10 @@ def units(kv: Tensor) -> tuple[int, int]:
 
 
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
-    """Return the scratch of `rows` contexts, and the number of parts of each: at most 32, for two programs per SM."""
+    """Return the scratch tensors of `rows` contexts, and the number of parts into which each context is split.
+
+    The number is a power of two, at most 32, and gives each SM two programs or more if it can.
+    """
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
         splits *= 2
@@ -74,7 +80,10 @@ def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
 
 
 def attention(kv: Tensor, layer: int, c: Contexts, q: Tensor, out: Tensor) -> None:
-    """Launch the attention of one query of each context: q, out (contexts, heads, dimension)."""
+    """Launch decode attention, one query for each context, and write the result to `out`.
+
+    `q` and `out` have the dimensions (contexts, heads, dimension).
+    """
     rows, heads, dim, block = len(q), kv.shape[4], kv.shape[5], kv.shape[3]
     group = q.shape[1] // heads
     kernels.decode[(rows, heads, c.splits)](
@@ -139,10 +148,10 @@ def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
 
 
 class Graphs:
-    """Steps of a model on a device as graphs over buffers of their own, a graph for each size, layers and stream.
+    """The CUDA graphs of a model's steps on a device, and the buffers that they read and write.
 
-    `sizes` are the lengths of the staging buffer's arrays by name, in int32; `rows` and `parts` are the most tokens and
-    parts of a step.
+    There is a graph for each size, range of layers and stream. `sizes` are the lengths of the staging buffer's arrays
+    by name, in int32; `rows` and `parts` are the most tokens and parts of a step.
     """
 
     def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
@@ -166,14 +175,14 @@ class Graphs:
         return views | wide | {"table": views["table"].view(-1, self.shared.width)}
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step can be one of these graphs, and none of them is under way."""
+        """Tell whether these graphs can do a step, and no step of theirs is under way."""
         return self.under_way is None and bool(order.parts) and all(map(self._within, order.parts))
 
     def _within(self, p: Part) -> bool:
         return p.remote < 0 and p.context <= len(self.shared.cos)
 
     def _decode(self, k: int, p: Part) -> None:
-        """Stage a part of one token, after its cached ones, as row `k`."""
+        """Stage a decode, which computes one token after its cached ones, as row `k`."""
         a, n = self.arrays, p.cached_tokens // self.block + 1
         first, stride = units(self.shared.kv)
         a["position"][k], a["tokens"][k] = p.cached_tokens, p.cached_tokens + 1
@@ -181,7 +190,11 @@ class Graphs:
         a["table"][k, :n] = np.array(p.blocks[:n]) * stride + first
 
     def _slot(self, block: Any, within: Any) -> Any:
-        """Return the slots of tokens as rope_write counts them; both arguments may be numbers or arrays."""
+        """Return the index in the KV at which rope_write stores the first layer's key of each token.
+
+        The index counts all numbers of the KV. `block` is the token's block, and `within` its place in the block; both
+        may be numbers or arrays.
+        """
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
 
@@ -191,15 +204,15 @@ class Graphs:
             self.arrays[name][first:end] = value
 
     def _staged(self, size: int, words: int, count: int) -> Replay:
-        """Send what is staged to the device, on the current stream."""
+        """Copy the staged step to the device on the current stream, and return it."""
         self.buffer[:words].copy_(self.staged[:words], non_blocking=True)
         self.under_way = Replay(self, size, count)
         return self.under_way
 
     def graph(self, size: int, first: int, end: int) -> tuple[Any, tuple[Tensor, Tensor] | None]:
-        """Return the graph of layers `first` to `end` for a size on the current stream; it is captured once.
+        """Return the graph of layers `first` to `end` for a size on the current stream; capture it at first use.
 
-        With it come the logits and tokens that it computes, None if `end` is not the last layer.
+        Return also the logits and tokens that it computes, or None if `end` is not the last layer.
         """
         stream = torch.cuda.current_stream()
         key = size, first, end, int(stream.cuda_stream)
@@ -219,9 +232,10 @@ class Graphs:
         return self._graphs[key]
 
     def body(self, size: int, first: int, end: int) -> tuple[tuple[Tensor, Tensor] | None, Any]:
-        """Launch layers `first` to `end` of a step; return logits and tokens (None before the last) and what must stay.
+        """Launch the kernels of layers `first` to `end` of a step.
 
-        The latter are tensors whose memory a captured graph uses.
+        Return the logits and tokens (None before the last layer), and the tensors that must be kept because a captured
+        graph uses their memory.
         """
         raise NotImplementedError
 
@@ -235,8 +249,8 @@ class Graphs:
     ) -> Tensor:
         """Launch layers `first` to `end` over tokens; after the last layer return the output of the final norm.
 
-        `at` are the tokens' positions and slots. The residual, and what the layer before is still to add to it, lie in
-        `_x` and `_out`, also between two graphs.
+        `at` are the tokens' positions and slots. `_x` holds the residual, and `_out` the layer's output that is still
+        to be added to it, also between two graphs.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
         x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]
@@ -263,7 +277,10 @@ class Graphs:
         return y
 
     def _result(self, y: Tensor, end: int, last: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-        """Launch the head after the last layer, over all tokens or those at `last`; return None before it."""
+        """Launch the LM head, and return logits and tokens; return None if `end` is not the last layer.
+
+        The head runs over all rows of `y`, or over the rows `last`.
+        """
         if end < self.layers:
             return None
         logits = functional.linear(y if last is None else y.index_select(0, last), self.shared.weights.head)
@@ -276,14 +293,14 @@ class Graphs:
 
 
 class Replay:
-    """A step that is staged, and how far it is; see device.UnderWay."""
+    """A step that is staged for its graphs, and the number of layers that were replayed; see device.UnderWay."""
 
     def __init__(self, graphs: Graphs, size: int, count: int) -> None:
         self._graphs, self._size, self._count, self._layer = graphs, size, count, 0
         self._result: tuple[Tensor, Tensor] | None = None
 
     def run(self, until: int, after_kernel: Callable[[], None], remote: Remote) -> None:  # noqa: ARG002
-        """Replay the graph of all layers, or those of the layers up to `until`."""
+        """Replay one graph of all layers if the step is done whole, else one graph for each layer up to `until`."""
         whole = until - self._layer == self._graphs.layers
         cuts = [self._layer, until] if whole else range(self._layer, until + 1)
         for first, end in pairwise(cuts):
@@ -302,7 +319,10 @@ class Replay:
         return Computed(here[: self._count].tolist(), logits[: self._count])
 
     def kernels_s(self, times: int) -> float:
-        """See device.UnderWay: times the graph of all layers, after a replay that is not timed."""
+        """Return the mean seconds of `times` replays of the graph of all layers; see device.UnderWay.
+
+        One replay before them is not timed.
+        """
         graph, _ = self._graphs.graph(self._size, 0, self._graphs.layers)
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
@@ -315,7 +335,7 @@ class Replay:
 
 
 class Decodes(Graphs):
-    """Steps of decodes alone; a size is their number."""
+    """The graphs of steps that hold decodes only; the size of a graph is its number of decodes."""
 
     sizes = ROWS
 
@@ -325,7 +345,7 @@ class Decodes(Graphs):
         super().__init__(shared, sizes, n, n)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step is of decodes alone, and not too large."""
+        """Tell whether a step holds decodes only, and fits the largest graph."""
         return super().takes(order) and len(order.parts) <= ROWS[-1] and all(p.tokens == 1 for p in order.parts)
 
     def begin(self, order: Order, ids: Sequence[int]) -> Replay:
@@ -352,7 +372,10 @@ class Decodes(Graphs):
 
 
 class Prefills(Graphs):
-    """Steps of whole prompts and of decodes beside them, which have the first rows; a size is the prompts' tokens."""
+    """The graphs of steps of whole prompts, with decodes beside them.
+
+    The decodes have the first rows. The size of a graph is its number of prompt tokens.
+    """
 
     sizes = TOKENS
 
@@ -363,7 +386,7 @@ class Prefills(Graphs):
         super().__init__(shared, sizes, n, DECODES + PROMPTS)
 
     def takes(self, order: Order) -> bool:
-        """Tell whether a step has prompts, all whole, and not too many of anything."""
+        """Tell whether a step has prompts, all whole, and is within the limits on prompts, decodes and tokens."""
         prompts = [p for p in order.parts if p.tokens > 1]
         return (
             super().takes(order)

@@ -52,7 +52,7 @@ class Step:
 
 
 class TimedStep(NamedTuple):
-    """A step that is over, as a measurement sees it."""
+    """A step that is over, with the times that a measurement reads."""
 
     model: str
     parts: tuple[tuple[int, int], ...]  # each member's cached tokens, and those computed
@@ -99,7 +99,11 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
-    """Return a part of one token for each decode that has its block; one that finds none preempts the latest member."""
+    """Return a part of one token for each decode that holds the block for it.
+
+    A decode that finds no free block preempts the request that was admitted last. It fails if no other request of its
+    model holds KV there.
+    """
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
             kv = engine.kv[request.rid]
@@ -120,15 +124,15 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
-    """Return the last of the members with KV in an account, which is preempted when blocks are short."""
+    """Return the member with KV in an account that was admitted last; it is preempted when blocks are short."""
     return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
     """Return the number of tokens for which a prompt holds blocks once `done` of its tokens are computed.
 
-    With admission "output" these are prompt and output; with "chunk" those computed; else, and with the last token of a
-    chunked prompt, the context and one token more.
+    With admission "output" these are the prompt and the whole output. With "chunk" they are the `done` tokens, until
+    the prompt's last token is computed. In all other cases they are the context and one token more.
     """
     if engine.config.admission == "output":
         return request.prompt_tokens + request.output_tokens
@@ -136,7 +140,10 @@ def _tokens(engine: Core, request: Live, done: int) -> int:
 
 
 def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *, whole: bool) -> None:
-    """Hold blocks for the next pieces of prompts that have begun; one that finds none preempts the latest member."""
+    """Hold blocks for the next pieces of prompts that hold KV already.
+
+    A piece that finds no free block preempts the request that was admitted last.
+    """
     prompts = [request for request in members if not request.kv_tokens and request.rid in engine.kv]
     for request in prompts:
         kv = engine.kv.get(request.rid)
@@ -159,7 +166,10 @@ def _grow(engine: Core, members: list[Live], budget: int, events: list[Event], *
 def _prompts(
     engine: Core, members: list[Live], cap: int, budget: int, events: list[Event], *, whole: bool
 ) -> list[MemberPart]:
-    """Return pieces of prompts, or `whole` ones, up to `budget` tokens; stop at the first that does not fit."""
+    """Return the prompt pieces of a step, or whole prompts with `whole`, up to `budget` tokens.
+
+    Stop at the first prompt that does not fit.
+    """
     parts, remaining = list[MemberPart](), budget
     for request in members:
         if request.kv_tokens or request.rid not in engine.live:

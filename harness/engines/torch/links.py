@@ -27,7 +27,7 @@ class Job:
         self.chunk = max(LEAST, int(min(copy.rate, FASTEST) * CHUNK_S))
 
     def cut(self) -> Iterator[Bytes]:
-        """Yield the parts of the next chunk; parts that are adjacent at both ends are joined."""
+        """Yield the parts of the next chunk; parts that are adjacent at their source and at their target are joined."""
         room = self.chunk
         while room and self.parts:
             source, a, target, b, size = self.parts.pop()
@@ -49,7 +49,7 @@ class Job:
 
 
 def serve(engine: Connection) -> None:
-    """Copy what is asked for until the engine is gone. Raises EOFError then."""
+    """Carry out the copies that the engine orders until it is gone. Raises EOFError then."""
     stores: dict[int, int] = {}
     links: dict[str, list[Job]] = {}
     free_s: dict[str, float] = {}  # when a link has moved its last chunk

@@ -11,7 +11,10 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """Processor seconds since its creation: of this process, of given ones, and of all others (`/proc` of Linux)."""
+    """The processor seconds spent since its creation by this process, by given processes, and by all others.
+
+    They are read from `/proc` of Linux.
+    """
 
     def __init__(self, pids: list[int]) -> None:
         self._since_s, self._busy_s, self._here_s = time.monotonic(), _busy_s(), time.process_time()
@@ -23,7 +26,7 @@ class Load:
         self._pids.setdefault(pid, 0.0)
 
     def leave(self, pid: int) -> None:
-        """Add what a process that is about to end has spent."""
+        """Add the processor seconds of a process that is about to end, and stop watching it."""
         if pid in self._pids:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 

@@ -24,21 +24,25 @@ class Attention(Protocol):
     """The attention of a device; see device.Device."""
 
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
-        """Return what `decode_attention` needs of parts of one token, for all layers of a step."""
+        """Return the block table of a step's decodes, in the form that `decode_attention` takes at every layer.
+
+        Each part is of one token.
+        """
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
-        """Attend one query of each context: (contexts, heads, dimension)."""
+        """Return decode attention, one query for each context; `q` and the result are (contexts, heads, dimension)."""
 
     def prompt(self, part: Part, kv: Tensor) -> Any:
-        """Return what `prompt_attention` needs of a part of several tokens, for all layers of a step."""
+        """Return the blocks of a prompt piece, in the form that `prompt_attention` takes at every layer of a step."""
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
-        """Attend the queries of one part, each to the tokens before it and itself."""
+        """Return the causal attention of one prompt piece: each query attends to its own token and all before it."""
 
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Apply RoPE to queries and keys and write keys and values to the KV in one kernel; None where there is none.
+        """Apply RoPE to queries and keys, and write keys and values to the KV, in one kernel.
 
-        Return the queries, with empty keys and values: those are needed again only for KV on other devices.
+        Return the queries, and keys and values that are empty, as they are needed again only for KV on other devices.
+        Return None if the device has no such kernel for this step.
         """
 
 
@@ -66,7 +70,10 @@ class Layer(NamedTuple):
 
 
 class Weights:
-    """Views of a blob by layer; weights that are multiplied at once are one matrix."""
+    """The weights of a network by layer, as views of one flat tensor.
+
+    Weights that one GEMM multiplies (query, key and value; gate and up) are one view.
+    """
 
     def __init__(self, net: Net, flat: Tensor) -> None:
         self.net, at, parts = net, 0, dict[str, Tensor]()
@@ -76,7 +83,7 @@ class Weights:
         width = (s.q_heads + 2 * s.kv_heads) * s.head_dim
 
         def joined(name: str, *size: int) -> Tensor:
-            """Return a tensor widened to `size`, over the tensors that follow it in the blob."""
+            """Return a view of `size` that begins at a tensor and spans the tensors behind it in the blob."""
             return parts[name].as_strided(size, (size[1], 1) if len(size) > 1 else (1,))
 
         self.embedding, self.norm = parts["model.embed_tokens.weight"], parts["model.norm.weight"]
@@ -105,7 +112,7 @@ class Weights:
 
 
 class Pass:
-    """A step under way: it may stop after any layer and go on later."""
+    """A step whose kernels are launched one by one; it may stop after any layer and continue later."""
 
     def __init__(
         self, device: Attention, weights: Weights, kv: Tensor, parts: Sequence[Part], tokens: Sequence[int]
@@ -204,7 +211,7 @@ class Pass:
         return Computed(tokens.tolist(), logits)
 
     def kernels_s(self, times: int) -> None:
-        """See device.UnderWay: None, as its kernels are launched one by one."""
+        """Return None, as the kernels of this step are launched one by one; see device.UnderWay."""
 
     def logits(self) -> Tensor:
         """Return the logits after each part's last token."""
@@ -226,7 +233,7 @@ def rotary_angles(net: Net, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Slots(NamedTuple):
-    """Places of the KV of tokens."""
+    """The places of a step's tokens in the KV."""
 
     block: Tensor  # one number per token, as in the others
     within: Tensor  # the token's place in its block
@@ -234,7 +241,7 @@ class Slots(NamedTuple):
 
 
 def slots(parts: Sequence[Part], kv: Tensor) -> Slots:
-    """Return the slots of every token that parts compute."""
+    """Return the places in the KV of all tokens that the parts compute."""
     none, size = torch.zeros(0, dtype=torch.long), kv.shape[3]
     at = [torch.arange(p.cached_tokens, p.context) for p in parts]
     block = torch.cat([none, *(torch.tensor(p.blocks)[x // size] for p, x in zip(parts, at, strict=True))])
@@ -258,7 +265,7 @@ def write(kv: Tensor, layer: int, at: Slots, key: Tensor, value: Tensor) -> None
 
 
 def decode_attention(kv: Tensor, layer: int, contexts: tuple[Tensor, Tensor], q: Tensor) -> Tensor:
-    """Attend one query of each context: (contexts, heads, dimension)."""
+    """Return decode attention, one query for each context; `q` and the result are (contexts, heads, dimension)."""
     blocks, mask = contexts
     seqs, (heads, dim) = len(blocks), kv.shape[4:]
     key, value = (
@@ -275,7 +282,7 @@ def block_ids(part: Part, kv: Tensor) -> Tensor:
 
 
 def prompt_attention(kv: Tensor, layer: int, part: Part, blocks: Tensor, q: Tensor) -> Tensor:
-    """Attend the queries of one part, each to the tokens before it and itself."""
+    """Return the causal attention of one prompt piece: each query attends to its own token and all before it."""
     cached = kv[blocks, layer].transpose(0, 1).flatten(1, 2)[:, : part.context].transpose(1, 2)[:, None]
     key, value = cached.unbind(0)
     mask = None

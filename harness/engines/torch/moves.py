@@ -18,7 +18,7 @@ from harness.policy.types import GIB, Batch, Gpus, Host
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """KV on its way, or waiting for memory where it is to go."""
+    """A transfer of one request's KV, which is under way or waits for memory at its target."""
 
     request: Live
     to: Gpus | Host | None  # None: the KV is discarded
@@ -91,7 +91,10 @@ class Moves:
             self.depart(transfer)
 
     def depart(self, transfer: Transfer) -> None:
-        """Copy KV to where it is to go, if there is room."""
+        """Start copying a transfer's KV to its target, if there is room there.
+
+        KV without a target is freed, and KV that is at its target already stays there.
+        """
         request, to, kv = transfer.request, transfer.to, self.engine.kv[transfer.request.rid]
         if to is None or kv.home == to:
             self.moving.pop(request.rid)
@@ -131,7 +134,7 @@ class Moves:
                 yield ends[0], x * size, ends[1], y * size, size
 
     def copied(self, number: int) -> None:
-        """Make a copy's target the home of its KV, and free its source."""
+        """Take in the end of a copy: the KV is at its target from now on, and the source is freed."""
         transfer = self.under_way.pop(number)
         source, kv = transfer.source, transfer.kv
         assert source is not None
@@ -147,7 +150,7 @@ class Moves:
         self.engine.freed()
 
     def _over(self, transfer: Transfer) -> None:
-        """Let the Move of a transfer wait for it no longer."""
+        """Remove a transfer from its Move, and end the Move if it was the last one."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
@@ -159,7 +162,7 @@ class Moves:
             self.engine.tell([Done(move.action)])
 
     def leave(self, transfer: Transfer) -> None:
-        """Give up a transfer whose request left, or which another replaces; its Move waits for it no longer."""
+        """Give up a transfer whose request has left or has another transfer now; its Move no longer waits for it."""
         transfer.dead = True
         self._over(transfer)
 

@@ -30,9 +30,10 @@ F4 = NDArray[np.float32]
 
 
 def _e4m3() -> F4:
-    """Return the numbers of FP8 E4M3 by their bits: a sign, 4 bits of exponent with bias 7, 3 of fraction; no infinity.
+    """Return the float32 value of each of the 256 bit patterns of FP8 E4M3.
 
-    Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433), table 1.
+    A pattern has a sign, 4 bits of exponent with bias 7, and 3 bits of fraction; there is no infinity. The format is
+    that of Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433), table 1.
     """
     bits = np.arange(256)
     exponent, fraction = bits >> 3 & 15, bits & 7
@@ -45,7 +46,10 @@ E4M3 = _e4m3()
 
 
 class Net(NamedTuple):
-    """A decoder of Llama's or Qwen's kind, dense or a mixture of experts in all layers, as it is computed."""
+    """A decoder network as the engine computes it, of Llama's or Qwen's architecture.
+
+    It is dense, or a mixture of experts in all layers.
+    """
 
     shape: Shape
     bias: bool = False  # Qwen 2 adds one to query, key and value
@@ -75,10 +79,12 @@ class Net(NamedTuple):
 
 
 def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: int = 1) -> Net:
-    """Return the network that serves a shape: its checkpoint's, itself up to `as_it_is` bytes, else its twin.
+    """Return the network that is computed for a shape.
 
-    `wide` is as in `twin`. A shape in numbers of 4 bytes is already a twin, of a cost table. Raises UserError for
-    shapes and checkpoints that the engine does not serve.
+    It is the network of the shape's checkpoint, if the folder MODELS_DIR has one. Else it is the shape itself if its
+    weights take at most `as_it_is` bytes, and its scaled twin if they take more. `wide` is as in `twin`. A shape in
+    float32 is the twin that a cost table was measured with, and is computed as it is. Raises UserError for shapes and
+    checkpoints that the engine does not serve.
     """
     folder = os.environ.get("MODELS_DIR", "")
     if folder and (Path(folder) / shape.name / "config.json").is_file():
@@ -98,7 +104,8 @@ def net(shape: Shape, as_it_is: float = AS_IT_IS, float_bytes: int = 4, wide: in
 def twin(shape: Shape, wide: int = 1) -> Shape:
     """Return the scaled twin of a shape: its widths are `wide` sixteenths of the shape's.
 
-    A quarter of its heads, each a quarter as wide, make one sixteenth, where the numbers of heads divide by 4.
+    It has a quarter of the heads if their numbers divide by 4, else a half or all of them. All heads together have
+    `wide` sixteenths of the shape's width. It has an eighth of the layers, at least 2, and a 128th of the vocabulary.
     """
     part = next(n for n in (4, 2, 1) if shape.q_heads % n == 0 == shape.kv_heads % n)
     layers, moe = max(2, shape.layers // 8), shape.experts
@@ -116,7 +123,10 @@ def twin(shape: Shape, wide: int = 1) -> Shape:
 
 
 def tensors(net: Net) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the weights in the order of the blob, by their names in checkpoints of Hugging Face."""
+    """Yield the name and the dimensions of each weight, in the order of the blob.
+
+    Names are those of Hugging Face checkpoints.
+    """
     s = net.shape
     q, kv, d = s.q_heads * s.head_dim, s.kv_heads * s.head_dim, s.hidden
     yield "model.embed_tokens.weight", (s.vocab, d)
@@ -172,7 +182,7 @@ def blob(net: Net, seed: int) -> F4:
 
 
 def described(folder: Path) -> Net:
-    """Return the network of a checkpoint, by its `config.json`. UserError for other kinds than Llama and Qwen."""
+    """Return the network of a checkpoint, by its `config.json`. Raises UserError if the engine does not serve it."""
     has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral"}:
         raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2, qwen3 and qwen3_moe are served")
@@ -215,7 +225,10 @@ def described(folder: Path) -> Net:
 
 
 def checkpoint(folder: Path) -> dict[str, F4]:
-    """Read the tensors of a folder's safetensors files, in float32, float16 or bfloat16, or in FP8 with its scales."""
+    """Read the tensors of a folder's safetensors files, and return them by name in float32.
+
+    The files may hold float32, float16, bfloat16, or FP8 with its scales, by which the weights are multiplied.
+    """
     weights: dict[str, F4] = {}
     for path in sorted(folder.glob("*.safetensors")):
         raw = np.memmap(path, np.uint8, "r")

@@ -27,7 +27,7 @@ SWITCH_S = 2e-4  # after which a thread of the cards' process asks for the inter
 
 
 def main() -> None:
-    """Start what is asked for until the engine is gone."""
+    """Start the processes that the engine asks for until it is gone."""
     import torch
 
     from harness.engines.torch import cpu, links, worker
@@ -70,7 +70,10 @@ def main() -> None:
 
 
 def threads(engine: Connection) -> None:
-    """Serve on cards by threads of this process: they share its memory, and their kernels run side by side."""
+    """Start workers and links as threads of this process until the engine is gone.
+
+    The threads share the memory of the cards, and their kernels run side by side.
+    """
     import torch
 
     from harness.engines.torch import cuda, cuda_links, worker

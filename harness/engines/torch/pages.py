@@ -19,7 +19,10 @@ Runs = list[tuple[int, int]]  # (offset, bytes) in a device's memory
 
 
 class Lowest:
-    """The free numbers below a bound, of which the lowest is taken first; those never taken need no memory."""
+    """A pool of the integers from 0 to below a bound, of which the lowest free one is taken first.
+
+    Numbers that were never taken need no memory.
+    """
 
     def __init__(self, bound: int) -> None:
         self._bound, self._fresh = bound, 0  # all from `_fresh` on are free
@@ -30,7 +33,7 @@ class Lowest:
         return len(self._back) + self._bound - self._fresh
 
     def take(self) -> int:
-        """Take the lowest. Raises IndexError where none is free."""
+        """Take the lowest free number. Raises IndexError if no number is free."""
         while self._back:
             if (number := heappop(self._heap)) in self._back:
                 self._back.remove(number)
@@ -69,14 +72,14 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nobody uses; some may still be mapped."""
+        """Bytes that hold neither weights nor KV; some of them may still be mapped."""
         return len(self._free) * self.granule + sum(account.spare_bytes for account in self.accounts)
 
     def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
-        """Take whole granules for `size` bytes, which must be free.
+        """Take whole granules for `size` bytes, which must be free, and return their indices.
 
-        Each of `last_granules` that is free is taken again, at its old index; the others are the lowest free ones, so
-        that runs are long.
+        Each of `last_granules` that is free is taken again, at the same position of the list. The others are the lowest
+        free ones, so that runs of adjacent granules are long.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
@@ -101,7 +104,7 @@ class Arena:
 
 
 class Account:
-    """A model's KV in an arena, in blocks of pages."""
+    """The KV memory of one model in an arena: pages, which are split into blocks."""
 
     def __init__(self, arena: Arena, net: Net, block_tokens: int, *, buffer: int = 0) -> None:
         block_bytes = arena.whole(block_tokens * net.kv_token_bytes)
@@ -120,17 +123,17 @@ class Account:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages that hold something."""
+        """Bytes of the pages of which at least one block is in use."""
         return len(self._used) * self.page_bytes
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that somebody holds."""
+        """The number of blocks that requests hold."""
         return sum(self._used.values())
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of mapped pages that hold nothing."""
+        """Bytes of the mapped pages of which no block is in use."""
         return len(self._spare) * self.page_bytes
 
     @property
@@ -148,7 +151,7 @@ class Account:
         return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
 
     def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
-        """Tell whether `blocks` more blocks fit: in pages in use, or in others that leave `reserve_bytes` free."""
+        """Tell whether `blocks` more blocks fit into pages in use, or into others that leave `reserve_bytes` free."""
         need = self.need_bytes(blocks)
         return not need or need + reserve_bytes <= self.room_bytes
 
@@ -177,7 +180,7 @@ class Account:
             self.shrink()
 
     def shrink(self) -> None:
-        """Unmap a page that holds nothing."""
+        """Unmap a page of which no block is in use."""
         page = self._spare.pop()
         self.arena.give(self._granules.pop(page))
         self._out.give(page)

@@ -33,7 +33,7 @@ KEEP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 
 
 
 class Nursery:
-    """The process that starts the others."""
+    """The engine's handle on the nursery, the process that starts workers and links."""
 
     def __init__(self, *, cuda: bool = False) -> None:
         self._end, file = pair()
@@ -105,16 +105,17 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let the worker end, as it does when its connection is closed."""
+        """Close the connection to the worker, at which it ends."""
         with suppress(OSError):
             self.conn.close()
 
 
 class Workers:
-    """All processes of an engine, and the files that they map: the memory of devices, and weights elsewhere.
+    """All processes of an engine, and the files that they map.
 
-    Files are numbered as stores of the links: a device's memory by its number, then the host's for KV, then each
-    model's weights in host memory, then on disk.
+    The files are the memory of devices, the host's memory for KV, and the models' weights. Files are numbered as stores
+    of the links: first the memory of each device, then the host's memory for KV, then each model's weights in host
+    memory, then each model's weights on disk.
     """
 
     def __init__(
@@ -235,9 +236,10 @@ class Workers:
         return ""
 
     def receive(self, wait_s: float | None) -> list[tuple[float, WorkerProcess | None, Any]]:
-        """Return the processes' messages in order of their times; wait `wait_s` for one, or for ever if None.
+        """Return the processes' messages in order of their times; wait `wait_s` for one, or without limit if None.
 
-        Each is (time, worker or None for the links, message); that of a worker that ended is None, and comes last.
+        Each is (time, worker, message); messages of the links have None for the worker. A worker that ended has the
+        message None, which comes last.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
@@ -281,7 +283,10 @@ class Workers:
             del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
-        """Send a worker's device the changes of KV mappings since the last call; to a new worker, all of `model`'s."""
+        """Send the workers of a worker's device the changes of KV mappings since the last call.
+
+        If the worker has not mapped the KV of `model` before, send it all mappings of that model.
+        """
         fresh = "" if model in worker.accounts else model
         if fresh:
             account = self.accounts[model, worker.device]

@@ -97,7 +97,7 @@ class Residents:
         return None
 
     def _keep(self, resident: Resident, action: Load) -> None:
-        """Accept a Load of weights that are in or on their way; those that were leaving stay."""
+        """Accept a Load of weights that are in or on their way; weights that were leaving stay in."""
         if resident.state == "leaving":
             resident.state = "in"
             self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
@@ -121,7 +121,7 @@ class Residents:
         return parts
 
     def landed(self, insts: Iterable[Inst]) -> None:
-        """Make weights usable whose copies are done and whose worker is ready."""
+        """Mark the weights of instances as in, if their copies are done and their worker is ready."""
         for inst in insts:
             resident = self.by_inst[inst]
             ready = resident.worker is None or resident.worker.ready
@@ -155,7 +155,10 @@ class Residents:
         return None
 
     def leave_if_due(self, inst: Inst) -> None:
-        """Free weights under an Evict once no step of theirs is in flight and, if it drains, no member is left."""
+        """Free the weights of an instance under an Evict, if no step of its batches is in flight.
+
+        If the Evict drains, its batches must also have no members left.
+        """
         resident = self.by_inst.get(inst)
         if resident is None or resident.evict is None:
             return

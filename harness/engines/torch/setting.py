@@ -36,7 +36,7 @@ def rates(config: Config, on: Kind) -> dict[str, float]:
 
 
 def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mapping[str, int], arena: Arena) -> Cluster:
-    """Return what policies may know of devices that serve these networks; `page_bytes` are a KV page's, by model."""
+    """Return the devices and models as policies see them; `page_bytes` are the bytes of a KV page by model."""
     gpu = Gpu("cpu" if on.name == "cpu" else config.gpu, 0, arena.size, on.sms, on.sm_choices)
     models = {}
     for m in config.models:
@@ -48,7 +48,11 @@ def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mappi
 
 
 def _profile(config: Config, on: Kind, nets: Mapping[str, Net], mem_bytes: int) -> TableProfile:
-    """Return what policies may know of step times: by the run's cost table, else by the one shipped for a core."""
+    """Return the profile of step seconds that policies see.
+
+    It is that of the run's cost table on cards, and if the table describes a machine that was measured whole. Else it
+    is that of the coefficients that are shipped for a core.
+    """
     if on.name != "cpu" or quantities.machine(config.table) is not None:
         return profile(config, machine(config))
     shapes = {m.name: m.shape for m in config.models}

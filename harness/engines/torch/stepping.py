@@ -93,7 +93,7 @@ class Stepping(Core):
                 self._end_turn(lane, why)
 
     def _busy(self, worker: WorkerProcess) -> bool:
-        """Tell whether the workers of a device take turns and one of them is in a step."""
+        """Tell whether the workers of this worker's device take turns, and one of them is in a step."""
         return self.turns and any(
             s.step is not None and s.device == worker.device for s in self.workers.processes.values()
         )
@@ -155,11 +155,11 @@ class Stepping(Core):
         step.layers = until
 
     def _members_of(self, step: Step) -> list[Live]:
-        """List the requests of a step that wait for its result: others left meanwhile."""
+        """List the requests of a step that still wait for its result, and did not leave meanwhile."""
         return [part.request for part in step.parts if self.stepping.get(part.request.rid) is step]
 
     def _charge_members(self, step: Step, cause: str) -> None:
-        """Book the members of a step: from now on their time is of this cause."""
+        """Charge the members of a step for the time up to now, and count their time under `cause` from now on."""
         for request in self._members_of(step):
             self._book(request)
             request.cause = cause

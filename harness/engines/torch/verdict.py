@@ -11,7 +11,7 @@ LEAST_S = 0.5  # seconds of steps that a lane needs for its share to be judged
 
 
 class Share(NamedTuple):
-    """A lane with a part of its device: the part asked for, and the CPU seconds and all seconds of its steps."""
+    """A lane on a share of its device: the share asked for, and the CPU and wall-clock seconds of its steps."""
 
     model: str
     asked: float
@@ -30,7 +30,10 @@ class Share(NamedTuple):
 
 
 def verdict(here: float, others: float, cores: int, devices: int, lanes: Iterable[Share]) -> dict[str, Any]:
-    """Judge a run by the cores that its own process and strangers kept busy, and by the shares of its lanes."""
+    """Judge whether a run measured its devices, by the load of the processors and by the shares that its lanes got.
+
+    `here` and `others` are the cores that its own process and processes outside the engine kept busy.
+    """
     shares = [share for share in lanes if share.all_s >= LEAST_S]
     reasons = list(_reasons(here, others, cores, devices, shares))
     text = f"own process {here:.1%} of a core, others {others:.1%}" + "".join(f", {share.text}" for share in shares)

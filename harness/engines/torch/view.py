@@ -10,14 +10,17 @@ from harness.policy.view import BatchState, KvState, RequestState, Weights
 
 
 class Seen(WallView):
-    """The engine's state, read in place."""
+    """The view of the engine that policies read, without a copy of its state."""
 
     def __init__(self, engine: Core) -> None:
         super().__init__(engine)
         self._own = engine
 
     def weights(self, inst: Inst) -> Weights:
-        """See View; loads that wait for memory are kept by the loop, and are "out" here."""
+        """Return the state of an instance's weights; see View.
+
+        If its load waits for memory, the state is "out", as the loop keeps such loads.
+        """
         if isinstance(inst.place, Host):
             return "in"
         resident = self._own.residents.by_inst.get(inst)

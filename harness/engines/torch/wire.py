@@ -20,7 +20,7 @@ class Pages(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A model as a worker needs it."""
+    """A model as a worker is given it: its network, and the layout of its KV."""
 
     net: Net
     pages: Pages
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A step, or a slice of one: up to layer `until`."""
+    """An order to compute a step, or a slice of it, up to layer `until`."""
 
     step: int
     model: str
@@ -72,7 +72,10 @@ Bytes = tuple[int, int, int, int, int]  # source, offset, target, offset, bytes
 
 
 class Copy(NamedTuple):
-    """An order to copy bytes between stores over a link, which moves KV first, and then its oldest copy."""
+    """An order to copy bytes between stores over a link.
+
+    A link does copies of KV first, and then the others, the oldest first.
+    """
 
     number: int
     link: str
