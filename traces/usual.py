@@ -35,7 +35,10 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {  # which a table need not have
     "request_id": ("requestid", "reqid", "xrequestid"),
     "status": ("status", "statuscode", "httpstatus", "httpstatuscode", "responsestatus", "respstatuscode"),
 }
-UNSERVED = ("fail", "error", "cancel", "abort", "timeout", "timedout", "reject", "throttl", "exception", "disconnect")
+UNSERVED = tuple(
+    "fail error cancel abort timeout timedout reject throttl exception disconnect notfound unavailable refused".split()
+)
+DENIED = tuple(f"{no}{word}" for no in ("no", "not") for word in UNSERVED)  # "no error", "not cancelled"
 UNITS: Mapping[str, TimeUnit] = {
     "ms": "ms",
     "millis": "ms",
@@ -85,14 +88,14 @@ def optional(names: Sequence[str]) -> dict[str, str]:
 def served(status: Any) -> bool:
     """Tell whether a status is that of a request that was served.
 
-    Such a status is empty, 0, an HTTP status of 2xx, or a text without a word of failure.
+    Such a status is empty, 0, an HTTP status of 2xx, or a text without a word of failure, or that begins by denying it.
     """
     text = "" if status is None else str(status).strip()
     number = _number(text.partition(" ")[0]) if text else None
     if number is not None:
         return number == 0 or 200 <= number < 300
     plain = _plain(text)
-    return plain.startswith("no") or not any(word in plain for word in UNSERVED)
+    return plain.startswith(DENIED) or not any(word in plain for word in UNSERVED)
 
 
 def _plain(name: str) -> str:

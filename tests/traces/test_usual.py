@@ -48,6 +48,15 @@ def test_the_unit_of_stamps_is_guessed(name: str, stamps: list[Any], unit: str) 
     assert usual.unit(name, pa.array(stamps)) == unit
 
 
+@cases(
+    ("status", "served"),
+    [(None, True), ("", True), (0, True), ("200 OK", True), ("stop", True), ("no error", True), ("not cancelled", True),
+     ("404", False), ("node failure", False), ("not found", False), ("Cancelled", False)],
+)  # fmt: skip
+def test_a_status_of_failure_is_none_of_a_served_request(status: Any, served: bool) -> None:
+    assert usual.served(status) == served
+
+
 def test_bad_rows_are_named_or_left_out_by_reason(tmp_path: Path) -> None:
     rows = ["0.5,1,1,a", ",1,1,a", "x,1,1,a", "1,,1,a", "2,1,0,a", "3,1.5,1,a", "4,1,1,", "5,1,-2,a", "6,2,2,b"]
     path = tmp_path / "log.csv"
