@@ -58,7 +58,7 @@ PCIE = {"h800": 64 * GIB}  # bytes/s of utils.py, pcie_bandwidth_in_bytes, 15 % 
 
 
 def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
-    """Return the seconds of each batch's turn; QMAX for all where nothing is switched (c = 0)."""
+    """Return the seconds of each batch's turn in a round; all are `qmax_s` if no model is switched (c = 0)."""
     if c <= 0.0:
         return [qmax_s] * len(n)
     total = sum(1 / k for k in n)
@@ -67,11 +67,11 @@ def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
 
 
 def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> Iterator[tuple[Gpus, bool, bool]]:
-    """Yield each of `instances`, whether it prefills, and whether it decodes; without a `share` all do both.
+    """Yield each instance's GPUs, whether it prefills, and whether it decodes.
 
-    Of each size and node the first `share` of the instances prefill and the others decode, at least one each. Where
-    some node has a single instance of a size, that size is split over all nodes together. Raises Infeasible if there is
-    only one instance of the largest size.
+    Without a `share` every instance does both. Else, of each size and node, the first `share` of the instances prefill
+    and the others decode, at least one each. If some node has a single instance of a size, that size is split over all
+    nodes together. Raises Infeasible if there is only one instance of the largest size.
     """
     cut = instances(cluster, work, 1 if share is None else 2)
     if share is None:
@@ -113,7 +113,7 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Instance(Slot):
-    """GPUs that hold one model at a time, and what they have to do."""
+    """GPUs that hold one model at a time, with their prefill groups and decode batches."""
 
     prefills: bool = True
     decodes: bool = True
@@ -131,27 +131,27 @@ class Instance(Slot):
         self.host = Host(self.node)
 
     def out(self, stay: Container[Batch] = ()) -> list[Action]:
-        """Return moves to the host for the KV of all batches on the GPUs but `stay`, and note them as gone."""
+        """Return moves to host memory for the KV of all batches on the GPUs except `stay`, and note its departure."""
         gone = [batch for batch in self.home if batch not in stay]
         for batch in gone:
             del self.home[batch]
         return [Move(batch, self.host) for batch in gone]
 
     def take(self, rid: int, batch: Batch, view: View) -> list[Action]:
-        """Move a request's KV cache to that of its batch: to host memory, or through it to the GPUs."""
+        """Return the moves that bring a request's KV cache to its batch: to host memory or, through it, to the GPUs."""
         now = view.request(rid).home
         path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
         return [Move(rid, place) for place in path if place != now] if now != path[-1] else []
 
     def advance(self) -> Iterator[Action]:
-        """Yield the next stages of a switch, up to one that has to be waited for."""
+        """Yield the actions of a switch's next stages, up to the first stage that has to be waited for."""
         while self.stages and not self.waits:
             stage = self.stages.popleft()
             self.waits = [a for a in stage if isinstance(a, Move | Load)]
             yield from stage
 
     def done(self, action: Action) -> Iterator[Action]:
-        """Note that an action of any instance is over, and continue the switch that waits for it here."""
+        """Note that an action of some instance has ended, and continue a switch here that was waiting for it."""
         if action in self.waits:
             self.waits.remove(action)
             yield from self.advance()
@@ -159,7 +159,7 @@ class Instance(Slot):
 
 @dataclass(slots=True)
 class Aegaeon:
-    """Algorithms 1 and 2."""
+    """Aegaeon's policy: Algorithm 1 for prefills and Algorithm 2 for decodes."""
 
     cluster: Cluster
     order: str = choice("split", "prefill", "decode")
@@ -255,7 +255,10 @@ class Aegaeon:
         return ()
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
-        """Return a batch of model m on an instance, whose tag (first, first + 2, ...) none of `others` has there."""
+        """Return a batch of model m on an instance, with the first free tag of first, first + 2, first + 4 ...
+
+        A tag is free if no batch of `others` has it on that instance.
+        """
         inst = x.inst(m)
         taken = {y.batch.tag for y in others if y.batch.inst == inst}
         return x.batch(m, next(tag for tag in count(first, 2) if tag not in taken))
@@ -282,7 +285,11 @@ class Aegaeon:
             yield Run(x.job.batch, "decode", steps=0)
 
     def busy(self, x: Instance, m: str) -> float:
-        """Return an instance's load: seconds of prefill and switches, or prompts; or models, 0 if m is among them."""
+        """Return the load of an instance, by which a new group for model m chooses one.
+
+        With order=split this is its seconds of prefill and switches or, with load=requests, its number of prompts.
+        Otherwise it is 0 if the instance has work of model m, else 1 + the number of its models.
+        """
         if self.order != "split":
             models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
             return 0 if m in models else 1 + len(models)
@@ -298,7 +305,7 @@ class Aegaeon:
         return prefill_s + switch_s
 
     def leave(self, rid: int) -> None:
-        """Remove a request from its group or batch, which closes if it is empty and has no turn."""
+        """Remove a request from its group or batch, and close that group or batch if it is empty and has no turn."""
         job = self.where.pop(rid, None)
         if job is None:
             return
@@ -320,7 +327,10 @@ class Aegaeon:
     # ------------------------------------------------------------ Algorithm 2: decode
 
     def prefilled(self, rid: int, view: View) -> Iterator[Action]:
-        """Give a prefilled request to a decode batch; its KV cache goes to the host, and on to a batch that runs."""
+        """Give a prefilled request to a decode batch.
+
+        Its KV cache goes to host memory, and from there to the GPUs if the batch's KV is on them.
+        """
         g = self.where.get(rid)
         if not isinstance(g, Group):
             return
@@ -333,14 +343,14 @@ class Aegaeon:
             yield from self.next(w.at, view)
 
     def admit(self, rid: int, view: View) -> Iterator[Action]:
-        """Admit a request to its group or batch; for a batch, the KV cache that the request has follows."""
+        """Admit a request to its group or batch; for a batch, move the request's KV cache to it as well."""
         if job := self.where.get(rid):
             yield Admit(rid, job.batch)
             if isinstance(job, Work):
                 yield from job.at.take(rid, job.batch, view)
 
     def dispatch(self, g: Group, tokens: int) -> Work:
-        """Return a decode batch of a group's model with room, or a new one where batches are fewest."""
+        """Return a decode batch of the group's model with room, or a new one on the instance with fewest batches."""
         inst = g.batch.inst
         near = [g.at] if g.at.decodes else self.decode_at[inst.model]
         works = (w for x in near for w in x.works if w.batch.inst.model == inst.model and self.fits(w, tokens))
@@ -354,11 +364,14 @@ class Aegaeon:
         return w
 
     def fits(self, w: Work, tokens: int) -> bool:
-        """Tell whether a batch still fits memory with one more request."""
+        """Tell whether a batch still fits in KV memory with one more request of `tokens` tokens."""
         return w.ctx + tokens + LOOKAHEAD * (len(w.rids) + 1) <= self.room[w.batch.inst.model]
 
     def begin_round(self, x: Instance, view: View) -> Iterator[Action]:
-        """Reform batches where a model has several, put those of one model side by side, and set their quotas."""
+        """Begin a round: put batches of one model side by side, and set the quotas of all batches.
+
+        If a model has several batches, its requests are reassigned to them first.
+        """
         models = list(dict.fromkeys(w.batch.inst.model for w in x.works))
         if len(models) < len(x.works):
             yield from self.reform(x, view)
@@ -392,7 +405,7 @@ class Aegaeon:
     # ------------------------------------------------------------ turns
 
     def ended(self, turn: TurnEnded, view: View) -> Iterator[Action]:
-        """End a turn and begin the next one. Where the turn could do nothing, all KV goes to the host first."""
+        """End a turn and begin the next one. If the turn could do nothing, all KV goes to host memory first."""
         assert isinstance(turn.batch.inst.place, tuple)
         x = self.on_gpu[turn.batch.inst.place[0]]
         job = x.job
@@ -418,7 +431,7 @@ class Aegaeon:
         yield from self.next(x, view)
 
     def next(self, x: Instance, view: View) -> Iterator[Action]:
-        """Choose the model of the next turn, and switch to it."""
+        """Choose the group or batch that has the next turn, and switch to its model."""
         if self.order == "decode" and not x.works:
             x.owed = len(x.groups)
         if x.groups and (self.order == "prefill" or x.owed or not x.works):
@@ -433,7 +446,7 @@ class Aegaeon:
             yield from self.begin(x, x.job)
 
     def begin(self, x: Instance, job: Group | Work) -> Iterator[Action]:
-        """Switch to a turn: KV of other batches out, weights out and in, KV in, run; then prefetch the next weights.
+        """Switch to a turn: other KV out, weights out and in, its own KV in, run; then prefetch the next weights.
 
         Before a prefill, decode batches of the same model keep their KV on the GPUs.
         """
@@ -458,7 +471,10 @@ class Aegaeon:
             yield from x.fetch(m, self.way)
 
     def ahead(self, x: Instance, job: Group | Work) -> tuple[str, ...]:
-        """Return the next model if its weights fit beside this one's and the KV cache of this turn, else none."""
+        """Return the model to prefetch during a turn, as a tuple of at most one name.
+
+        This is the next model, if its weights fit beside the weights and KV cache of this turn's model.
+        """
         if not (self.prefetch and self.sync):
             return ()
         m, models = job.batch.inst.model, self.cluster.models

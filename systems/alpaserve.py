@@ -55,7 +55,7 @@ MOST = 1.5e9  # requests in queues that a beam search may simulate: 40 s on an x
 
 @dataclass(slots=True)
 class AlpaServe:
-    """Each group serves the models that have a copy on it, first come first served."""
+    """A policy in which each group of GPUs serves the models with a copy on it, first come first served."""
 
     cluster: Cluster
     k: int = number(3, 1, 16)
@@ -77,7 +77,7 @@ class AlpaServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place copies at the start, then send each request to one."""
+        """Place copies of the models at the start, then send each request to a copy of its model."""
         match event:
             case Woke("start"):
                 yield from self.start()
@@ -118,11 +118,11 @@ class AlpaServe:
         yield Admit(r.id, Batch(Inst(r.model, self.groups[g])))
 
     def first_s(self, m: str, g: int, tokens: int) -> float:
-        """Return the seconds of a prefill."""
+        """Return the seconds that a prompt of `tokens` tokens takes to prefill on model m's copy on group g."""
         return self.cluster.profile.prefill_s(Inst(m, self.groups[g]), tokens)
 
     def held_s(self, m: str, group: Gpus) -> float:
-        """Return the seconds for which a request of the forecast keeps its group."""
+        """Return the seconds for which a request of a model keeps a group, by the forecast; 0 without a forecast."""
         plan = self.cluster.plan.get(m)
         return busy(self.cluster, m, group) / plan.rate_rps if plan and plan.rate_rps > 0 else 0.0
 
@@ -171,7 +171,7 @@ class AlpaServe:
         return best[0], by_group(best[1])
 
     def select_fast(self, groups: list[Gpus]) -> tuple[float, Selection]:
-        """Return the best score that the heuristic passes through, and its selection."""
+        """Return the best score among the selections that the heuristic passes through, and that selection."""
         need, room, W = *self.sizes(groups), self.workload(groups)
         S = np.zeros(need.shape, bool)
         best, most, free = (0.0, S), W.most(), room.copy()
@@ -188,12 +188,15 @@ class AlpaServe:
             free[g] -= need[i, g]
 
     def sizes(self, groups: list[Gpus]) -> tuple[Bytes, Bytes]:
-        """Return the bytes that models need on each GPU of a group, (models, groups), and those that such a GPU has."""
+        """Return the bytes that each model needs on each GPU of each group, and the bytes that the group's GPUs have.
+
+        The shapes are (models, groups) and (groups,). A group's smallest GPU counts.
+        """
         need = [[self.need(i, len(group)) for group in groups] for i in range(len(self.cluster.models))]
         return np.array(need), np.array([min(float(self.cluster.gpus[g].mem_bytes) for g in group) for group in groups])
 
     def need(self, i: int, degree: int) -> float:
-        """Return the bytes of a copy and one longest request on each GPU; infinite at a degree that is not served."""
+        """Return the bytes on each GPU of a copy with one longest request; infinite if the degree is not served."""
         model = list(self.cluster.models.values())[i]
         if degree not in model.degrees:
             return math.inf
@@ -201,7 +204,10 @@ class AlpaServe:
         return footprint(model, elastic=True) + one_request(model)
 
     def workload(self, groups: list[Gpus]) -> Workload:
-        """Return W, and each model's seconds on each group: infinite if not served at the group's degree."""
+        """Return the workload W, drawn from the forecast, with each model's seconds on each group.
+
+        The seconds are infinite if the model is not served at the group's degree.
+        """
         models, plan = self.cluster.models, self.cluster.plan
         served = {m: [len(group) in model.degrees for group in groups] for m, model in models.items()}
         profile = self.cluster.profile
@@ -220,20 +226,23 @@ class AlpaServe:
 
 
 def with_copy(S: Copies, i: int, g: int) -> Copies:
-    """Return a selection with one more copy."""
+    """Return a selection with one more copy, of model i on group g."""
     S = S.copy()
     S[i, g] = True
     return S
 
 
 def by_group(S: Copies) -> Selection:
-    """Return the models with a copy, by group."""
+    """Return, for each group, the models that have a copy on it."""
     return tuple(tuple(np.flatnonzero(here).tolist()) for here in S.T)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Arrivals of models, and seconds of each model on each group: (models, groups)."""
+    """Drawn arrivals of models, and the seconds that a request of each model takes on each group.
+
+    Arrays of seconds have the shape (models, groups).
+    """
 
     arrival_s: list[float]
     model: list[int]
@@ -249,7 +258,10 @@ class Workload:
         held_s: np.ndarray[tuple[int, int], np.dtype[np.float64]],
         slo_s: np.ndarray[tuple[int], np.dtype[np.float64]],
     ) -> Workload:
-        """Draw Poisson arrivals of all models by hashes of their numbers; none without a rate."""
+        """Return a workload of `samples` Poisson arrivals, drawn by hashes of their numbers.
+
+        If all rates are 0, it has no arrivals.
+        """
         total = sum(rates)
         n = samples if total > 0 else 0
         ends = np.cumsum(rates) / (total or 1.0)
@@ -259,13 +271,13 @@ class Workload:
         return Workload(arrival_s.tolist(), model.tolist(), first_s, held_s, slo_s)
 
     def most(self) -> float:
-        """Return a score that no selection exceeds: that of requests which are each alone on their fastest group."""
+        """Return an upper bound of all scores: the score if each request were alone on its model's fastest group."""
         first_s: list[float] = [self.first_s[m].min().item() for m in self.model]
         met = [x for x, m in zip(first_s, self.model, strict=True) if x <= self.slo_s.item(m)]
         return (len(met) - 1e-4 * sum(met)) / max(1, len(self.model))
 
     def queues(self, S: Selection) -> tuple[float, list[int], list[int]]:
-        """Return a selection's score, the requests that are not good by model, and those that are by group."""
+        """Return a selection's score, the requests that miss their SLO by model, and those that meet it by group."""
         homes: list[list[int]] = [[] for _ in self.slo_s]
         for g, here in enumerate(S):
             for m in here:
@@ -285,7 +297,10 @@ class Workload:
         return (sum(served) - 1e-4 * spent) / max(1, len(self.model)), late, served
 
     def scores(self, kept: Sequence[Copies], grown: Sequence[tuple[int, int, int]]) -> list[float]:
-        """Return the scores of selections that grow by a copy, given as (index in `kept`, model, group)."""
+        """Return the score of each selection in `grown`, which is a selection of `kept` with one more copy.
+
+        Each is given as (index in `kept`, model, group).
+        """
         if not grown or not self.arrival_s:
             return [0.0] * len(grown)
         of, added, at = np.array(grown).T

@@ -25,7 +25,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Stall-free batching with a budget of tau tokens a step."""
+    """A policy of stall-free batching with a budget of tau tokens a step."""
 
     cluster: Cluster
     tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
@@ -42,7 +42,7 @@ class Chunked:
         object.__setattr__(self, "options", {"kv": kv_manager(self.kv, spread(self.cluster).values())})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, route and run every model at the start; nothing after."""
+        """Place, route and run every model at the start, and do nothing after that."""
         if event != Woke("start"):
             return
         for m, place in spread(self.cluster, self.options["kv"] == "elastic").items():

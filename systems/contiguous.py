@@ -36,7 +36,7 @@ DECISION_S = 0.0  # Orca decides once, before the start; FasterTransformer's nex
 
 @dataclass(slots=True)
 class Contiguous:
-    """Model k runs alone on the next free GPUs, with KV in chunks."""
+    """A policy that gives each model its own GPUs, where each request has one contiguous chunk of KV memory."""
 
     cluster: Cluster
     kv: str = choice("max", "pow2", "oracle", "paged")
@@ -63,11 +63,14 @@ class Contiguous:
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """Return the number of GPUs that gives every model its own, each group within a node."""
+        """Return the number of GPUs with which every model has its own, each model's GPUs being on one node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Give each model its GPUs at the start; without joins, form batches."""
+        """Load each model on its own GPUs at the start.
+
+        With joins=false, also form batches of requests as these arrive and finish.
+        """
         match event:
             case Woke("start"):
                 return self.start()
@@ -80,7 +83,7 @@ class Contiguous:
         return ()
 
     def start(self) -> Iterator[Action]:
-        """Load and run every model; with joins, the engine lets requests in as they come."""
+        """Load and run every model; with `joins`, also let the engine admit requests as they arrive."""
         for m, place in apart(self.cluster).items():
             self.batch[m], self.queue[m], self.left[m] = Batch(Inst(m, place)), deque(), set()
             yield Load(self.batch[m].inst)
@@ -99,7 +102,7 @@ class Contiguous:
             yield Admit(rid, self.batch[m])
 
     def most(self, m: str) -> int:
-        """Return B: how many chunks of the longest sequence fit in the memory beside the weights."""
+        """Return B, the number of chunks for the longest sequence that fit in the memory beside the weights."""
         model = self.cluster.models[m]
         blocks = -(-model.max_tokens * model.kv_token_bytes // model.page_bytes)
         chunk = 1 << (blocks - 1).bit_length()

@@ -21,7 +21,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Dedicated:
-    """Model k runs alone on the next free GPUs."""
+    """A policy that gives each model, one after another, the next free GPUs for itself."""
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
@@ -33,7 +33,7 @@ class Dedicated:
 
     @staticmethod
     def gpus_needed(models: Mapping[str, Model], node_gpus: int) -> int:
-        """Return the number of GPUs that gives every model its own, each group within a node."""
+        """Return the number of GPUs with which every model has its own, each model's GPUs being on one node."""
         return gpus_apart(models, node_gpus)
 
     def on(self, event: Event, view: View) -> Iterable[Action]:

@@ -33,7 +33,7 @@ DECISION_S = 3e-6  # mean of 30,000 at 80 % load of one A100; 2 busy x86-64 core
 
 @dataclass(slots=True)
 class Cell:
-    """Groups of GPUs of one size, the first of which prefill."""
+    """Groups of GPUs of one size, of which the first prefill and the others decode."""
 
     groups: list[Gpus]
     free: float  # bytes on each GPU beside weights and one longest request of each model
@@ -42,7 +42,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Disaggregated:
-    """Prompts on some instances, decodes on others, KV moved in between."""
+    """A policy that prefills on some instances, decodes on others, and moves the KV cache in between."""
 
     cluster: Cluster
     p: int = number(1, 1, 8)
@@ -70,7 +70,7 @@ class Disaggregated:
     # ------------------------------------------------------------ placement
 
     def placed(self, elastic: bool = False) -> Mapping[str, Sequence[Gpus]]:
-        """Place the groups of each model, those that prefill first.
+        """Return the groups of GPUs on which each model has an instance, the groups that prefill first.
 
         Models are placed heaviest first, each in the cell where pressure stays lowest. Raises Infeasible if no cell has
         room for a model.
@@ -94,7 +94,7 @@ class Disaggregated:
         return {m: homes[m] for m in models}
 
     def degree(self, m: str) -> int:
-        """Return the degree at which each instance of a model is served. Infeasible where GPUs are too few."""
+        """Return the tensor-parallel degree of a model's instances. Raises Infeasible if there are too few GPUs."""
         model = self.cluster.models[m]
         fit = [tp for tp in model.degrees if tp <= model.tp and len(self.groups(tp)) >= self.p + self.d]
         if not fit:
@@ -109,7 +109,7 @@ class Disaggregated:
         return [tuple(gpus[k : k + size]) for gpus in nodes.values() for k in range(0, len(gpus) - size + 1, size)]
 
     def cells(self, size: int) -> Iterator[Cell]:
-        """Yield disjoint cells of groups of `size` GPUs."""
+        """Yield disjoint cells, each of P + D groups of `size` GPUs."""
         groups, n = self.groups(size), self.p + self.d
         for k in range(0, len(groups) - n + 1, n):
             yield Cell(groups[k : k + n], float(self.cluster.gpus[0].mem_bytes))
@@ -141,7 +141,7 @@ class Disaggregated:
                     yield Admit(rid, self.idlest(now.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
-        """Return the prefill instance that has the fewest tokens to do."""
+        """Return the batch of the prefill instance that has the fewest prompt tokens left to compute."""
         return min(self.prefills[m], key=lambda b: view.batch(b).prefill_tokens)
 
 

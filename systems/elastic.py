@@ -37,7 +37,7 @@ DECISION_S = 0.0  # decides once, before the start; with `idle_s`, a look-up in 
 
 @dataclass(slots=True)
 class Elastic:
-    """One placement, KV memory first come first served, and sleep for models without traffic."""
+    """A policy with one placement, KV memory first come first served, and sleep for models without traffic."""
 
     cluster: Cluster
     idle_s: float = number(0.0, 0, 3600)
@@ -82,7 +82,7 @@ class Elastic:
                 self.active_s[batch] = view.now_s
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Load every model and its copies, and let each take what memory it finds free."""
+        """Load every model and its copies, which then take KV memory as they need it and find it free."""
         homes = spread(self.cluster, elastic=True, by=self.placement)
         self.places = replicas(self.cluster, homes, elastic=True) if self.replicas else {m: [homes[m]] for m in homes}
         for m, places in self.places.items():
@@ -107,7 +107,7 @@ class Elastic:
                 yield Evict(batch.inst)
 
     def wake(self, batch: Batch) -> Iterator[Action]:
-        """Bring the weights of a sleeping model back."""
+        """Load the weights of a sleeping model again."""
         if batch in self.asleep:
             self.asleep.remove(batch)
             yield Load(batch.inst, "sleep")

@@ -68,7 +68,7 @@ Lacks = Mapping[str, float]  # requests a second that are not served, by model
 
 
 class Llm(NamedTuple):
-    """A model as the placement sees it before the start; bytes per GPU."""
+    """A model's forecast and sizes, as the placement uses them before the start; bytes are per GPU."""
 
     name: str
     tp: int
@@ -98,7 +98,7 @@ class Estimator:
     units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
 
     def times(self, m: Llm, B: int) -> tuple[float, float]:
-        """Return t_p and l_o t_d at a batch of B, in s."""
+        """Return the seconds that B requests take to prefill (t_p) and, in a batch of B, to decode (l_o t_d)."""
         if (m, B) not in self.known:
             inst, profile = Inst(m.name, tuple(range(m.tp))), self.cluster.profile
             full, rest = divmod(round(B * m.l_p), STEP_TOKENS)
@@ -108,23 +108,27 @@ class Estimator:
         return self.known[m, B]
 
     def most(self, m: Llm) -> int:
-        """Return the largest batch that is tried."""
+        """Return the largest batch size that is tried for a model."""
         return MOST_SEQS * (m.tp if self.by_degree else 1)
 
     def alone(self, m: Llm, most: int) -> int:
-        """Return the smallest batch that serves the rate W with the GPUs to itself; `most` where none does."""
+        """Return the smallest batch that serves the rate W with the GPUs to itself; `most` if no batch does."""
         return 1 + bisect_left(range(1, most), True, key=lambda B: meets(B / sum(self.times(m, B)), m.W))
 
     def unserved(self, unit: Sequence[Llm]) -> Lacks:
-        """Return the rates that models on a GPU fail to serve, with KV split by W s and batches as small as will do."""
+        """Return the requests a second of each model on a GPU that are not served, with batches as small as will do.
+
+        KV memory is split among the models in proportion to W s.
+        """
         if (key := tuple(unit)) not in self.units:
             self.units[key] = min(self.tried(unit), key=lambda lacks: sum(lacks.values()))
         return self.units[key]
 
     def tried(self, unit: Sequence[Llm]) -> Iterator[Lacks]:
-        """Yield the rates that models fail to serve, as the batch of the model served least, relative to W, grows.
+        """Yield each model's unserved requests a second while batches grow, first for batches that would do alone.
 
-        The last are yielded when all rates are served or memory is used up.
+        At each step the batch grows of the model that is served least, relative to its rate W. The last value is
+        yielded when all rates are served or memory is used up.
         """
         F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
         total = sum(m.kv for m in unit) or 1.0
@@ -144,12 +148,15 @@ class Estimator:
 
 
 def meets(served: float, W: float) -> bool:
-    """Tell whether a throughput meets the rate W: placement.py forgives a tenth, at most half a request a second."""
+    """Tell whether a throughput `served` meets the rate W, both in requests a second.
+
+    As in placement.py, a shortfall of a tenth of `served` is forgiven, but at most half a request a second.
+    """
     return served + min(0.5, served * 0.1) >= W
 
 
 def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to cut `gpus` GPUs into meshes of the given sizes, largest first."""
+    """Yield the ways to split `gpus` GPUs into meshes of the given sizes, as tuples of sizes with the largest first."""
     if gpus == 0:
         yield ()
     for k, size in enumerate(sizes):
@@ -172,11 +179,11 @@ def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
 
 
 def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
-    """Return the requests a second unserved, the highest KV demand over free memory, and homes.
+    """Place models in the given order; return the requests a second unserved, the highest KV pressure, and homes.
 
-    Both numbers are infinite if a model has no room. Each model goes where the unserved rates grow least; among equals
-    to the least busy GPUs, then to the emptiest (placement.py). It takes a mesh of its degree; where the cut has none,
-    part of a mesh of the next larger size.
+    KV pressure is a GPU's KV demand over its free memory. Both numbers are infinite if a model has no room. Each model
+    goes where the unserved rates grow least; among equals, to the least busy GPUs, then to the emptiest (placement.py).
+    It takes a mesh of its degree or, if the partition `cut` has no such mesh, part of a mesh of the next larger size.
     """
     gpus = estimator.cluster.gpus
     here: list[list[Llm]] = [[] for _ in gpus]
@@ -211,9 +218,10 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
 
 
 def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefills: bool = True) -> dict[str, Gpus]:
-    """Return the best greedy placement over all partitions (Algorithm 1); `prefills`: on the same GPUs.
+    """Return the best greedy placement over all partitions of the GPUs into meshes (Algorithm 1).
 
-    Where no order finds room, a placement is searched. Raises Infeasible if there is none either.
+    `prefills` tells whether prompts are prefilled on the same GPUs. If no order of models finds room and no model has a
+    share of the SMs, all placements are searched. Raises Infeasible if that finds no placement either.
     """
     estimator = Estimator(cluster, prefills)
     popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
@@ -230,7 +238,7 @@ def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefi
 
 
 def no_room(cluster: Cluster, llms: Sequence[Llm]) -> Infeasible:
-    """Return the error that no placement was found."""
+    """Return the error to raise when no placement was found."""
     m = max(llms, key=lambda m: (m.tp, m.weight + m.floor))
     return Infeasible(
         f"no placement found of {len(llms)} models with one request each on {len(cluster.gpus)} GPU(s)"
@@ -249,8 +257,8 @@ def on_meshes(
 ) -> tuple[float, float, dict[str, Gpus]]:
     """Place models on one mesh group by Algorithm 1 (smart_placement); return the same values as `greedy`.
 
-    Each model goes to the mesh whose throughput grows most, at the degree of the mesh's size; among equals to the
-    smallest, then to the least busy, then to the emptiest.
+    Each model goes to the mesh whose throughput grows most, at the degree of the mesh's size; among equals, to the
+    smallest mesh, then to the least busy, then to the emptiest.
     """
     mem = estimator.cluster.gpus[0].mem_bytes
     here: dict[Gpus, list[Llm]] = {mesh: [] for mesh in cut}
@@ -281,8 +289,8 @@ def on_meshes(
 def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool = True) -> dict[str, Gpus]:
     """Return the best placement over all mesh groups with no more meshes than models (Algorithm 1, optimize).
 
-    Models go by rate x size, the largest first. Where every group has more meshes, those with the fewest are tried.
-    Raises Infeasible when no group has room.
+    Models are placed by rate x size, the largest first. If every group has more meshes than that, the groups with the
+    fewest meshes are tried. Raises Infeasible when no group has room.
     """
     estimator = Estimator(cluster, prefills, by_degree=True)
     every = [m for model in models for m in model.values()]
@@ -301,7 +309,7 @@ def published(cluster: Cluster, models: Sequence[Candidates], *, prefills: bool 
 
 @dataclass(slots=True)
 class MuxServe:
-    """Placement once, ADBS for ever, prefill turns where they are asked for."""
+    """A policy that places models once, adapts KV quotas by ADBS, and can give prefills turns."""
 
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
@@ -350,11 +358,11 @@ class MuxServe:
 
     @property
     def apart(self) -> bool:
-        """True if prompts have GPUs of their own: a lone GPU has no second half."""
+        """True if prompts have GPUs of their own, which takes at least two GPUs."""
         return self.prefill == "apart" and len(self.cluster.gpus) > 1
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place and share at the start, adapt on the clock, hand out turns."""
+        """Place models and set quotas at the start, adapt the quotas at intervals, and hand out prefill turns."""
         match event:
             case Woke(key):
                 yield from self.start() if key == "start" else self.adapt(view)
@@ -394,7 +402,7 @@ class MuxServe:
         yield from (action for m in self.home for action in self.grant(m))
 
     def placed(self, shared: Cluster) -> Mapping[str, Gpus]:
-        """Return the home of each model: as given, or chosen on the shared GPUs, at a degree by `degrees`."""
+        """Return the home of each model: the given one, or one chosen on the shared GPUs at a degree by `degrees`."""
         names, elastic, beside = list(shared.models), self.kv == "elastic", not self.apart
         if shared.homes:
             return spread(shared, elastic)
@@ -404,7 +412,10 @@ class MuxServe:
         return {m: homes[m] for m in names}
 
     def prefilling(self, n: int) -> Iterable[Action]:
-        """Open instances for prompts on the GPUs from the n-th on, at the largest degree that leaves each its own."""
+        """Open instances for prompts on the GPUs from the n-th on.
+
+        Each has the largest degree with which every model can have GPUs of its own.
+        """
         models, rest = dict(self.cluster.models), self.cluster.gpus[n:]
         each = max(1, len(rest) // len(models))
         for m, model in models.items():
@@ -415,21 +426,21 @@ class MuxServe:
             yield from (Load(batch.inst), Run(batch, "prefill"), Admit(m, batch))
 
     def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
-        """Open the lane that stays open: that of both phases if engines batch, else the decode lane."""
+        """Open the lane of a model that stays open: for both phases if engines batch, else for decodes."""
         if self.lanes == "engine":
             yield Run(self.batch(m), seqs=seqs, sms=self.partition(self.decode_share) if self.decode_share else None)
         else:
             yield Run(self.batch(m), "decode", seqs=seqs, sms=self.llms[m].dec_sms if self.lanes == "shares" else None)
 
     def grant(self, m: str) -> Iterable[Action]:
-        """Bring a model's quota into force."""
+        """Put a model's KV quota into force, as a limit in bytes or a number of sequences."""
         if self.quotas == "bytes":
             yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
         else:
             yield from self.open(m, self.most(m) if self.quotas == "sequences" else None)
 
     def most(self, m: str) -> int:
-        """Return the number of mean requests that a model's quota holds."""
+        """Return the number of requests of mean length that a model's KV quota holds."""
         return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
 
     def batch(self, m: str) -> Batch:
@@ -437,13 +448,13 @@ class MuxServe:
         return Batch(Inst(m, self.home[m]))
 
     def candidates(self, name: str) -> Candidates:
-        """Return a model at each degree at which a GPU holds its part (Algorithm 2, set_candidate_mesh_size)."""
+        """Return a model at each degree at which its part fits a GPU (Algorithm 2, set_candidate_mesh_size)."""
         each = {tp: self.llm(name, tp) for tp in self.cluster.models[name].degrees}
         fitting = {tp: m for tp, m in each.items() if m.weight + m.floor <= self.cluster.gpus[0].mem_bytes}
         return fitting or each  # the placement says then that there is no room
 
     def llm(self, name: str, tp: int | None = None) -> Llm:
-        """Return plan and sizes of a model at a degree (None: the set's), with the fewest SMs that serve its rate."""
+        """Return a model's forecast and sizes at a degree (None: the set's), with the fewest SMs for its rate."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
         size = model.weight_bytes * model.tp
         model = model.at(tp or model.tp)
@@ -468,7 +479,11 @@ class MuxServe:
         return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
 
     def adapt(self, view: View) -> Iterable[Action]:
-        """ADBS: needy models, the fullest first, take quota from the others in proportion to what those can spare."""
+        """Adapt the KV quotas by ADBS.
+
+        Needy models, the fullest first, take quota from the other models of a GPU in proportion to what these can
+        spare.
+        """
         mean, queue = dict[str, float](), dict[str, int]()
         for m in self.home:
             s, (steps, tokens) = view.batch(self.batch(m)), self.seen.get(m, (0, 0))
@@ -495,11 +510,14 @@ class MuxServe:
                 yield from self.grant(m)
 
     def spare(self, m: str, Q: int, seqs: int) -> int:
-        """Return the bytes of a donor's free sequences, at least one, but none of its least quota (ours)."""
+        """Return the bytes that a model can give away of its quota Q: those of its `seqs` free sequences, at least one.
+
+        Its least quota is never given away (ours).
+        """
         return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - self.least(self.llms[m]))))
 
     def least(self, m: Llm) -> float:
-        """Return the least KV bytes of a quota: one longest request where the quota is a limit, else a mean one."""
+        """Return the least KV bytes of a model's quota: one longest request for quotas in bytes, else a mean one."""
         return m.floor if self.quotas == "bytes" else m.seq
 
     # ------------------------------------------------------------ prefill round robin
@@ -519,7 +537,7 @@ class MuxServe:
             yield from self.next(tuple(self.Q), view)
 
     def next(self, gpus: Gpus, view: View) -> Iterable[Action]:
-        """Round robin: on each free GPU the first model after the last one that has prompts, and may prefill them."""
+        """Begin a prefill turn on each free GPU, round robin over the models that have prompts and may prefill them."""
         for g in gpus:
             names = list(self.Q[g])
             k = names.index(self.last[g]) + 1 if g in self.last else 0

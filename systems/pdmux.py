@@ -73,7 +73,7 @@ Coefficients = tuple[float, float, float]  # alpha, beta, gamma
 
 
 class Predictor:
-    """Seconds of a model's steps on each count of SMs that they may have, by fits of least relative squares."""
+    """Predicted seconds of a model's steps for each number of SMs, by fits with least squares of relative errors."""
 
     def __init__(self, profile: Profile, inst: Inst, gpu: Gpu) -> None:
         self.decode: dict[int, list[Coefficients]] = {}
@@ -86,24 +86,24 @@ class Predictor:
             self.prefill[s] = [fit(some, [profile.prefill_s(inst, n, s) for _, n in some]) for some in prompts]
 
     def decode_s(self, b: int, c: int, s: int) -> float:
-        """Return T_d in s."""
+        """Return T_d, the seconds of a decode step of b sequences with c tokens of context on s SMs."""
         alpha, beta, gamma = self.decode[s][c > DECODE_RANGES[0][1]]
         return alpha * c + beta * b + gamma
 
     def prefill_s(self, n: int, s: int) -> float:
-        """Return T_p in s."""
+        """Return T_p, the seconds of a prefill of n tokens on s SMs."""
         n = max(n, LEAST_TOKENS)
         alpha, beta, gamma = self.prefill[s][(n > PREFILL_RANGES[0][1]) + (n > PREFILL_RANGES[1][1])]
         return alpha * n * n + beta * n + gamma
 
 
 def between(low: int, high: int) -> list[int]:
-    """Return five evenly spaced counts from `low` to `high`."""
+    """Return five evenly spaced integers from `low` to `high`."""
     return [low + k * (high - low) // 4 for k in range(5)]
 
 
 def fit(points: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Coefficients:
-    """Return the coefficients of both columns and the constant, by least squares of relative errors."""
+    """Return alpha, beta and gamma of a linear fit of `seconds` to `points`, by least squares of relative errors."""
     rows = np.column_stack([np.array(points, float), np.ones(len(points))]) / np.array(seconds)[:, None]
     scale = np.abs(rows).max(axis=0)
     alpha, beta, gamma = (np.linalg.lstsq(rows / scale, np.ones(len(points)), rcond=None)[0] / scale).tolist()
@@ -114,14 +114,17 @@ def fit(points: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Coeffici
 
 
 def divisions(gpu: Gpu) -> list[tuple[int, int]]:
-    """Return at most six evenly spaced (s_p, s_d) with s_p >= s_d >= 16, the largest s_p first (divide_sm)."""
+    """Return at most six evenly spaced divisions (s_p, s_d) of a GPU's SMs, the largest s_p first (divide_sm).
+
+    Each has s_p >= s_d >= 16.
+    """
     fit = [(s, gpu.sms - s) for s in gpu.sm_choices if gpu.sms - s <= s <= gpu.sms - LEAST_DECODE_SMS]
     step = max(1, len(fit) // DIVISIONS)
     return fit[::step][:DIVISIONS][::-1]
 
 
 def forward_count(n: int) -> int:
-    """Return SGLang's layers of a slice of a prefill of n tokens."""
+    """Return the layers in a slice of a prefill of n tokens, as SGLang sets them."""
     return max(1, SPLIT_FORWARD_TOKEN_BUDGET // max(1, n))
 
 
@@ -147,11 +150,11 @@ class Tenant:
 
     @property
     def fast(self) -> Batch:
-        """The batch of the request that preempts."""
+        """The batch in which a request that preempts others is prefilled."""
         return self.batch._replace(tag=1)
 
     def order(self, phase: Phase, sms: int | None = None, layers: int | None = None) -> Iterator[Run]:
-        """Order a lane to take these SMs and slices, unless its last order says the same."""
+        """Order a lane to use these SMs and slices of layers, unless its last order was the same."""
         some = None if layers is None or layers >= self.model.layers else max(1, layers)
         batch = self.fast if phase == "prefill" and self.ahead is not None else self.batch
         run = Run(batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
@@ -161,29 +164,33 @@ class Tenant:
 
     @property
     def closed(self) -> bool:
-        """True if its lane for prompts is closed."""
+        """True if the prefill lane is closed."""
         return "prefill" not in self.told
 
     def close(self) -> Iterator[Run]:
-        """Close the lane for prompts, so that the next prefill begins by an order, on that order's SMs."""
+        """Close the prefill lane, so that the next prefill begins with a new order and the SMs of that order."""
         if not self.closed:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
-        """Tell whether a prefill is under way or can begin: its KV has room, or (`alone`) no decode could make any."""
+        """Tell whether a prefill is under way or can begin.
+
+        It can begin if its KV has room. If no decode runs (`alone`), it begins anyway, since no decode could free any
+        memory.
+        """
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         return self.room(next(iter(self.waiting)), view)
 
     def room(self, rid: int, view: View) -> bool:
-        """Tell whether a prompt's KV has room."""
+        """Tell whether there is room for the KV of a prompt."""
         need = (self.waiting[rid] + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
 
 
 @dataclass(slots=True)
 class PDMux:
-    """Least SMs that meet the ITL SLO go to decode, the rest to prefill, in slices of layers."""
+    """A policy that gives decodes the fewest SMs that meet the ITL SLO, and prefills the rest, in slices of layers."""
 
     cluster: Cluster
     rule: str = choice("predict", "table", "h200", "none")
@@ -275,7 +282,10 @@ class PDMux:
     # ------------------------------------------------------------ preemption, section 3.4.2
 
     def first(self, t: Tenant, rid: int, view: View) -> bool:
-        """Tell whether a new prompt preempts the prefill in flight: it would be late behind it, but not the reverse."""
+        """Tell whether a new prompt preempts the prefill in flight.
+
+        It does if it would miss its TTFT SLO behind that prefill, and if that prefill still meets its own SLO after it.
+        """
         run, s = t.told.get("prefill"), view.batch(t.batch)
         if t.ahead is not None or t.predict is None or run is None:
             return False
@@ -288,7 +298,7 @@ class PDMux:
         return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
 
     def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
-        """Note that a prompt has its first token, or is gone; if it went first, resume the preempted prefill."""
+        """Note that a prompt has its first token or has ended; if it had preempted a prefill, resume that prefill."""
         t.due_s.pop(rid, None)
         if rid == t.ahead:
             yield from t.close()
@@ -297,7 +307,7 @@ class PDMux:
     # ------------------------------------------------------------ partitions
 
     def divide(self, tenant: Tenant, view: View) -> Iterator[Action]:
-        """Divide the SMs among the phases of a tenant and of those that share its GPUs."""
+        """Divide the SMs between the prefills and decodes of a tenant and of the tenants that share its GPUs."""
         states = [(t, view.batch(t.batch)) for t in tenant.near]
         decodes = [(t, s) for t, s in states if s.decoding]
         prefills = [(t, s) for t, s in states if t.prefills(s, view, alone=not decodes)]
@@ -323,7 +333,7 @@ class PDMux:
     def predicted(
         self, decodes: Sequence[tuple[Tenant, BatchState]], prefills: Sequence[tuple[Tenant, BatchState]]
     ) -> Iterator[Action]:
-        """Give each decode the least s_d that meets its SLO, and the prefills what is left, in equal parts."""
+        """Give each model's decodes the fewest SMs (s_d) that meet its SLO, and divide the rest among the prefills."""
         gpu = self.cluster.gpus[0]
         counts, guard = decode_counts(gpu), self.guard * worst(gpu)
         s_d, slice_s = [], inf
@@ -344,19 +354,22 @@ class PDMux:
             yield from t.order("prefill", s_p, self.layers(t, s, slice_s, s_p))
 
     def layers(self, t: Tenant, s: BatchState, slice_s: float, s_p: int | None) -> int:
-        """Return N_PL, with which a slice takes about `slice_s`; without a predictor, SGLang's."""
+        """Return N_PL, the layers of a prefill slice that takes about `slice_s`.
+
+        Without a predictor it is SGLang's number.
+        """
         n = min(s.prefill_tokens, STEP_TOKENS) if t.ahead is None else t.waiting[t.ahead]
         if t.predict is None:
             return forward_count(n)
         return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, self.fitted(s_p)))
 
     def fitted(self, s_p: int | None) -> int:
-        """Return the nearest count of SMs, at most s_p, for which prefills are predicted; the largest for None."""
+        """Return the largest number of SMs, at most s_p, for which prefills are predicted; without s_p, the largest."""
         counts = prefill_counts(self.cluster.gpus[0])
         return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
     def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
-        """Return SGLang's (s_p, s_d) at a decode batch of b (adjust_stream_groups)."""
+        """Return SGLang's division (s_p, s_d) of the SMs at a decode batch of b (adjust_stream_groups)."""
         if self.rule == "h200":
             return next((s_p, s_d) for s_p, s_d, least in reversed(H200) if b >= least)
         there = divisions(gpu)
@@ -364,17 +377,17 @@ class PDMux:
 
 
 def worst(gpu: Gpu) -> float:
-    """Return the largest measured slow-down of a decode step beside a prefill: a GPU's own, else the H100's."""
+    """Return the largest measured slow-down of a decode step beside a prefill on this GPU, or else on the H100."""
     return next((most for kind, most in GUARD.items() if gpu.kind.startswith(kind)), WORST)
 
 
 def prefill_counts(gpu: Gpu) -> list[int]:
-    """Return the counts of SMs that a prefill may have, in ascending order."""
+    """Return the numbers of SMs that a prefill may have, in ascending order."""
     return [n for n in gpu.sm_choices if n % GRAIN == 0]
 
 
 def decode_counts(gpu: Gpu) -> list[int]:
-    """Return the counts of SMs that a prefill leaves to decode, in ascending order; at least half a grain."""
+    """Return the numbers of SMs that a prefill leaves to decodes, at least half of GRAIN, in ascending order."""
     return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN // 2]
 
 

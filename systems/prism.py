@@ -56,7 +56,7 @@ DECISION_S = 12e-6  # at most: 7 to 11e-6, heavy8 from 4 to 23 req/s; 2 shared x
 
 
 class Demand(NamedTuple):
-    """A model as Alg. 1 sees it; `d` and `w` are of each of its `tp` parts."""
+    """A model as Algorithm 1 sees it; `d` and `w` are for each of its `tp` tensor-parallel parts."""
 
     name: str
     d: float
@@ -69,7 +69,10 @@ class Demand(NamedTuple):
 def alg1(
     models: Sequence[Demand], C: Sequence[float], nodes: Sequence[int], tau: float = 0.0, argmin: str = "before"
 ) -> dict[str, Gpus]:
-    """Return the places of models by Algorithm 1, parts on distinct GPUs of a node, without those that fit nowhere."""
+    """Return the places of models by Algorithm 1, without the models that fit nowhere.
+
+    The parts of a model are on distinct GPUs of one node.
+    """
     w_req_rate, shared_kv = [0.0] * len(C), list(C)
     placed: dict[str, Gpus] = {}
     for m in sorted(models, key=lambda m: -m.d):
@@ -94,11 +97,10 @@ def alg1(
 
 
 def alg2(jobs: Iterable[tuple[float, float]], start_s: float = 0.0) -> list[int]:
-    """Return the indices of as many requests as can be prefilled in time, by Algorithm 2.
+    """Return the indices of a largest set of requests that can all be prefilled in time (Algorithm 2).
 
-    Jobs are (deadline, seconds of prefill), sorted by deadline. Moore, "An n Job, One Machine Sequencing
-    Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a prefill ends too late, the longest one so far
-    goes.
+    Jobs are (deadline, seconds of prefill), sorted by deadline. Moore, "An n Job, One Machine Sequencing Algorithm for
+    Minimizing the Number of Late Jobs", 1968: whenever a prefill ends too late, the longest prefill so far is dropped.
     """
     S: list[tuple[float, int]] = []  # a heap, the longest first
     current_time = start_s
@@ -145,13 +147,13 @@ class Tenant:
 
     @property
     def idle(self) -> bool:
-        """True if it has no request."""
+        """True if the model has no request, waiting or running."""
         return not (self.live or self.queue or self.late)
 
 
 @dataclass(slots=True)
 class Site:
-    """A GPU, as the copies of models on it are now."""
+    """A GPU's memory beside weights, and the models that are on it now."""
 
     shared_kv: int  # bytes beside weights
     leaving: int = 0  # bytes of weights that are on their way out
@@ -163,7 +165,7 @@ Ratio = tuple[float, float, int]  # the KVPR of a GPU, the variance of its estim
 
 
 class Ratios:
-    """KVPR of all GPUs under a placement; after a change only the GPUs concerned are computed again."""
+    """The KVPR of all GPUs under a placement. For a move it is computed again only on the GPUs concerned."""
 
     def __init__(self, gpus: Sequence[Gpu], models: Sequence[Tenant], at: Mapping[str, Gpus]) -> None:
         self.gpus, self.at = gpus, at
@@ -176,12 +178,12 @@ class Ratios:
         self.largest = self.ranked[0]
 
     def ratio(self, g: int, here: Sequence[tuple[int, Tenant]]) -> Ratio:
-        """Return the KVPR of GPU g with some models on it."""
+        """Return the KVPR of GPU g with the models `here` on it, the variance of its estimate, and g."""
         shared_kv = max(self.gpus[g].mem_bytes - sum([m.w for _, m in here]), 1) / GIB
         return sum([m.d for _, m in here]) / shared_kv, sum([m.var for _, m in here]) / shared_kv**2, g
 
     def after(self, move: Mapping[str, Gpus]) -> Ratio:
-        """Return the largest ratio once models have moved to the given places; () stands for eviction."""
+        """Return the largest KVPR of a GPU once models have moved to the given places; () stands for eviction."""
         concerned = dict.fromkeys(g for name, place in move.items() for g in (*self.at.get(name, ()), *place))
         ratios = list(islice((r for r in self.ranked if r[2] not in concerned), 1))
         for g in concerned:
@@ -193,7 +195,7 @@ class Ratios:
 
 @dataclass(slots=True)
 class Prism:
-    """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
+    """A policy of two levels: Algorithm 1 places models on GPUs, and Algorithm 2 admits requests."""
 
     cluster: Cluster
     numerator: str = choice("osdi26", "v1")
@@ -254,7 +256,7 @@ class Prism:
         self.models = {m: Tenant(m, x, c[m], w[m], w[m] + one_request(x)) for m, x in models.items()}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer one event."""
+        """Return the actions that answer an event."""
         if isinstance(event, Woke):  # the most frequent first; patterns would take five times as long
             if event.key.startswith("gpu"):
                 return self.let_in(int(event.key[4:]), view)
@@ -295,7 +297,10 @@ class Prism:
         return self.sites[g]
 
     def weigh(self, m: Tenant, now_s: float) -> None:
-        """Estimate d_j from the window, and from the forecast for the part of the window before the start."""
+        """Estimate a model's weighted rate d_j from the last `window_s` seconds.
+
+        For the part of the window before the start, the forecast counts.
+        """
         while m.seen and m.seen[0] < now_s - self.window_s:
             m.seen.popleft()
         plan = self.cluster.plan[m.name]
@@ -309,7 +314,7 @@ class Prism:
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
     def place(self, models: Sequence[Tenant]) -> dict[str, Gpus]:
-        """Return the places that Alg. 1 gives for the present estimates, in GiB."""
+        """Return the places that Algorithm 1 gives to models by their present estimates, with sizes in GiB."""
         demands = [Demand(m.name, m.d, m.w / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models]
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
@@ -334,7 +339,7 @@ class Prism:
         yield from self.partition()
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
-        """Load a copy of a model: as its home, or as its next home if it has one that it can leave later."""
+        """Load a copy of a model as its home or, if it has a home that it can leave later, as its next home."""
         self.copies[m.name, place] = state
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
         self.sites.clear()
@@ -344,7 +349,7 @@ class Prism:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once its requests inside have finished; those that wait go to its next home."""
+        """Evict a model once its admitted requests have finished; its waiting requests go to its next home."""
         assert m.home is not None
         place, m.home, m.next = m.home, m.next, None
         self.copies[m.name, place] = "leaving"
@@ -360,7 +365,11 @@ class Prism:
                 yield from self.load(self.models[name], view)
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
-        """Bring a model back where KVPR is lowest, or make room for it there."""
+        """Bring a model back where the fewest other models must leave for it.
+
+        Among equal places it goes to one with free memory, then to that of lowest KVPR. If models must leave first, it
+        is loaded after that.
+        """
         need, home = m.need, self.out[m.name] or self.cluster.homes.get(m.name)
         self.weigh(m, view.now_s)
         best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
@@ -383,7 +392,10 @@ class Prism:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
-        """Choose models to evict for one that is out (`hurry`) or moves to GPU g; None if there is no room."""
+        """Choose models to evict from GPU g for a model that is out (`hurry`) or moves there.
+
+        Return None if no such choice makes enough room.
+        """
         site = self.site(g)
         here = [v for v in site.models if v.home and self.copies[v.name, v.home] == "in"]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
@@ -403,7 +415,7 @@ class Prism:
         return m.idle and now_s - m.since_s >= self.idle_s
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
-        """Serve a model from the place where it is loaded now, and evict it where it was before."""
+        """Serve a model from the place where it has just been loaded, and evict it from its former home."""
         self.copies[m.name, place] = "in"
         self.sites.clear()
         if m.next == place:
@@ -429,10 +441,10 @@ class Prism:
             yield from self.migrate(homes, at, view) if self.moves == "copy" else self.change(homes, at, view)
 
     def migrate(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move models to their new places, if there is room for a second copy or eviction of idle models makes it.
+        """Move models to their new places if there is room for a second copy, or if evicting idle models makes room.
 
-        Each move by itself must lower the largest KVPR by more than tau and the noise: other moves of the placement
-        may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
+        Each move by itself must lower the largest KVPR by more than tau and the noise. Other moves of the placement may
+        have to wait for room, and Algorithm 1 shuffles models of like rates at each interval.
         """
         taken, ratios = dict.fromkeys(range(len(self.cluster.gpus)), 0), Ratios(self.cluster.gpus, homes, at)
         for name, place in self.place(homes).items():
@@ -458,10 +470,10 @@ class Prism:
         return now[0] - then[0] > self.tau + self.z * math.sqrt(now[1] + then[1])
 
     def change(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
-        """Move one model to its place by Alg. 1, or exchange two, one of them on the GPU of largest KVPR.
+        """Move one model to its place by Algorithm 1, or exchange two models, one of them on the GPU of largest KVPR.
 
         Of the moves that lower the largest KVPR by more than tau and the noise, the one that lowers it most is made.
-        Moves that fit now come before those for which both models have to leave first.
+        Moves that fit now come before exchanges for which both models have to leave first.
         """
         ratios = Ratios(self.cluster.gpus, homes, at)
         *_, worst = ratios.largest
@@ -479,23 +491,26 @@ class Prism:
         self.out.update({} if move in fits else move)
 
     def lowest(self, ratios: Ratios, moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
-        """Return the move that leaves the lowest largest KVPR, of those that are better than none; empty if none is."""
+        """Return the move after which the largest KVPR is lowest; empty if no move is `better` than staying."""
         now, then = ratios.largest, [(ratios.after(move), move) for move in moves]
         return min([x for x in then if self.better(now, x[0])], key=lambda x: x[0], default=(now, {}))[1]
 
     def fits(self, name: str, place: Gpus, free: Sequence[int]) -> bool:
-        """Tell whether a model has room at a place beside all that is there, and all that still leaves."""
+        """Tell whether a model has room at a place beside all copies there, including those that are still leaving."""
         return (name, place) not in self.copies and all(free[g] >= self.models[name].need for g in place)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
-        """Tell whether model m may have the place of x, and has room there once x has left."""
+        """Tell whether model m may take the place of model x, and has room there once x has left."""
         if self.moves != "exchange" or x.home is None or len(x.home) != m.model.tp:
             return False
         room = all(s.shared_kv + s.leaving + x.w >= m.need for s in map(self.site, x.home))
         return room and not {*x.home} & {*(m.home or ())} and (m.name, x.home) not in self.copies
 
     def partition(self) -> Iterator[Action]:
-        """Without memory on demand, split the memory beside weights and kept pages into limits by the forecast."""
+        """Set KV limits by the forecast, unless memory is on demand (`elastic`).
+
+        They split the memory of each GPU beside weights and kept pages among its models.
+        """
         for g in range(len(self.cluster.gpus)) if not self.elastic else ():
             if here := self.site(g).models:
                 floor = [float(one_request(m.model)) for m in here]
@@ -506,13 +521,13 @@ class Prism:
     # ------------------------------------------------------------ who is let in
 
     def priority(self, r: Request) -> float:
-        """Return the time by which requests are sorted: the deadline, or under fcfs the arrival."""
+        """Return the time by which waiting requests are sorted: the deadline or, with order=fcfs, the arrival."""
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
-        """Queue a request, and load its model or wake its GPU.
+        """Queue a request, and load its model or wake its GPU to admit requests.
 
-        The GPU wakes after all other events of the instant, so that Alg. 2 runs once for all.
+        The GPU wakes after all other events of the instant, so that Algorithm 2 runs once for all of them.
         """
         m = self.models[r.model]
         m.seen.append(r.arrival_s)
@@ -535,7 +550,7 @@ class Prism:
         return chain(wakes, self.load_all(view)) if self.out and m.idle else wakes
 
     def let_in(self, g: int, view: View) -> Iterator[Action]:
-        """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
+        """Admit requests to the engines of GPU g, in order, while the engines' next steps and the memory have room."""
         here = self.site(g).serving
         open_ = [m for m in here if (m.queue or m.late) and self.room(m, 1)]
         self.short.discard(g)
@@ -582,7 +597,7 @@ class Prism:
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
     def room(self, m: Tenant, tokens: int) -> bool:
-        """Tell whether the next step of an engine has room for a prompt, so that the prompt would not wait."""
+        """Tell whether the next step of a model's engine has room for a prompt, so that the prompt would not wait."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
     def take(self, e: Entry) -> None:
@@ -593,7 +608,7 @@ class Prism:
             e.m.queue.remove(e)
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
-        """Return the requests to let in, in order, and those that Alg. 2 drops."""
+        """Return the requests to admit, in order, and the requests that Algorithm 2 drops."""
         R = sorted([e for m in open_ for e in m.queue[: self.heads]])[: self.heads]
         if self.order == "fcfs":
             return R, []

@@ -80,7 +80,7 @@ class Tenant:
 
 @dataclass(slots=True)
 class PrismReleased:
-    """A controller that balances memory per request at ticks, and a queue by deadline for each GPU."""
+    """A policy that balances memory per request at ticks, and has a queue by deadline for each GPU."""
 
     cluster: Cluster
     idle_s: float = number(50.0, 1, 600)  # policy/simple_global.py, MODEL_IDLE_THRESHOLD
@@ -111,7 +111,7 @@ class PrismReleased:
             raise Infeasible(f"models that share GPUs have one tensor-parallel degree in Prism's release, not {unlike}")
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer one event."""
+        """Return the actions that answer an event."""
         if isinstance(event, Woke):  # the most frequent first; patterns would take five times as long
             if event.key.startswith("gpu"):
                 return self.let_in(int(event.key[4:]))
@@ -145,7 +145,7 @@ class PrismReleased:
     # ------------------------------------------------------------ ticks
 
     def tick(self, view: View) -> Iterator[Action]:
-        """Evict models idle for long, load those with requests, and move one."""
+        """Evict models that have been idle for long, load models that are out and have requests, and move one model."""
         for m in self.models.values():
             made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
             m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
@@ -159,7 +159,7 @@ class PrismReleased:
         yield from self.balance(view.now_s)
 
     def balance(self, now_s: float) -> Iterator[Action]:
-        """Move the model with fewest requests whose move leaves fewer pairs of GPUs unstable."""
+        """Move one model, of those with fewest requests first, if that leaves fewer pairs of GPUs unstable."""
         homes = self.active()
         for m in homes:
             m.flight.append(m.live + len(m.queue))
@@ -174,7 +174,10 @@ class PrismReleased:
                     return
 
     def unstable(self, homes: Sequence[Tenant], at: Mapping[str, Gpus]) -> int:
-        """Return the number of pairs of GPUs of which one has over UNSTABLE times the other's memory per request."""
+        """Return the number of unstable pairs of GPUs.
+
+        A pair is unstable if one of its GPUs has over UNSTABLE times as much memory per request as the other GPU.
+        """
         each = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in homes if g in at[m.name]]
@@ -206,14 +209,17 @@ class PrismReleased:
                 yield from self.bring(m, min(places, key=self.pressures), "in")
 
     def weigh(self, m: Tenant, now_s: float) -> None:
-        """Estimate demand from the tokens of the window, and from the forecast for its part before the start."""
+        """Estimate a model's demand from its tokens of the last DEMAND_S seconds.
+
+        For the part of that time before the start, the forecast counts.
+        """
         plan = self.cluster.plan[m.name]
         before = plan.rate_rps * max(0.0, DEMAND_S - (now_s - self.start_s))
         tokens = m.made[-1][1] - m.made[0][1] + before * (plan.prompt_tokens + plan.output_tokens)
         m.demand = tokens / DEMAND_S * m.model.kv_token_bytes / m.model.tpot_slo_s
 
     def free(self, g: int, *, soon: bool = False) -> int:
-        """Return the bytes of GPU g beside weights; `soon`: once the models that are leaving have left."""
+        """Return the bytes of GPU g beside weights; with `soon`, once the models that are leaving have left."""
         used = (footprint(self.models[name].model, elastic=True) for (name, place), state in self.copies.items()
                 if g in place and not (soon and state == "leaving"))  # fmt: skip
         return self.cluster.gpus[g].mem_bytes - sum(used)
@@ -227,7 +233,7 @@ class PrismReleased:
         return [m for m in self.models.values() if m.home is not None and g in m.home]
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
-        """Load a model as its home, and open its lane."""
+        """Load a model at a place that becomes its home, and open its lane there."""
         self.copies[m.name, place] = state
         self.out.pop(m.name, None)
         m.places[place] = None
@@ -236,7 +242,7 @@ class PrismReleased:
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
-        """Evict a model once its requests inside have finished; those that wait go where it is loaded next."""
+        """Evict a model once its admitted requests have finished; its waiting requests go where it is loaded next."""
         assert m.home is not None
         self.copies[m.name, m.home] = "leaving"
         yield Evict(Inst(m.name, m.home))
@@ -251,7 +257,7 @@ class PrismReleased:
                 yield from self.load(self.models[name], view)
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
-        """Bring a model back where fewest must go for it, or make room for it there."""
+        """Bring a model back where the fewest models must leave for it, or first make room for it there."""
         decided = self.out[m.name]
         self.weigh(m, view.now_s)
         best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
@@ -273,7 +279,7 @@ class PrismReleased:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, now_s: float) -> list[Tenant] | None:
-        """Choose models to evict so that a model has a worker and room on GPU g; None if it cannot."""
+        """Choose models to evict so that a model has a worker and room on GPU g; None if no choice gives it both."""
         if sum(g in place for _, place in self.copies) >= self.workers:
             return None
         here = [v for v in self.active() if v.home and g in v.home]
@@ -291,13 +297,13 @@ class PrismReleased:
     # ------------------------------------------------------------ who is let in
 
     def ask(self, m: Tenant, view: View) -> Sequence[Action]:
-        """Wake the GPU of a model with waiting requests, after all other events of the instant."""
+        """Wake the GPU of a model with waiting requests to admit them, after all other events of the instant."""
         if m.home and m.queue and len(m.waiting) <= BACKEND_MOST:
             return [Wake(view.now_s, f"gpu {m.home[0]}")]
         return ()
 
     def let_in(self, g: int) -> Iterator[Action]:
-        """Let requests into the engines of GPU g, each behind at most BACKEND_MOST that wait in its engine."""
+        """Admit requests to the engines of GPU g, each behind at most BACKEND_MOST requests that wait in its engine."""
         here = [m for m in self.active() if m.home and m.home[0] == g]
         for e in sorted(e for m in here for e in m.queue[: max(0, BACKEND_MOST + 1 - len(m.waiting))]):
             r = e[2]
@@ -316,6 +322,6 @@ def need(m: Tenant) -> int:
 
 
 def priority(r: Request) -> float:
-    """Return arrival + TTFT SLO, less a guess of the prefill's seconds."""
+    """Return a request's deadline (arrival + TTFT SLO) less a guess of its prefill's seconds."""
     guess_s = min(max(r.prompt_tokens / PREFILL_TOKENS, PREFILL_S[0]), PREFILL_S[1])
     return r.arrival_s + r.ttft_slo_s - guess_s

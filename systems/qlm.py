@@ -62,7 +62,7 @@ WHOLE = 2.0**-20  # seconds
 
 
 class Rates(NamedTuple):
-    """Profile and forecast of a model; symbols above."""
+    """A model's speeds and times from its profile and forecast; the module docstring defines the symbols."""
 
     B: int
     O: float
@@ -101,7 +101,7 @@ class Group:
 
 
 class After(NamedTuple):
-    """Estimated state of a queue after some of its groups."""
+    """The estimated state of a queue once all requests of some of its groups have been pulled."""
 
     at_s: float
     model: str | None
@@ -112,7 +112,7 @@ class After(NamedTuple):
 
 @dataclass(slots=True)
 class Qlm:
-    """Groups, virtual queues, and a scheduler that orders them."""
+    """A policy of request groups, virtual queues, and a scheduler that orders the groups in them."""
 
     cluster: Cluster
     way: str = choice("sleep", "cold", "disk", "host", "pool", "parallel")
@@ -155,7 +155,7 @@ class Qlm:
         self.fits = {m: [k for k, q in enumerate(self.queues) if q.fits(m)] for m in work}
 
     def rated(self, m: str) -> Rates:
-        """Compute the symbols of model m from its profile and forecast."""
+        """Compute the speeds and times of model m from its profile and forecast."""
         model, profile = self.cluster.models[m], self.cluster.profile
         plan = self.cluster.plan.get(m) or Plan(0.0, model.max_tokens / 2, model.max_tokens / 2, "none")
         prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)
@@ -170,7 +170,7 @@ class Qlm:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Form and empty groups, pull the requests for which there is room, and schedule at most once an instant."""
+        """Form and empty groups, admit the requests for which there is room, and schedule at most once an instant."""
         match event:
             case Arrived(request):
                 return self.join(request, view)
@@ -186,7 +186,10 @@ class Qlm:
         return ()
 
     def join(self, request: Request, view: View) -> Iterator[Action]:
-        """Add a request to its open group, or form a group behind the queue that reaches it first."""
+        """Add a request to the open group of its model and SLO.
+
+        If there is no such group with room, form one at the end of the queue that would reach it first.
+        """
         m, slo_s = request.model, min(request.ttft_slo_s, LOOSEST_S)
         g = self.open.get((m, slo_s))
         if g is not None and g.room > 0:
@@ -207,7 +210,7 @@ class Qlm:
         yield Wake(view.now_s, "schedule")
 
     def leave(self, rid: int, now_s: float) -> Iterator[Action]:
-        """Remove a request that ended; the last request of a group takes the group off the queue."""
+        """Remove a request that has ended and, if it was the last of its group, remove the group from its queue."""
         g = self.pulled.pop(rid)
         g.running -= 1
         q = g.home
@@ -222,7 +225,10 @@ class Qlm:
     # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
 
     def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Admit requests of the groups at the head, as many as fit; if the head has another model, swap it in first."""
+        """Admit requests of the groups at the head of a queue, as many as fit.
+
+        If the first group is of another model, swap its model in first.
+        """
         if q.groups and q.groups[0].model != q.model and q.in_s is None:
             yield from self.swap(q, now_s)
         running = sum(g.running for g in q.running())
@@ -235,7 +241,10 @@ class Qlm:
                 yield Admit(rid, q.batch(g.model))
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Swap the head's model for the one that is in; requests that still run were overtaken and are evicted."""
+        """Swap the model of a queue's first group in, and the present model out.
+
+        Requests that still run are evicted, because the scheduler has put the first group in front of theirs.
+        """
         running, m = q.running(), q.groups[0].model
         if running:
             yield Run(q.batch(running[0].model), steps=0)
@@ -245,7 +254,7 @@ class Qlm:
         yield from q.hold(m, self.way, drain=not running)
 
     def ready(self, q: Queue, view: View) -> Iterator[Action]:
-        """Open the lane of a model that is in, bring evicted KV cache home, then pull more requests."""
+        """Open the lane of a model that has been loaded, move its evicted KV cache back, and admit more requests."""
         assert q.model is not None
         batch, q.in_s = q.batch(q.model), None
         if view.lane(batch, "mixed") is None:
@@ -258,14 +267,17 @@ class Qlm:
     # ------------------------------------------------------------ RWT estimator
 
     def waiting_s(self, g: Group) -> float:
-        """Return W_g in s. Deviations of groups are summed, which is more than the deviation of their sum."""
+        """Return W_g, the seconds until all requests of a group are pulled.
+
+        Deviations are summed over groups later, which gives more than the deviation of their sum.
+        """
         n, r = len(g.n), self.rates[g.model]
         return whole((n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta)
 
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
-        """Return the state of a queue after `groups` in their order, beginning with what its instance does now.
+        """Return the state of a queue after `groups` in this order, beginning with what its instance does now.
 
-        Requests that run and are overtaken are evicted first.
+        Running requests whose group is overtaken are evicted first.
         """
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
@@ -273,7 +285,7 @@ class Qlm:
         return self.follow(After(whole(at_s), q.model, leave_s), groups)
 
     def follow(self, s: After, groups: Sequence[Group]) -> After:
-        """Return the state after s and some more groups, one after another."""
+        """Return the state of a queue after some more groups, one after another, from state s."""
         at_s, model, leave_s, sum_s, late_s = s
         for g in groups:
             r = self.rates[g.model]
@@ -300,17 +312,20 @@ class Qlm:
                     g.home = q
 
     def relaxed(self, orders: Sequence[Sequence[Group]], now_s: float) -> float:
-        """Return the least v that an order for each queue satisfies."""
+        """Return the least v, in seconds, for which no penalty exceeds v when the queues have the given orders."""
         return max(0.0, *(self.after(q, groups, now_s).late_s for q, groups in zip(self.queues, orders, strict=True)))
 
     def fixed(self, q: Queue) -> list[Group]:
-        """Return the groups that cannot be overtaken: the one whose model comes in; under drain, those that run."""
+        """Return the groups at the head of a queue that no other group may overtake.
+
+        This is the group whose model is being loaded or, with evict=drain, the groups that run. Else no group is fixed.
+        """
         return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
 
     def edf(self, now_s: float) -> list[list[Group]]:
-        """Order groups by deadline, each in the queue that reaches it first.
+        """Return an order for each queue: groups by deadline, each in the queue that reaches it first.
 
-        A group comes before what runs only if that alone meets its SLO.
+        A group goes in front of running groups only if it meets its SLO there and would miss it behind them.
         """
         orders = [list(self.fixed(q)) for q in self.queues]
         leads = [[g for g in q.running() if g not in order] for q, order in zip(self.queues, orders, strict=True)]
@@ -336,7 +351,10 @@ class Qlm:
         return [order + lead for order, lead in zip(orders, leads, strict=True)]
 
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
-        """Return the program's orders, none with a penalty above v; None where they are too many to list."""
+        """Return the order of groups for each queue that the integer program finds, with no penalty above v.
+
+        Return None if there are too many groups or orders to list, or if the program has no solution.
+        """
         loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
         if len(loose) > GROUPS:
             return None
@@ -355,7 +373,10 @@ class Qlm:
     def listed(
         self, s: After, todo: Sequence[Group], v: float, order: Sequence[Group] = ()
     ) -> Iterator[tuple[list[Group], After]]:
-        """Yield orders of some of the groups after state s, with their ends; a class stays first come first served."""
+        """Yield each order of some of the groups `todo` after state s, and its end state, if no penalty exceeds v.
+
+        Groups of one model and SLO stay first come first served.
+        """
         yield list(order), s
         for g in todo:
             end = self.follow(s, [g])
@@ -366,21 +387,24 @@ class Qlm:
     # ------------------------------------------------------------ words
 
     def of(self, groups: Sequence[Group]) -> list[int]:
-        """Return the requests of groups that were pulled and have not ended."""
+        """Return the requests of these groups that have been pulled and have not ended."""
         return [rid for rid, g in self.pulled.items() if g in groups]
 
     def fitting(self, g: Group) -> Sequence[int]:
-        """Return the indices of the queues that may serve a group: its own alone once the group has begun."""
+        """Return the indices of the queues that may serve a group; once the group runs, this is its own queue alone."""
         return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
 
     def mean_batch(self, m: str, view: View) -> float:
-        """Return the mean requests in a decode step of model m so far; before the first step, its forecast (Little)."""
+        """Return the mean number of requests in a decode step of model m so far.
+
+        Before the first step, it is the number that the forecast gives by Little's law.
+        """
         r, seen = self.rates[m], [view.batch(self.queues[k].batch(m)) for k in self.fits[m]]
         steps = sum(b.steps for b in seen)
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
 
     def work(self, m: str) -> float:
-        """Return the GPU-seconds a second that a model's forecast asks for."""
+        """Return the GPU-seconds per second that a model needs for its forecast requests."""
         r = self.rates[m]
         return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp
 
@@ -396,8 +420,8 @@ Ways = Mapping[frozenset[int], Sequence[Way]]  # by the jobs that are done
 def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, ...] | None:
     """Choose an option for each machine so that every job is done once at the least cost; None if impossible.
 
-    The cost is the sum of the options' sums + weight x their largest penalty. The search is exact, machine by machine.
-    Of equal choices the one with the first options is taken.
+    The cost is the sum of the chosen options' sums + weight x their largest penalty. The search is exact, machine by
+    machine. Among equal choices the one with the first options is taken.
     """
     each = [gathered((jobs, (t, t + weight * late, (j,))) for j, (jobs, t, late) in enumerate(of)) for of in options]
     every = frozenset[int]().union(*(jobs for ways in each for jobs in ways))
@@ -406,7 +430,10 @@ def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, .
 
 
 def joined(some: Ways, more: Ways) -> Ways:
-    """Combine the ways of some machines with those of one machine more."""
+    """Combine the choices (ways) of options for some machines with those for one more machine.
+
+    Choices in which both do the same job are left out.
+    """
     return gathered(
         (jobs | new, (t + u, max(value + u, t + added), (*taken, *j)))
         for jobs, ways in some.items()
@@ -418,7 +445,7 @@ def joined(some: Ways, more: Ways) -> Ways:
 
 
 def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
-    """Group ways by the jobs that they do, without those that no further machine can make the best."""
+    """Group ways by the set of jobs that they do; keep only ways that may still become the best of their group."""
     by_jobs: dict[frozenset[int], list[Way]] = {}
     for jobs, way in pairs:
         by_jobs.setdefault(jobs, []).append(way)
@@ -426,9 +453,9 @@ def gathered(pairs: Iterable[tuple[frozenset[int], Way]]) -> Ways:
 
 
 def unbeaten(ways: Iterable[Way]) -> list[Way]:
-    """Keep, in order of rising sum, the ways whose value is lower than that of all before them.
+    """Keep, in order of rising sum, the ways whose value is lower than that of all ways before them.
 
-    Whatever further machines add to both, the other ways do not become better.
+    A way that is left out cannot become the best, whatever further machines add to it and to the ways that are kept.
     """
     kept: list[Way] = []
     for way in sorted(ways):
@@ -438,7 +465,7 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
 
 
 def ids(groups: Iterable[Group]) -> frozenset[int]:
-    """Return the set of the groups' ids, whatever their order."""
+    """Return the set of the groups' ids."""
     return frozenset(g.id for g in groups)
 
 

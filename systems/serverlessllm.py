@@ -68,7 +68,7 @@ class Instance(Slot):
 
 @dataclass(slots=True)
 class ServerlessLlm:
-    """Whole requests, first come first served, on the instance where their model starts soonest."""
+    """A policy that runs whole requests, first come first served, on the instance where their model starts soonest."""
 
     cluster: Cluster
     place: str = choice("startup", "fewest")
@@ -124,7 +124,7 @@ class ServerlessLlm:
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
-        """Add a request to the job that `place` finds for it, or open one."""
+        """Add a request to the job that `place` chooses, or to a new job on the instance chosen."""
         m = r.model
         fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
@@ -148,7 +148,7 @@ class ServerlessLlm:
         yield from self.next(x, view)
 
     def finished(self, rid: int, view: View) -> Iterator[Action]:
-        """Remove a request that ended; the last request of a job lets the next job begin."""
+        """Remove a request that has ended; after the last request of a job, begin the instance's next job."""
         x, job = self.where.pop(rid)
         del job.rids[rid]
         x.used_s = view.now_s
@@ -157,7 +157,7 @@ class ServerlessLlm:
             yield from self.next(x, view)
 
     def next(self, x: Instance, view: View) -> Iterator[Action]:
-        """Begin the next job of an instance that runs none: load its model and admit its requests."""
+        """Begin the next job of an instance on which no job runs: load its model and admit its requests."""
         if not x.jobs or x.jobs[0].runs:
             return
         if self.order == "sjf":
@@ -178,7 +178,11 @@ class ServerlessLlm:
     # ------------------------------------------------------------ where
 
     def startup_s(self, x: Instance, m: str, view: View) -> tuple[tuple[float, float], Instance, Job | None]:
-        """Estimate the seconds until a request of model m would start on an instance, and the job that it joins."""
+        """Estimate the seconds until a request of model m would start on an instance.
+
+        Return (those seconds and the time of last use, which breaks ties), the instance, and the job that the request
+        would join, or None for a new job.
+        """
         now_s, runs = view.now_s, x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
         used_s = now_s if x.jobs else x.used_s
@@ -195,7 +199,7 @@ class ServerlessLlm:
         return plan.rate_rps if plan else 0.0
 
     def loading_s(self, x: Instance, m: str, view: View) -> float:
-        """Estimate the seconds of a load of model m on an instance: from host memory, or from disk after others."""
+        """Estimate the seconds to load model m on an instance: from host memory, or from disk after earlier loads."""
         if self.here(x, m, view):
             return self.load_s[m]
         return max(0.0, self.disk_until_s.get(x.node, 0.0) - view.now_s) + self.disk_s[m]

@@ -82,21 +82,21 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A batch of a queue (plus): requests of one model that are sorted as one."""
+    """A batch of a worker's queue (preset plus): requests of one model that are sorted together."""
 
     model: str
     entries: list[Entry] = field(default_factory=list)
     prefill_s: float | None = None  # seconds of its prompts to compute; None: unknown, or no prompts
 
     def add(self, e: Entry) -> None:
-        """Take a request in as the last."""
+        """Add a request at the end of the batch."""
         self.entries.append(e)
         e.group, self.prefill_s = self, None
 
 
 @dataclass(slots=True)
 class ServerlessLlmReleased:
-    """Requests queue for workers when they arrive; each worker serves the front of its queue."""
+    """A policy in which requests queue for a worker when they arrive, and a worker serves the front of its queue."""
 
     cluster: Cluster
     order: str = choice("fcfs", "srtf")
@@ -124,7 +124,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ events
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place requests when they arrive; else let each worker follow its queue."""
+        """Place a request when it arrives; after other events let the worker concerned follow its queue."""
         match event:
             case Arrived(request):
                 return self.arrived(request, view)
@@ -139,7 +139,7 @@ class ServerlessLlmReleased:
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
-        """Drop requests that have waited too long, place the new one, and sort (plus)."""
+        """Drop requests that have waited too long, place the new request, and with preset plus sort all queues."""
         touched = set()
         for e in takewhile(lambda e: view.now_s - e.request.arrival_s > self.drop_s, self.entries.values()):
             if not e.token and not e.dropped:
@@ -163,17 +163,17 @@ class ServerlessLlmReleased:
                 yield from self.follow(x, view)
 
     def entry(self, r: Request, x: Worker, group: Group) -> Entry:
-        """Note a request in a worker's queue."""
+        """Add a request to a batch of a worker's queue, and return its entry."""
         self.entries[r.id] = e = Entry(r, x, group)
         group.add(e)
         return e
 
     def keeps(self, e: Entry, *, kv: bool) -> None:
-        """Note whether a request's KV is kept; the seconds left of its batch depend on it."""
+        """Record whether a request's KV is kept; the estimate of its batch's prefill seconds is then out of date."""
         e.kv, e.group.prefill_s = kv, None
 
     def prefilled(self, rid: int, now_s: float) -> None:
-        """Note that a request has a token, and its KV cache unless it was interrupted meanwhile."""
+        """Note that a request has its first token, and that its KV cache is kept unless it has been interrupted."""
         e = self.entries[rid]
         e.token, e.worker.stepped_s = True, now_s
         self.keeps(e, kv=rid in e.worker.runs)
@@ -191,7 +191,7 @@ class ServerlessLlmReleased:
         yield from self.follow(x, view)
 
     def loaded(self, inst: Inst, view: View) -> Iterator[Action]:
-        """Note that a model is in; the front of the queue may be of another model by now."""
+        """Note that a worker's model is loaded, and follow its queue, whose front may be of another model by now."""
         x = next(x for x in self.workers if x.has(inst))
         x.loading = False
         yield from self.follow(x, view)
@@ -199,7 +199,11 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ ServerlessLLM: where
 
     def place(self, m: str, fit: Sequence[Worker], view: View) -> Worker:
-        """Return the least recently used worker if the model's runs are full, else the worker with its shortest run."""
+        """Return the worker for a new request of a model.
+
+        It is the worker whose queue ends with the shortest run of the model. If all such runs are full, it is instead a
+        worker without a model, or else the least recently used worker of another model.
+        """
         runs = {x: self.last_run(x) for x in fit}
         mine = [x for x in fit if runs[x][0] == m]
         others = [x for x in fit if runs[x][0] != m]
@@ -209,12 +213,12 @@ class ServerlessLlmReleased:
         return min(mine, key=lambda x: runs[x][1])
 
     def last_run(self, x: Worker) -> tuple[str | None, int]:
-        """Return the model that a queue ends with, and how many requests of it come last."""
+        """Return the model of the last request in a worker's queue, and how many requests of it end the queue."""
         m = x.queue[-1].request.model if x.queue else x.model
         return m, sum(1 for _ in takewhile(lambda e: e.request.model == m, reversed(x.queue)))
 
     def used_s(self, x: Worker, view: View) -> float:
-        """Estimate when a worker's last step ended."""
+        """Estimate the time at which a worker's last step ended."""
         if x.model is None or not (now := view.batch(x.batch(x.model))).decoding:
             return x.stepped_s
         step_s = self.cluster.profile.step_s(x.batch(x.model).inst, now.decoding, now.ctx_tokens)
@@ -223,7 +227,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
 
     def batches(self, cut: Iterable[Group]) -> list[Group]:
-        """Cut a queue, given in batches, again: each request joins the first batch of its model with room."""
+        """Return a queue's batches formed again: each request joins the first batch of its model with room."""
         new: list[Group] = []
         last: dict[str, Group] = {}  # by model; those before it are full
         for batch in filter(lambda batch: batch.entries, cut):
@@ -240,7 +244,10 @@ class ServerlessLlmReleased:
         return new
 
     def join(self, m: str, fit: Sequence[Worker], cuts: Mapping[Worker, list[Group]]) -> tuple[Worker, Group]:
-        """Return the worker and batch for a new request: a batch with room, else a new one where batches are fewest."""
+        """Return the worker and batch for a new request.
+
+        It is the first batch of its model with room, or else a new batch on the worker with the fewest batches.
+        """
         for x in fit:
             for batch in cuts[x]:
                 if batch.model == m and len(batch.entries) < self.most:
@@ -250,7 +257,11 @@ class ServerlessLlmReleased:
         return x, batch
 
     def left_s(self, batch: Group, view: View) -> float:
-        """Return the seconds that sort a batch: its prompts to compute, else what its first request has left."""
+        """Return the seconds by which batches are sorted, the shortest first.
+
+        They are the prefill time of the batch's prompts that are not computed yet. If all are, they are what its first
+        request has left to decode.
+        """
         head, profile = batch.entries[0], self.cluster.profile
         inst = head.worker.inst(batch.model)
         tokens = sum(e.request.prompt_tokens for e in batch.entries if not e.kv and not e.dropped)
@@ -266,7 +277,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ a worker
 
     def follow(self, x: Worker, view: View) -> Iterator[Action]:
-        """Run the front of a worker's queue, loading its model if need be; interrupt all other requests that run."""
+        """Run the front of a worker's queue, loading its model if necessary, and interrupt other running requests."""
         first = next((e.request.model for e in x.queue if not e.dropped), None)
         swap = first not in (None, x.model) and not x.loading
         m = first if swap else x.model
@@ -286,7 +297,7 @@ class ServerlessLlmReleased:
                 yield Admit(rid, x.batch(m))
 
     def interrupt(self, rid: int, view: View) -> Iterator[Action]:
-        """Take a request out of the running batch; its KV is computed again when it is back."""
+        """Take a request out of the running batch and discard its KV, which is computed again when it returns."""
         e = self.entries[rid]
         del e.worker.runs[rid]
         self.keeps(e, kv=False)

@@ -68,19 +68,19 @@ class Job:
     again_s: float = math.inf  # when it asks again
 
     def due_s(self, made: float) -> float:
-        """Return when the token after `made` tokens is due, in s."""
+        """Return the time in seconds at which the request's next token is due after `made` tokens."""
         r = self.request
         later_s = r.tpot_slo_s * made if made else 0.0
         return r.arrival_s + self.excused_s + MARGIN * (r.ttft_slo_s + later_s)
 
     @property
     def tokens(self) -> int:
-        """Tokens of its context when it entered."""
+        """The tokens of the request's context when it last entered a worker or had its prefill."""
         return self.request.prompt_tokens + self.made
 
 
 class Queue(NamedTuple):
-    """The prompts of a worker together."""
+    """Totals of the prompts that a worker has still to prefill."""
 
     tokens: int
     took_s: float  # seconds that they take by the profile
@@ -105,7 +105,10 @@ class Worker:
     queue: Queue | None = None  # kept by `queued`; None once prompts have changed
 
     def queued(self, profile: Profile) -> Queue:
-        """Return the sums of its prompts, kept because each arrival asks for them and overload rarely changes them."""
+        """Return the totals of the worker's prompts.
+
+        They are cached, because each arrival asks for them and they rarely change under overload.
+        """
         if self.queue is None:
             jobs = self.prompts.values()
             self.queue = Queue(
@@ -116,11 +119,11 @@ class Worker:
         return self.queue
 
     def tokens(self, view: View, profile: Profile) -> int:
-        """Return the tokens of its contexts."""
+        """Return the context tokens of all the worker's requests."""
         return self.queued(profile).tokens + view.batch(self.batch).ctx_tokens
 
     def deadline_s(self, view: View, profile: Profile) -> float:
-        """Return the earliest deadline of its requests: worker.py, get_next_token_ddl."""
+        """Return the earliest deadline of the worker's requests: worker.py, get_next_token_ddl."""
         due_s = self.queued(profile).due_s
         while self.order and (self.order[0][2].worker is not self or self.order[0][1] in self.prompts):
             heappop(self.order)
@@ -130,7 +133,7 @@ class Worker:
         return due_s
 
     def decodes(self, job: Job, made: int) -> None:
-        """Move a request whose KV is whole from the prompts to the decodes."""
+        """Move a request whose prefill is complete from the worker's prompts to its decodes."""
         if self.prompts.pop(job.request.id, None) is not None:
             job.made, self.queue = made, None
             tpot_s = job.request.tpot_slo_s
@@ -153,18 +156,18 @@ class Node:
 
     @property
     def busy(self) -> bool:
-        """True if it has a worker, or one that is leaving."""
+        """True if the node has a worker, even one that is leaving."""
         return bool(self.workers or self.leaving)
 
     @property
     def used(self) -> int:
-        """Bytes of weights and KV memory: node.py, cal_node_memory_budget_with_target_worker."""
+        """Bytes of the workers' weights and KV memory, per GPU: node.py, cal_node_memory_budget_with_target_worker."""
         return sum(w.model.weight_bytes + w.kv_bytes for w in self.workers.values())
 
 
 @dataclass(slots=True)
 class Slinfer:
-    """Turns by deadline, three tests, preemption of small neighbours, and workers on demand."""
+    """A policy of turns by deadline, three admission tests, preemption of small neighbours, and workers on demand."""
 
     cluster: Cluster
     sharing: bool = choice(True, False)  # config.py, enable_sharing; False: one worker a node
@@ -247,7 +250,10 @@ class Slinfer:
     # ------------------------------------------------------------ turns: node.py, schedule
 
     def turn(self, node: Node, view: View) -> Iterator[Action]:
-        """Give the next turn to the worker with the earliest deadline; a lone one keeps it until another is ready."""
+        """Give the next turn to the worker with the earliest deadline.
+
+        If only one worker is ready, it keeps its turn until another one is.
+        """
         ready = [w for m, w in node.workers.items() if w.jobs and not w.loading and m not in node.stuck]
         if node.turn is not None:
             if node.since_s is None and any(w is not node.turn for w in ready):
@@ -263,7 +269,7 @@ class Slinfer:
         yield Run(first.batch, steps=self.quota(first) if len(ready) > 1 else None, chunk_tokens=0)
 
     def quota(self, w: Worker) -> int:
-        """Return the steps of a turn: worker.py, get_recommend_quota_size."""
+        """Return the number of steps in a worker's turn: worker.py, get_recommend_quota_size."""
         size = w.model.weight_bytes * w.model.tp
         return 1 if w.prompts else next((steps for most, steps in QUOTAS if size < most), 1)
 
@@ -281,7 +287,10 @@ class Slinfer:
     # ------------------------------------------------------------ requests: pool.py, schedule_incoming_request
 
     def enter(self, job: Job, view: View) -> Iterator[Action]:
-        """Let a request enter a worker that takes it, one whose neighbour makes room, or a new one; else it waits."""
+        """Put a request into a worker of its model, or else let it wait and ask again.
+
+        The first choice is a worker that takes it, then one for which a neighbour can be preempted, then a new worker.
+        """
         m, sign = job.request.model, -1 if self.packing else 1
         model = self.cluster.models[m]
         mine = [node.workers[m] for node in self.nodes if m in node.workers]
@@ -312,9 +321,10 @@ class Slinfer:
         yield self.next_ask()
 
     def order(self) -> list[Node]:
-        """Return the nodes as new workers try them, the empty ones last: pool.py, try_allocate_worker.
+        """Return the nodes in the order in which new workers try them, empty ones last: pool.py, try_allocate_worker.
 
-        The release removes from the list that it walks, so that of two empty neighbours the second keeps its place.
+        As in the release, nodes are removed from the list during a walk through it. So of two empty nodes side by side
+        the second one keeps its place.
         """
         nodes = sorted(self.nodes, key=lambda n: n.used, reverse=True)
         if not self.packing:
@@ -327,7 +337,7 @@ class Slinfer:
         return nodes + empty
 
     def join(self, w: Worker, job: Job, view: View, *first: Action) -> Iterator[Action]:
-        """Make a request a member of a worker, whose KV memory grows as far as the node has room."""
+        """Add a request to a worker, and enlarge the worker's KV memory for it as far as the node has room."""
         need = self.need(w, job, view)
         if need > w.kv_bytes:  # node.py, check_worker_need_kv_scale_up
             spare = w.node.room - w.node.used + w.kv_bytes
@@ -341,13 +351,13 @@ class Slinfer:
         yield from self.turn(w.node, view)
 
     def sized(self, w: Worker, kv_bytes: int) -> Iterator[Action]:
-        """Give a worker's KV memory another size."""
+        """Set the size of a worker's KV memory, in bytes on each of its GPUs."""
         w.kv_bytes = kv_bytes
         assert isinstance(w.batch.inst.place, tuple)
         yield from (Limit(w.batch.inst.model, g, kv_bytes) for g in w.batch.inst.place)
 
     def again(self, view: View) -> Iterator[Action]:
-        """Ask once more for the requests that no worker took, and drop those whose deadline is over."""
+        """Retry requests that no worker took and that are due to ask again; drop those whose deadline has passed."""
         while self.waiting and (job := next(iter(self.waiting.values()))).again_s <= view.now_s:
             rid = job.request.id
             del self.waiting[rid]
@@ -355,11 +365,14 @@ class Slinfer:
         yield self.next_ask()
 
     def next_ask(self) -> Wake:
-        """Set the timer of the first request that asks again."""
+        """Return the timer for the first waiting request that asks again."""
         return Wake(next((job.again_s for job in self.waiting.values()), math.inf), "again")
 
     def finished(self, job: Job, view: View) -> Iterator[Action]:
-        """Forget a request; its worker's KV memory shrinks, and a worker without requests goes after `keep_s`."""
+        """Forget a request that has ended, and reduce its worker's KV memory.
+
+        A worker without requests is stopped after `keep_s` seconds.
+        """
         rid, w = job.request.id, job.worker
         self.waiting.pop(rid, None)
         job.worker = None
@@ -379,7 +392,7 @@ class Slinfer:
         yield from self.turn(w.node, view)
 
     def expire(self, now_s: float) -> Iterator[Action]:
-        """Stop the workers that had no request for `keep_s`."""
+        """Stop the workers that have had no request for `keep_s` seconds."""
         idle = [w for node in self.nodes for w in node.workers.values() if w.idle_s < math.inf]
         for w in idle:
             if now_s >= w.idle_s + self.keep_s:
@@ -388,7 +401,7 @@ class Slinfer:
         yield Wake(min(left_s, default=math.inf), "idle")
 
     def stop(self, w: Worker, *, drain: bool) -> Iterator[Action]:
-        """Stop a worker; its requests are then in no worker."""
+        """Stop a worker; its requests then belong to no worker."""
         del w.node.workers[w.batch.inst.model]
         w.node.leaving.add(w.batch.inst.model)
         for job in w.jobs.values():
@@ -400,21 +413,27 @@ class Slinfer:
     # ------------------------------------------------------------ the three tests: node.py, can_add_request_to_worker
 
     def takes(self, w: Worker, job: Job, view: View, *, memory: bool = True) -> bool:
-        """Tell whether a worker, or a new one, may take a request."""
+        """Tell whether a worker, which may be new, passes the tests for taking a request.
+
+        With memory=False the test of memory is left out.
+        """
         if memory and self.lacking(w, job, view) > 0:
             return False
         others = (self.part(o, None, view) for o in w.node.workers.values() if o is not w)
         return sum(others) + self.part(w, job, view) <= 1 and self.in_time(w, job, view)
 
     def lacking(self, w: Worker, job: Job, view: View) -> int:
-        """Return the bytes that the node lacks for a worker with one request more."""
+        """Return the bytes per GPU that a node lacks for one more request of a worker; 0 or less if it has room."""
         need, new = self.need(w, job, view), w.batch.inst.model not in w.node.workers
         if need <= w.kv_bytes:
             return 0
         return w.node.used + (w.model.weight_bytes if new else 0) - w.kv_bytes + need - w.node.room
 
     def part(self, w: Worker, job: Job | None, view: View) -> float:
-        """Return the seconds of a worker's decode step over its TPOT SLO: worker.py, update_time_slice."""
+        """Return the seconds of a worker's decode step over its TPOT SLO: worker.py, update_time_slice.
+
+        The request `job`, if given, counts as one more of the worker's.
+        """
         seqs = len(w.jobs) + (job is not None)
         if not seqs or w.model.tpot_slo_s == math.inf:
             return 0.0
@@ -422,7 +441,11 @@ class Slinfer:
         return SAFETY * self.cluster.profile.step_s(w.batch.inst, seqs, tokens) / (MARGIN * w.model.tpot_slo_s)
 
     def in_time(self, target: Worker, job: Job, view: View) -> bool:
-        """Tell whether prompts end in time, from the target's on: node.py, check_prefill_DDLs_with_target_worker."""
+        """Tell whether the prompts of the target worker, and of the workers after it, end before their deadlines.
+
+        The workers of a node prefill one after the other by deadline: node.py, check_prefill_DDLs_with_target_worker.
+        While the target is loading the answer is True.
+        """
         if target.loading:  # its lateness is excused
             return True
         node, profile, prompts = target.node, self.cluster.profile, list[tuple[float, float, bool]]()
@@ -442,16 +465,17 @@ class Slinfer:
         return True
 
     def victim(self, w: Worker, job: Job, view: View) -> Worker | None:
-        """Return the neighbour that is preempted for a request: node.py, find_memory_preemption_with_target_worker."""
+        """Return the neighbour to preempt for a request, if any: node.py, find_memory_preemption_with_target_worker."""
         lacking = self.lacking(w, job, view)
         others = [v for v in w.node.workers.values() if v is not w and len(v.jobs) <= len(w.jobs) + 1]
         others.sort(key=lambda v: len(v.jobs))
         return next((v for v in others if v.model.weight_bytes + v.kv_bytes >= lacking), None)
 
     def need(self, w: Worker, job: Job | None, view: View, times: float = 1.0) -> int:
-        """Return the KV bytes that a worker needs, with `job` if given, by a factor `times`: worker.py, get_kv_usage.
+        """Return the KV bytes per GPU that a worker needs, with `job` if given: worker.py, get_kv_usage.
 
-        They are never more than the node has beside the weights, so that a request that fits alone is taken.
+        The bytes of its tokens are multiplied by `times`. The result is never more than the node has beside the
+        weights, so that a request that fits alone is taken.
         """
         seqs = len(w.jobs) + (job is not None)
         tokens = w.tokens(view, self.cluster.profile) + (job.tokens if job else 0) + AHEAD * seqs

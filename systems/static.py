@@ -44,7 +44,7 @@ DECISION_S = 0.0  # decides once, before the start; with `replicas`, a look at a
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """Models stay where the plan puts them, with the KV memory that the plan gives them."""
+    """A policy in which models stay where the plan puts them, each with a KV memory limit from the plan."""
 
     cluster: Cluster
     size: str = choice("equal", "rate", tuned=True)
@@ -74,7 +74,7 @@ class Static:
         object.__setattr__(self, "hears", frozenset({Woke, Arrived} if self.replicas else {Woke}))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, limit, route and run every model at the start; after it only requests of models with copies."""
+        """Place, limit, route and run every model at the start; after that, route requests of models with copies."""
         match event:
             case Woke("start"):
                 yield from self.start()
@@ -99,7 +99,7 @@ class Static:
             yield from self.partition(g, [m for m, places in self.places.items() if any(g in at for at in places)])
 
     def partition(self, g: int, tenants: list[str]) -> Iterable[Action]:
-        """Yield the limits K_m of the models on GPU g."""
+        """Yield the KV memory limits K_m of the models on GPU g."""
         models = self.cluster.models
         F_g = self.cluster.gpus[g].mem_bytes - sum(models[m].weight_bytes for m in tenants)
         if self.size == "rate":

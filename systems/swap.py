@@ -99,7 +99,7 @@ class Server:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """GPUs of one router: its queue and its servers."""
+    """A router's GPUs, with its queue of requests and its servers."""
 
     places: Mapping[str, Sequence[Gpus]]  # where each of its models may be served
     most: int
@@ -112,7 +112,7 @@ class Pool:
 
 @dataclass(slots=True)
 class Swap:
-    """A queue for each router, and rules by which servers stop for others."""
+    """A policy with a queue for each router, and rules by which servers stop to make room for others."""
 
     cluster: Cluster
     queue: str = choice("collated", "fifo")
@@ -180,7 +180,7 @@ class Swap:
         self.refuse()
 
     def refuse(self) -> None:
-        """Raise UserError for a setting of some models that would change nothing."""
+        """Raise UserError for a setting without effect, and Infeasible if pinned models leave no room for another."""
         grouped = {"exclusive": self.exclusive, "persistent": self.persistent, "pinned": self.pinned}
         if self.victim != "group" and (idle := next((name for name, text in grouped.items() if text), None)):
             raise UserError(f"field {idle}: it has an effect with victim=group alone")
@@ -208,7 +208,7 @@ class Swap:
         return bool(mine & its)
 
     def kv_bytes(self, m: str) -> int:
-        """Return the KV bytes that a server reserves on each GPU: for `slots` requests, or one if that is too much."""
+        """Return the KV bytes that a server reserves on each GPU: for `slots` requests or, if too much, for one."""
         model = self.cluster.models[m]
         free = max(gpu.mem_bytes for gpu in self.cluster.gpus) - model.weight_bytes
         reserved = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
@@ -217,11 +217,11 @@ class Swap:
         return reserved
 
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
-        """Yield for each router its models and where they may be served.
+        """Yield, for each router, its models and the groups of GPUs where each of them may be served.
 
-        A router has all places (pools=one), the models of one group of GPUs, or (victim=group) those of all groups,
-        where one may stop another. Models are placed by falling weight (`spread`), each in the group with the least
-        weight so far: alone, if there is a group for each.
+        With pools=one a single router has all groups. With victim=group a single router has the models of all groups,
+        where one may stop another. Otherwise each router has the models of one group. Models are placed by falling
+        weight (`spread`), each in the group with the least weight so far, and so alone if there are enough groups.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
@@ -244,7 +244,7 @@ class Swap:
             yield from by_group.values()
 
     def holds(self, place: Gpus, m: str) -> bool:
-        """Tell whether a group has the GPUs and the memory that a server takes."""
+        """Tell whether a group of GPUs is large enough, and has the memory, for a model's server."""
         model, gpus = self.cluster.models[m], self.cluster.gpus
         return len(place) >= model.tp and min(gpus[g].mem_bytes for g in place) >= self.need[m]
 
@@ -291,7 +291,7 @@ class Swap:
             yield Wake(now_s + self.look_s, "look")
 
     def lost(self, m: str, now_s: float) -> Iterator[Action]:
-        """Forget a server that did not start or wake, with its requests; the next one of its model starts another."""
+        """Forget a server that failed to start or wake, with its requests; the model's next request starts another."""
         pool = self.home[m]
         del pool.servers[m]
         self.sent = {rid: n for rid, n in self.sent.items() if n != m}
@@ -308,7 +308,7 @@ class Swap:
             yield from self.serve(pool, now_s)
 
     def look(self, now_s: float) -> Iterator[Action]:
-        """Stop servers in which neither this look nor those of the last `keep_s` saw a request."""
+        """Stop servers that had no request at this look, nor at any look of the last `keep_s` seconds."""
         yield Wake(now_s + self.look_s, "look")
         for pool in dict.fromkeys(self.home.values()):
             for m, server in list(pool.servers.items()):
@@ -327,7 +327,7 @@ class Swap:
     # ------------------------------------------------------------ the queue
 
     def arrived(self, request: Request, now_s: float) -> Iterator[Action]:
-        """Add a request to the queue, by priority, and send it past older ones where its server's rule allows it."""
+        """Queue a request by priority, and send it past older requests if the rule of its server allows that."""
         m, pool = request.model, self.home[request.model]
         pool.queue[request.id] = request
         pool.waiting[m] += 1
@@ -338,7 +338,7 @@ class Swap:
             yield from self.send(pool, request, now_s)
 
     def serve(self, pool: Pool, now_s: float) -> Iterator[Action]:
-        """Send the requests that may be sent, oldest first, and start servers for the first that waits.
+        """Send queued requests to servers, oldest first, and make room for the server that the first waiting one needs.
 
         With victim=cost, group or none, servers start for every model that has requests waiting.
         """
@@ -359,14 +359,14 @@ class Swap:
     def takes(self, pool: Pool, m: str) -> bool:
         """Tell whether a model's requests may be sent to its server, which may still be starting.
 
-        With victim=group, a server that is up takes none while others beside it have to stop first.
+        With victim=group, a server that is up takes no request while other servers have to stop for it first.
         """
         if m not in pool.servers or m == pool.leaving:
             return False
         return self.victim != "group" or pool.servers[m].up_s == math.inf or self.room(pool, m) is not None
 
     def passes(self, server: Server, now_s: float) -> bool:
-        """Tell whether requests for a server pass older ones for others."""
+        """Tell whether requests for a server may pass older requests for other servers."""
         return self.queue == "collated" or (self.stay_s > 0.0 and now_s < server.up_s + self.stay_s)
 
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
@@ -384,9 +384,10 @@ class Swap:
             yield Wake(math.inf, f"idle {request.model}")
 
     def make_way(self, pool: Pool, m: str, now_s: float) -> Iterator[Action]:
-        """Stop servers until that of model m has room, and start it.
+        """Stop servers until a server of model m has room, and start it.
 
-        It has to wait while a server that must stop still serves, and until the model's previous server is gone.
+        The model has to wait while a server that must stop still has requests, and until its own previous server is
+        gone.
         """
         if m in pool.stopping or m == pool.leaving:
             return
@@ -409,7 +410,7 @@ class Swap:
                 yield from self.send(pool, request, now_s)
 
     def stops(self, pool: Pool, m: str, unused: Sequence[str]) -> Sequence[str]:
-        """Return the servers that stop next for that of model m; none where it must wait."""
+        """Return the models whose servers stop next to make room for that of model m; empty if it has to wait."""
         if self.victim == "none" or not unused or pool.leaving is not None:
             return ()
         if self.victim == "group":
@@ -426,7 +427,10 @@ class Swap:
     # ------------------------------------------------------------ servers
 
     def room(self, pool: Pool, m: str, without: Collection[str] = ()) -> Gpus | None:
-        """Return the place with most free memory, of a model's places that have room for its server; None for none."""
+        """Return the place with most free memory among those with room for a model's server, or None.
+
+        Servers of the models `without` do not count.
+        """
         if self.victim == "group":
             place = pool.places[m][0]
             return None if self.excluded(pool, m) or not self.beside(pool, m, place) else place
@@ -440,14 +444,18 @@ class Swap:
         return max(fit, key=lambda at: min(free[g] for g in at), default=None)
 
     def beside(self, pool: Pool, m: str, place: Gpus) -> bool:
-        """Tell whether a server has room on its GPUs beside those that stay."""
+        """Tell whether a model's server has room on its GPUs beside the servers there; True without pinned models."""
         used = Counter[int]()
         for n, server in pool.servers.items():
             used.update(dict.fromkeys(place_of(server), server.need) if n != m else {})
         return not self.pinned or all(used[g] + self.need[m] <= self.cluster.gpus[g].mem_bytes for g in place)
 
     def excluded(self, pool: Pool, m: str) -> Sequence[str]:
-        """Return the servers beside which model m cannot run: those of its group, and by `exclusive` of others."""
+        """Return the models whose servers cannot run beside that of model m.
+
+        They are the running models of its own group and, if m is `exclusive`, those of other groups without
+        `persistent`. Pinned models neither exclude others nor are excluded.
+        """
         mine = {g for at in pool.places[m] for g in at}
         others = [n for n in pool.servers if n != m and not self.pins[n]] if not self.pins[m] else []
         return [n for n in others if (self.alone[m] and not self.lasting[n]) or mine & set(place_of(pool.servers[n]))]
@@ -469,12 +477,12 @@ class Swap:
             pool.leaving = None
 
     def idle(self, m: str, now_s: float) -> Iterator[Action]:
-        """Begin a server's keep-alive."""
+        """Start the keep-alive timer of a server without requests."""
         if self.timed(m):
             yield Wake(now_s + self.keeps_s[m], f"idle {m}")
 
     def timed(self, m: str) -> bool:
-        """Tell whether a model's keep-alive ends by a timer of its own, not at a look."""
+        """Tell whether a model's keep-alive ends by a timer of its own instead of at a regular look."""
         return self.keeps_s[m] > 0.0 and not self.look_s
 
     def rate(self, m: str) -> float:

@@ -21,7 +21,10 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Unshared:
-    """Model k on the GPUs from k on, cyclically, or on its given home; where it is has no effect."""
+    """A policy that puts model k on the GPUs from k on, cyclically, or on its given home.
+
+    The place has no effect, because memory is unlimited and models do not slow each other down.
+    """
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
@@ -33,7 +36,7 @@ class Unshared:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Load, route and run every model at the start; nothing after."""
+        """Load, route and run every model at the start, and do nothing after that."""
         if event != Woke("start"):
             return
         n = len(self.cluster.gpus)

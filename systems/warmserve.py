@@ -90,10 +90,10 @@ class Traffic:
         self.steps.append((now_s, self.requests))
 
     def recent(self, now_s: float) -> float:
-        """Return the mean load of the last `RECENT_S`: common.py, get_avg_load.
+        """Return the mean load of the last `RECENT_S` seconds: common.py, get_avg_load.
 
-        As in the release, if the load changed in that time, the load that held at its start counts for all of its own
-        duration, including the part before.
+        The load that held at the start of that time counts for its whole duration, including the part before, if the
+        load changed since. The release does so too.
         """
         since_s, until_s, area = now_s - RECENT_S, now_s, 0.0
         while len(self.steps) > 1 and self.steps[1][0] <= since_s:
@@ -122,7 +122,7 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """A copy that serves."""
+    """A copy of a model's weights that serves requests."""
 
     copy: Copy
     since_s: float
@@ -132,7 +132,7 @@ class Instance:
 
     @property
     def batch(self) -> Batch:
-        """Its only batch."""
+        """The instance's only batch."""
         return Batch(self.copy.inst)
 
 
@@ -145,7 +145,7 @@ class Scored(NamedTuple):
 
 @dataclass(slots=True)
 class WarmServe:
-    """Instances by load, and copies of weights by forecast load on GPUs that are idle or being left."""
+    """A policy that scales instances by load, and prewarms copies by forecast load on idle GPUs or GPUs being left."""
 
     cluster: Cluster
     prewarm: str = choice("forecast", "kept", "none")  # kept: --disable-prewarm; none: --disable-all-prewarm
@@ -208,7 +208,7 @@ class WarmServe:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Send requests to instances, and twice a second scale these and prewarm copies."""
+        """Send requests to instances; twice a second, scale the instances and prewarm copies."""
         match event:
             case Arrived(r):
                 return self.arrived(r, view.now_s)
@@ -225,7 +225,7 @@ class WarmServe:
         return ()
 
     def arrived(self, r: Request, now_s: float) -> Iterator[Action]:
-        """Count a request and send it to an instance; the first of all begins the first window."""
+        """Count a request and send it to an instance; the first request of the run begins the first window."""
         if self.ends_s == math.inf:
             self.ends_s = now_s + self.window_s
             for traffic in self.traffic.values():
@@ -241,7 +241,7 @@ class WarmServe:
             yield self.next_tick(now_s)
 
     def send(self, r: Request, now_s: float) -> Iterator[Action]:
-        """Send a request to the instance with fewest requests, or to a new one; else it waits: schedule."""
+        """Send a request to its model's instance with fewest requests, or to a new one; else let it wait: schedule."""
         mine = [x for x in self.serving[r.model] if x.requests < BATCH]
         if not mine:
             if (gpus := self.idle(r.model)) is None:
@@ -255,7 +255,7 @@ class WarmServe:
         yield Admit(r.id, x.batch)
 
     def again(self, now_s: float) -> Iterator[Action]:
-        """Send the requests that wait, the oldest first, of each model until one finds no instance."""
+        """Send the waiting requests, oldest first; a model is skipped once one of its requests finds no instance."""
         lacking = set[str]()
         for r in list(self.waiting.values()):
             if r.model not in lacking:
@@ -274,7 +274,7 @@ class WarmServe:
             self.traffic[self.waiting.pop(rid).model].change(-1, now_s)
 
     def loaded(self, inst: Inst, whole: bool, view: View) -> None:
-        """Note that a copy is whole; forget one that could not be loaded, unless it serves."""
+        """Note that the load of a copy has ended; forget a copy that could not be loaded, unless it serves."""
         copy = next((copy for copy in self.copies if copy.inst == inst), None)
         if copy is not None:
             copy.whole = whole or view.weights(inst) == "in"
@@ -282,7 +282,7 @@ class WarmServe:
                 self.copies.remove(copy)
 
     def tick(self, view: View) -> Iterator[Action]:
-        """Scale, end windows, prewarm; then again half a second later, as long as there is anything to scale."""
+        """Scale instances, end windows, prewarm copies; repeat half a second later while there is anything to scale."""
         now_s = view.now_s
         yield from self.scaled(now_s)
         yield from self.left(view)
@@ -293,7 +293,7 @@ class WarmServe:
             yield self.next_tick(now_s)
 
     def end_windows(self, now_s: float) -> None:
-        """End the windows that are over: update_loads."""
+        """End the forecast windows that are over: update_loads."""
         while self.ends_s <= now_s:
             self.ends_s += self.window_s
             self.changed = True
@@ -301,13 +301,13 @@ class WarmServe:
                 traffic.end(now_s, self.window_s)
 
     def next_tick(self, now_s: float) -> Wake:
-        """Set the timer of the next multiple of half a second."""
+        """Return the timer for the next multiple of half a second."""
         return Wake((math.floor(now_s / TICK_S) + 1) * TICK_S, "tick")
 
     # ------------------------------------------------------------ instances: prewarm_manager.py
 
     def idle(self, m: str) -> Gpus | None:
-        """Return the GPUs for a new instance of a model: _get_available_workers."""
+        """Return the GPUs for a new instance of a model, or None if too few are idle: _get_available_workers."""
         tp, busy = self.cluster.models[m].tp, self.busy
         mine = [copy for copy in self.copies if copy.inst.model == m and not any(g in busy for g in copy.gpus)]
         if mine:
@@ -321,7 +321,7 @@ class WarmServe:
         return None
 
     def begin(self, m: str, gpus: Gpus, now_s: float) -> Iterator[Action]:
-        """Start an instance on its copy or by loading one; other copies that touch its GPUs go: create_engine."""
+        """Start an instance on a copy of its model or by loading one; evict other copies on its GPUs: create_engine."""
         inst = Inst(m, gpus)
         touched = [copy for copy in self.copies if not set(copy.gpus).isdisjoint(gpus)]
         chosen = next((copy for copy in touched if copy.inst == inst), None)
@@ -345,7 +345,7 @@ class WarmServe:
         yield Evict(copy.inst)
 
     def scaled(self, now_s: float) -> Iterator[Action]:
-        """Let instances leave where load is low, and start some where it is high: _check_engines."""
+        """Let instances of models with low load leave, and start instances of models with high load: _check_engines."""
         lacking = list[str]()
         for m, traffic in self.traffic.items():
             mine, load = self.serving[m], traffic.recent(now_s)
@@ -363,7 +363,7 @@ class WarmServe:
             yield from self.begin(m, gpus, now_s)
 
     def left(self, view: View) -> Iterator[Action]:
-        """Let instances go that have no requests left; the others that leave give up KV memory."""
+        """Release leaving instances that have no requests left; let other leaving instances give up KV memory."""
         for x in list(self.leaving):
             m, gpus = x.copy.inst.model, x.copy.gpus
             if not x.requests:
@@ -394,7 +394,7 @@ class WarmServe:
         return [math.exp(-i / n) * load_s * (burst if i >= first else 1.0) for i in range(n)]
 
     def prewarmed(self) -> Iterator[Action]:
-        """Load copies that models lack, the highest score first, where they fit: prewarm."""
+        """Load the copies that models lack, where they fit, in order of falling score: prewarm."""
         if self.prewarm != "forecast" or not self.changed:
             return
         self.changed = False
@@ -428,7 +428,11 @@ class WarmServe:
                 yield Load(copy.inst, self.way)
 
     def group(self, m: str, score: float, free: Sequence[float], here: Sequence[Sequence[Scored]]) -> Gpus | None:
-        """Return the GPUs for a copy: first those where all scores are lower, then by least sum; None without room."""
+        """Return the GPUs for a new copy of a model, or None without room.
+
+        Groups on which all copies have lower scores come first; among these, or else among all, the least sum of scores
+        wins.
+        """
         model, best = self.cluster.models[m], None
         for gpus in self.groups[model.tp]:
             if any(free[g] < model.weight_bytes for g in gpus):
@@ -443,9 +447,10 @@ class WarmServe:
     def in_turns(
         self, lacking: dict[str, int], free: Sequence[float], here: Sequence[Sequence[Scored]]
     ) -> Iterator[tuple[str, float, Gpus | None]]:
-        """Place a copy of each model in turn, on the first GPUs without one, until a model lacks none or has no room.
+        """Yield (model, score 0, GPUs) for copies of the models in turn, on the first GPUs without a copy of the model.
 
-        As released, what a model has is not subtracted from what it lacks.
+        Stop when a model lacks no copy or has no room. As in the release, the copies that a model has are not
+        subtracted from those that it lacks.
         """
         models = list(lacking)
         for k in range(sum(lacking.values())):
@@ -464,7 +469,7 @@ class WarmServe:
 
 
 def weighted(values: Sequence[float]) -> float:
-    """Return the mean of the last `SAMPLES` values, each of half the weight of the next."""
+    """Return the weighted mean of the last `SAMPLES` values; each has half the weight of the value after it."""
     last = values[-SAMPLES:]
     weights = [0.5**k for k in reversed(range(len(last)))]
     return sum(w * x for w, x in zip(weights, last, strict=True)) / sum(weights)

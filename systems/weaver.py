@@ -55,7 +55,7 @@ THRESHOLD = 0.05  # section 4.2: W below 5 % of the sender's mean iteration
 
 @dataclass(slots=True)
 class Weaver:
-    """The hot model sends a share of its KV to the cold ones, and its attention after it."""
+    """A policy that keeps a share of the hot model's KV on cold models' GPUs, and computes its attention there."""
 
     cluster: Cluster
     ratio: float = number(0.45, 0, 1)  # sections 5, 5.2
@@ -94,11 +94,11 @@ class Weaver:
 
     @property
     def polls(self) -> bool:
-        """True if receivers look for offloaded attention behind each kernel."""
+        """True if receivers look for offloaded attention after each of their kernels."""
         return self.ratio > 0 and self.control == "gpu"
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place at the start, assign each request after its prefill, split kernels as K and N change."""
+        """Place models at the start, assign each request after its prefill, and split kernels as K and N change."""
         match event:
             case Woke("start"):
                 yield from self.start()
@@ -111,7 +111,10 @@ class Weaver:
     # ------------------------------------------------------------ placement
 
     def start(self) -> Iterator[Action]:
-        """Start the hot model on its GPUs and the others on theirs; where prefill is apart, all on a second set too."""
+        """Start the hot model on its GPUs and the other models on the rest.
+
+        If prefill is apart, all models start on a second set of GPUs too.
+        """
         models = self.cluster.models
         self.hot = max(models, key=lambda m: demand(self.cluster, m))
         tp = models[self.hot].tp
@@ -141,7 +144,7 @@ class Weaver:
     # ------------------------------------------------------------ requests, section 4.3
 
     def assign(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
-        """Decode a prefilled request at its model's GPUs; its KV cache goes there, or to a receiver, and stays."""
+        """Decode a prefilled request on its model's GPUs; its KV cache moves there or to a receiver, and stays."""
         here = self.at[batch.inst.model]
         to = self.receiver(rid, view) if here.inst.model == self.hot else None
         if batch != here:
@@ -152,7 +155,7 @@ class Weaver:
             yield Move(rid, to, attend=True)
 
     def receiver(self, rid: int, view: View) -> Gpus | None:
-        """Choose the receiver of a request's KV by a hash of the request's id; None for the sender."""
+        """Return the receiver of a request's KV, by a hash of the request's id; None if it stays at the sender."""
         if draw(self.seed, rid) >= self.ratio or not self.receivers:
             return None
         to = self.receivers[rid % len(self.receivers)]
@@ -162,7 +165,10 @@ class Weaver:
     # ------------------------------------------------------------ operator splitting, section 4.2
 
     def algorithm1(self, view: View) -> Iterator[Action]:
-        """Yield new grains for the receivers' kernels, by K, N and the sender's mean iteration since the last look."""
+        """Yield orders with new longest kernels (`op_s`) for the receivers, by K, N and the sender's mean iteration.
+
+        The mean is over the sender's steps since the last look.
+        """
         sender = self.at[self.hot]
         s = view.batch(sender)
         busy_s, steps = s.busy_s - self.before[0], s.steps - self.before[1]
@@ -192,13 +198,16 @@ class Weaver:
 
 
 def wait_s(ops: Mapping[float, int], slack_s: float) -> float:
-    """Return W (formula 3) in s: `ops` has the number of kernels of each length, `slack_s` is K - N."""
+    """Return W (formula 3) in seconds; `ops` maps lengths of kernels to their number, and `slack_s` is K - N."""
     late = sum(n * max(T - slack_s, 0.0) ** 2 for T, n in ops.items())
     return late / (2 * sum(n * T for T, n in ops.items()))
 
 
 def grain(T: Sequence[float], slack_s: float, threshold_s: float) -> float:
-    """Return the seconds of the longest kernel once Algorithm 1 has halved the longest, one after another."""
+    """Return the seconds of the longest kernel after Algorithm 1 has split kernels.
+
+    It halves the longest kernels until W is at most `threshold_s` or no kernel is longer than `slack_s`.
+    """
     ops, slack_s = Counter(t for t in T if t > 0), max(slack_s, 0.0)
     while wait_s(ops, slack_s) > threshold_s and (longest := max(ops)) > slack_s:
         ops[longest / 2] += 2 * ops.pop(longest)

@@ -44,7 +44,7 @@ WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", 
 
 
 class Sim:
-    """A deterministic engine in virtual time: same spec, same bytes."""
+    """A deterministic engine that simulates time: the same spec always gives the same results, byte for byte."""
 
     fidelity: Fidelity = "simulated"
     wall_clock = exclusive = False
@@ -88,7 +88,10 @@ class Sim:
 
     @cached_property
     def names(self) -> Names:
-        """The kernel's records by name, made on first use: some engines are made only to ask what they can do."""
+        """The maps between names and rows of the kernel's records, built on first use.
+
+        An engine that is only asked what it can do never needs them.
+        """
         return Names(self.config, self.cluster, self._machine, self._mode)
 
     @cached_property
@@ -98,13 +101,13 @@ class Sim:
 
     @cached_property
     def orders(self) -> Orders:
-        """The actions that were taken."""
+        """The object that passes a policy's actions to the kernel."""
         return Orders(self.names, self.config, self._machine)
 
     # ------------------------------------------------------------ the protocol
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload. Raises ValueError if its models are not the engine's, in the same order."""
+        """Keep the workload for the run. Raises ValueError unless its models are the engine's, in the same order."""
         if jobs.models != tuple(self.names.model):
             raise ValueError("the workload's models are not the engine's")
         self._jobs = jobs
@@ -145,7 +148,10 @@ class Sim:
         return self.orders.do(action)
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s`, else None, with the clock there or at the run's end."""
+        """Return the next event due by `until_s`, or None if no event is due by then.
+
+        On None the clock stands at `until_s`, or at the end of the run if that is earlier.
+        """
         S = self.S
         if until_s < S.quiet_s[0] and until_s < self._span.next_s:  # no call into the kernel
             if until_s > S.now[0]:
@@ -286,9 +292,9 @@ class Sim:
         )
 
     def _alone_s(self, piece: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the seconds that prefill and decode of each request take alone, at its model's own degree.
+        """Return each request's prefill and decode seconds when it runs alone, at its model's configured degree.
 
-        Each is priced on the kind of GPU where its first prefill ended; without a prefill, on the first kind.
+        A request is priced on the kind of GPU where its first prefill ended, or on the first kind if it had no prefill.
         """
         from harness.engines.costs.alone import alone_s
 

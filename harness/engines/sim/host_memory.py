@@ -8,17 +8,17 @@ from harness.policy.view import Weights
 
 
 class HostMemory:
-    """Models whose weights a node's memory holds: those read last, up to `room_bytes`. Others lie on the node's disk.
+    """An LRU cache of models' weights in the host memory of a node, which may take up to `room_bytes`.
 
-    Room is taken when a load is ordered, and models read longest ago make it. A model larger than all of the room never
-    enters, and evicts no other.
+    All other weights are on the node's disk. A load takes its room when it is ordered, and evicts the models that were
+    read longest ago. A model larger than `room_bytes` never enters and evicts no other model.
     """
 
     def __init__(self, room_bytes: int, sizes: Mapping[str, int], order: Iterable[str], coming: Callable[[int], bool]):
-        """Read the models of `order` one by one, so that the last ones stay if room is short.
+        """Fill the memory by reading the models of `order` one by one; if room is short, the last ones stay.
 
-        `sizes` has the bytes of each model; `coming` tells whether the load of an instance, given by its row, is under
-        way.
+        `sizes` has the bytes of each model's weights. `coming(row)` tells whether the load of the instance in that row
+        is under way.
         """
         self._room_bytes, self._sizes, self._coming = room_bytes, sizes, coming
         self._readers: dict[str, int | None] = {}  # a model, last read last, maps to the row that loads it, or None
@@ -27,21 +27,21 @@ class HostMemory:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that are in or on their way in, in the order in which they were read last."""
+        """The models whose weights are in this memory or being read into it, the least recently read first."""
         return tuple(self._readers)
 
     def weights(self, model: str) -> Weights:
-        """Tell how far a model's weights are on their way into this memory."""
+        """Return the state of a model's weights in this memory: out, loading or in."""
         if model not in self._readers:
             return "out"
         reader = self._readers[model]
         return "in" if reader is None or not self._coming(reader) else "loading"
 
     def read(self, model: str, reader: int | None = None) -> bool:
-        """Tell whether a model's weights are in this memory, and keep them in it from now on.
+        """Tell whether a model's weights are in this memory already, and keep them in it from now on.
 
-        `reader` is the row of the instance that loads them: they are not in while its load, or an earlier one, still
-        brings them from disk. Without a reader they are in at once.
+        `reader` is the row of the instance that loads them. Weights that were out are in once its load has brought them
+        from disk, or once an earlier load has that is still under way. Without a reader they are in at once.
         """
         now = self.weights(model)
         if self._sizes[model] > self._room_bytes:

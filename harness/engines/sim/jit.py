@@ -36,7 +36,10 @@ FORMER = f"kernel-{'[0-9a-f]' * 12}"  # the folder's name in releases that knew 
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash the sources of compiled code: numba sees edits of the compiled file alone, not of the layouts it reads."""
+    """Return a hash of the sources of compiled code.
+
+    numba's cache notices edits of the compiled file alone, not of the record layouts that the file reads.
+    """
     files = [file for name in SOURCES for file in sorted(folder.glob(name))]
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
@@ -74,7 +77,7 @@ def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
 
 
 def kind_of(path: Path, mounts: str) -> str:
-    """Return the type of the file system that a path lies on, as the kernel lists them; "" where it lists none."""
+    """Return the type of the file system that holds a path, from Linux's list `mounts`; "" if it is not listed."""
     kinds: dict[Path, str] = {}
     with contextlib.suppress(OSError):
         for line in Path(mounts).read_text("utf-8", "replace").splitlines():
@@ -103,9 +106,10 @@ ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of 
 
 
 def jit(f: F) -> F:
-    """Compile on first call and cache on disk; no fastmath, so that plain Python gives the same bits.
+    """Compile a function on its first call and cache the machine code on disk.
 
-    A literal argument compiles once for its type, where numba would compile for each value.
+    fastmath is off, so that plain Python gives the same bits. A literal argument is compiled once for its type; numba
+    by itself would compile it once for each value.
     """
     compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
     if not DISABLED:

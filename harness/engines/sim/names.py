@@ -27,7 +27,7 @@ from harness.policy.types import Batch, Cluster, Gpus, Host, Inst
 
 
 class Names:
-    """The rows of instances, accounts and batches in the kernel's records `S`, by name and back."""
+    """The maps between the instances, accounts and batches that policies name and their rows in the kernel."""
 
     def __init__(self, config: Config, cluster: Cluster, machine: Machine, mode: Mode) -> None:
         self._config, self._cluster, self._mode = config, cluster, mode
@@ -126,7 +126,10 @@ class Names:
         return row
 
     def _plant(self, row: int) -> None:
-        """Make the tree of an account whose KV is contiguous, unless it is a host's or memory never runs short."""
+        """Create the buddy allocator's tree of an account whose KV is contiguous.
+
+        Do nothing for paged KV, for a host's account, or if memory never runs short.
+        """
         S = self.S
         i = S.insts[row]
         if not self._mode.contiguous or i["is_host"] or self._mode.unlimited:
@@ -139,7 +142,10 @@ class Names:
         kernel.lay_out(S.at, row)
 
     def cache(self, row: int) -> None:
-        """Make entries for the ids of an account's model, if there is a prefix cache and the account is on GPUs."""
+        """Create the prefix-cache entries of an account, one for each block id of its model.
+
+        Do nothing if there is no prefix cache, or if the account is on a host.
+        """
         S = self.S
         if self.prompt_ids and not S.insts[row]["is_host"]:
             S.insts["entries"][row] = len(S.entries)
@@ -150,14 +156,14 @@ class Names:
         return self._nodes[self.places[i][0]]
 
     def _footprint(self, model: Served) -> int:
-        """Return `footprint_bytes`, kept by model and degree because it looks at all models."""
+        """Return `footprint_bytes`, cached by model and degree because that function looks at all models."""
         key = model.name, model.tp
         if key not in self._footprints:
             self._footprints[key] = footprint_bytes(self._config, model, self._mode.layout)
         return self._footprints[key]
 
     def cap(self, model: str, gpus: Gpus) -> int:
-        """Return the least KV limit on an account's GPUs; -1 if there is none."""
+        """Return the lowest KV limit in bytes that a model has on any of these GPUs; -1 without a limit."""
         limits = (self.limits.get((model, g)) for g in gpus)
         return min((x for x in limits if x is not None), default=-1)
 
@@ -166,7 +172,10 @@ class Names:
         return [i for i in self._on_gpus.get(model, ()) if gpu in self.places[i]]
 
     def account(self, model: str, place: Gpus | Host, attend: bool) -> int:
-        """Return the row of a model's account at a place; with `attend` its batches can attend there from now on."""
+        """Return the row of a model's KV account at a place.
+
+        With `attend`, the model's batches can attend to KV there from now on.
+        """
         if not isinstance(place, Host):
             i = self.inst_row(Inst(model, place))
         elif (row := self._hosted.get((model, place.node))) is not None:
@@ -235,5 +244,8 @@ class Names:
 
 
 def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
-    """Tell whether a step on GPUs `mine` can attend to KV at `to`: rank by rank, so on as many GPUs, none of `mine`."""
+    """Tell whether a step on GPUs `mine` can attend to KV at the place `to`.
+
+    Attention goes rank by rank, so `to` must have as many GPUs as `mine` and share no GPU with it.
+    """
     return isinstance(to, tuple) and len(to) == len(mine) and not set(to) & set(mine)

@@ -23,7 +23,10 @@ NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on i
 
 
 class Orders:
-    """Actions on their way to the kernel, and events that the kernel does not tell itself."""
+    """A translator of a policy's actions into kernel calls.
+
+    It also queues the events that the kernel does not report itself.
+    """
 
     def __init__(self, names: Names, config: Config, machine: Machine) -> None:
         self._names, self._config, self._ways, self.S = names, config, machine.ladder, names.S
@@ -40,7 +43,10 @@ class Orders:
         self.memories = self._host_memories()
 
     def _host_memories(self) -> list[HostMemory]:
-        """Return the memory of each node, with models of the highest planned rates in it; empty if hosts hold all."""
+        """Return each node's host memory, filled with the models of the highest planned rates.
+
+        The list is empty if the hosts hold the weights of all models.
+        """
         c = self._config
         if c.host_bytes is None:
             return []
@@ -52,7 +58,7 @@ class Orders:
         return self._names.weights.item(i) in (state.QUEUED, state.LOADING)
 
     def begin(self, requests: Requests, hears: frozenset[type]) -> None:
-        """Take actions for a run of these requests, whose policy hears these kinds of events."""
+        """Accept actions for a run of these requests; `hears` has the kinds of events that the policy hears."""
         self.requests, self.hears = requests, hears
         if self._short:
             self.events.append(Freed())  # from now on a load may wait for memory
@@ -84,9 +90,9 @@ class Orders:
             S.more_free("transfer", len(S.transfers) + transfers)
 
     def _note(self, action: Action, parts: int = 1) -> int:
-        """Register an action of `parts` parts with the kernel; return the number by which its end is told.
+        """Register an action of `parts` parts with the kernel, and return its number.
 
-        The end is told if it is heard, or a part failed.
+        The kernel reports the end of the action if the policy hears it, or if a part failed.
         """
         S = self.S
         if S.action_spare[0] == 0:
@@ -96,14 +102,14 @@ class Orders:
         return a
 
     def _end(self, action: Action) -> None:
-        """Queue the end of an action that needed no call of the kernel, if the policy hears such ends."""
+        """Report the end of an action that needed no call of the kernel, if the policy hears such ends."""
         if type(action) in self.hears:
             self.events.append(Done(action))
 
     # ------------------------------------------------------------ weights
 
     def load(self, action: Load) -> Refusal | None:
-        """Queue a load, which waits for memory; before the start place weights at no cost, if there is room."""
+        """Queue a load, which waits for memory; before the start of the run, place weights at no cost if they fit."""
         names, S, way = self._names, self.S, action.way
         i = names.inst_row(action.inst)
         if way not in self._ways:
@@ -144,7 +150,10 @@ class Orders:
         return None
 
     def evict(self, action: Evict) -> Refusal | None:
-        """Free weights at the next boundary, or to `drain` once no member is left; withdraw a load that waits."""
+        """Evict weights at the next step boundary or, with `drain`, once no member is left.
+
+        A load that still waits for memory is withdrawn.
+        """
         i, drain = self._names.inst_row(action.inst), action.drain
         now = self._names.weights.item(i)
         if now == state.OUT or isinstance(action.inst.place, Host):
@@ -167,7 +176,10 @@ class Orders:
         return None
 
     def landed(self, event: Event) -> Event:
-        """Return `Freed` for the end of a load for which an eviction was refused, else the event itself."""
+        """Return `Freed` instead of the end of a load during which an eviction was refused, else the event itself.
+
+        If the policy hears the ends of loads, that end comes next.
+        """
         if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self.landing):
             return event
         self.landing.remove(event.action.inst)
@@ -176,7 +188,7 @@ class Orders:
         return Freed()
 
     def _pop_evict(self, i: int) -> Action:
-        """Pop the Evict under which an instance is leaving; the caller tells its end."""
+        """Forget the Evict under which an instance is leaving, and return it; the caller reports its end."""
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self.actions[a]
@@ -210,7 +222,7 @@ class Orders:
         return x
 
     def _withdraw(self, x: int, *refusal: *Refusal) -> None:
-        """Take back a transfer that waits for memory; the end of its action is told as refused."""
+        """Cancel a transfer that waits for memory; report its action as refused once its last part is over."""
         S, a = self.S, self.S.transfers["action"].item(x)
         if self.memories and S.transfers["kind"].item(x) == state.LOAD:
             i = S.transfers["inst"].item(x)

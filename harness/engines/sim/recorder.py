@@ -50,7 +50,7 @@ Ints = NDArray[np.int64]
 
 
 class _Running(NamedTuple):
-    """Facts of a step at its beginning."""
+    """A step in flight, with its lane's steps and work at its beginning."""
 
     ran: int
     work: float
@@ -61,27 +61,27 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """Ignore the progress of a run."""
+    """Do nothing with the progress of a run."""
 
 
 class Traced(Sim):
-    """The simulator with a recorder of what happens."""
+    """A simulator that records what happens in a run."""
 
     recorder: Recorder
 
     @classmethod
     def of(cls, sim: Sim, look_at: int = -1, progress: Progress = silent) -> Traced:
-        """Return an engine equal to `sim`, which has not begun, with a recorder.
+        """Return a new engine that is equal to `sim`, which must not have begun, and has a recorder.
 
-        If `look_at` is a request's id, only its stretches are noted, and what links carried while it was alive.
-        `progress` is called with the numbers of requests that have ended and of all requests.
+        If `look_at` is a request's id, the trace has only that request's stretches, and the use of links while it was
+        alive. `progress` is called with the number of requests that have ended and the number of all requests.
         """
         traced = cls(sim.config, sim._options, sim._machine)  # noqa: SLF001 - of its class
         traced.recorder = Recorder(traced, look_at, progress)
         return traced
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s`, instant by instant; see Engine."""
+        """Return the next event due by `until_s`, else None; stop at each instant to record it. See Engine."""
         S = self.S
         while True:
             now = S.now[0]
@@ -111,7 +111,7 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """Return the time of the next end or arrival, now that all is formed."""
+        """Return the time of the next arrival, or end of a step or transfer, once this instant's steps are formed."""
         S = self.S
         r = next_arrival(S.at)
         arrival_s = float(S.requests["arrival"][r]) if r >= 0 else math.inf
@@ -119,7 +119,7 @@ class Traced(Sim):
 
 
 class Recorder:
-    """A recorder that reads the kernel's records at each instant, and notes changes."""
+    """A recorder that reads the kernel's records at each instant, and notes changes in a trace."""
 
     def __init__(self, sim: Sim, look_at: int, progress: Progress) -> None:
         self._sim, self._look_at, self._progress = sim, look_at, progress
@@ -162,9 +162,9 @@ class Recorder:
         return trace
 
     def asleep_until(self) -> float:
-        """Return until when nothing has to be noted, -infinity if every instant has to be.
+        """Return the time until which no instant has to be recorded, or -infinity if every instant has to be.
 
-        For a request that is looked at, that is its arrival, and infinity once it has ended and its end is noted.
+        If one request is looked at, this is its arrival, and infinity once its end has been recorded.
         """
         if self._look_at < 0:
             return -math.inf
@@ -289,7 +289,7 @@ class Recorder:
             self._look(int(doing[0]), int(self._column[0]))
 
     def _spend(self, passed_s: float) -> None:
-        """Add the time since the last instant to the seconds of what each request has done since then."""
+        """Add the time since the last instant to each request's seconds, under the kind of time that it has spent."""
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
@@ -301,10 +301,10 @@ class Recorder:
             self._spent[r, CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each live request's activity, the kind of SECONDS that it spends, and its lane (-1: none).
+        """Return each live request's activity, the kind of SECONDS that it spends, and its lane (-1: no lane).
 
-        COMPUTE stands for all three kinds of steps, which `_spend` tells apart. Of several causes, the one counts that
-        the kernel's `waits.charge` books.
+        The kind COMPUTE stands for all three kinds of time in steps, which `_spend` tells apart. If a wait has several
+        causes, the cause is the one to which the kernel's `waits.charge` books the time.
         """
         S = self._sim.S
         B, I, M = (rows.view(np.ndarray) for rows in (S.batches, S.insts, S.models))
@@ -342,7 +342,10 @@ class Recorder:
             self._trace.stretches.append(Stretch(r, start_s, end_s, DOING[key >> 32], inst, seconds, facts))
 
     def _look(self, doing: int, column: int) -> None:
-        """Note figures of the wait of the request that is looked at, as they are when the wait begins."""
+        """Record figures about the wait of the request that is looked at, such as the prompts ahead of it.
+
+        Each figure is taken when the wait begins.
+        """
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]
         if doing == QUEUE and q["state"] == state.WAIT:

@@ -44,7 +44,7 @@ class Requests:
             self._reuse(jobs.prefix)
 
     def _fill(self, begin: int, end: int) -> None:
-        """Make the records of the requests [begin, end), of which the first is the next that arrives by itself."""
+        """Create the records of requests [begin, end); the first is the next to arrive by its own arrival time."""
         jobs, S = self.jobs.part(begin, end), self.S
         R = S.requests[begin:end]
         assign(R, arrival=jobs.arrival_s + self._api_in_s, first=math.nan, done=math.nan, admit=math.nan)
@@ -56,13 +56,16 @@ class Requests:
         self.states: NDArray[Any] = S.requests[:end].view(np.ndarray)["state"]
 
     def refill(self) -> None:
-        """Make the records of the next piece of a long workload; earlier ones leave memory until they are looked at."""
+        """Create the records of a long workload's next piece; earlier ones leave memory until they are read."""
         begin = int(self.S.s["opened"])
         spilled.release(self.S.requests, *self.jobs.columns)
         self._fill(begin, min(begin + spilled.PIECE, len(self.jobs)))
 
     def _page(self) -> None:
-        """Make rows for as many pages and extents as there may be blocks: on the GPUs, or at both ends of all moves."""
+        """Create rows for as many pages and extents as there can be KV blocks.
+
+        That number is what fits on the GPUs, or what all requests have at both ends of their moves if that is less.
+        """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
         tokens = int(jobs.prompt_tokens.sum(dtype=np.int64) + jobs.output_tokens.sum(dtype=np.int64))
@@ -71,7 +74,7 @@ class Requests:
         S.put(pages=np.zeros(most, records.PAGE), extents=np.zeros(most, records.EXTENT))
 
     def _reuse(self, prefix: Prefix) -> None:
-        """Keep a prefix cache of each model's ids in each of its accounts on GPUs."""
+        """Create a prefix cache for the block ids of each model in each of its accounts on GPUs."""
         S, tokens, names = self.S, self._config.block_tokens, self._names
         if prefix.block_tokens % tokens:
             raise ValueError(
@@ -89,7 +92,10 @@ class Requests:
             names.cache(row)
 
     def _close_loop(self, after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
-        """Note each request's successor; return the number of requests that arrive by themselves, the first rows."""
+        """Record each request's successor in a closed loop; return the number of requests with their own arrival times.
+
+        The requests with their own arrival times have the first rows. Raises ValueError for an invalid closed loop.
+        """
         later = np.flatnonzero(after >= 0)
         opened = len(after) - len(later)
         before = after[later]
@@ -104,7 +110,7 @@ class Requests:
         return 0 <= rid < len(self.states) and self.states.item(rid) != state.FUTURE
 
     def request(self, r: int) -> Request:
-        """Return what a policy learns of a request when it arrives."""
+        """Return the facts about a request that a policy gets when it arrives."""
         jobs = self.jobs
         arrival_s = jobs.arrival_s.item(r)
         if arrival_s == math.inf:  # a client of a closed loop sent it

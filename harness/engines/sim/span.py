@@ -23,7 +23,10 @@ SUMS = {  # a name in the statistics maps to the field of a GPU that has it
 
 
 class Span:
-    """The sums at both ends of a window; a window without an end ends with the run."""
+    """A reader of the GPUs' running sums at both ends of a run's window.
+
+    If the window has no end, its end is that of the run.
+    """
 
     def __init__(self, window_s: float) -> None:
         self._marks = [0.0, window_s] if math.isfinite(window_s) else [0.0]
@@ -32,11 +35,11 @@ class Span:
 
     @property
     def next_s(self) -> float:
-        """The time at which sums are to be noted next; infinite after the last."""
+        """The time at which the sums have to be noted next; infinite after the last time."""
         return self._marks[0] if self._marks else math.inf
 
     def note(self, gpus: NDArray[Any]) -> None:
-        """Note the sums at `next_s`, where the clock stands."""
+        """Note the sums at `next_s`; the clock must stand there."""
         at_s = self._marks.pop(0)
         self._noted[at_s] = sums(gpus, at_s)
 
@@ -48,7 +51,10 @@ class Span:
 
 
 def sums(gpus: NDArray[Any], at_s: float) -> dict[str, float]:
-    """Return the sums over all GPUs up to `at_s`, as if their present state held until then, and the memory for KV."""
+    """Return the sums over all GPUs up to `at_s`, and the bytes of memory for KV.
+
+    The GPUs' present state counts as if it held until `at_s`.
+    """
     each = {name: gpus[key].copy() for name, key in SUMS.items()}
     each["gpu_busy_s"] += np.where(gpus["active"] > 0, at_s - gpus["busy_since"], 0.0)
     each["gpu_held_s"] += np.where(gpus["insts"] > 0, at_s - gpus["held_since"], 0.0)

@@ -16,7 +16,7 @@ from harness.policy.types import Cluster, Option
 
 
 class Mode(NamedTuple):
-    """The options of an engine that hold in a run."""
+    """The engine options that are in force in a run."""
 
     kv: str
     layout: process.Layout
@@ -46,7 +46,7 @@ class Mode(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Tell whether a request's KV is one chunk."""
+        """Tell whether the KV of each request is one contiguous chunk."""
         return self.kv in CONTIGUOUS
 
 

@@ -81,7 +81,7 @@ world = rows_at(WORLD)
 
 
 class Tables(NamedTuple):
-    """Coefficients (coef.py), and the standing routes."""
+    """The cost tables of steps (coef.py), and the batch that takes each model's arrivals by a standing Admit."""
 
     cost: NDArray[Any]
     grid: NDArray[np.int64]
@@ -113,9 +113,9 @@ cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at,
 
 
 class State:
-    """The arrays, and one record (`s`) that has the scalars and the arrays' addresses and lengths.
+    """The simulator's arrays, and one record `s` of the run's scalars and the arrays' addresses and lengths.
 
-    The kernel takes the record's address (`at`).
+    Functions of the kernel take the address of that record (`at`).
     """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
@@ -186,12 +186,12 @@ class State:
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as the kernel takes them: plain where it is compiled, records where it runs as Python."""
+    """Return rows as the kernel needs them: unchanged if it is compiled, as a record array if it runs as Python."""
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
 
 
 def assign(rows: Any, **columns: Any) -> Any:
-    """Set columns of rows, or fields of one, and return them."""
+    """Set the given columns of rows, or fields of one row, and return the rows."""
     for name, values in columns.items():
         rows[name] = values
     return rows

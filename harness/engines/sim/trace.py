@@ -22,11 +22,11 @@ KINDS = ("load", "swap out", "swap in", "move")  # indexed by the kernel's code 
 
 
 class Stretch(NamedTuple):
-    """A stretch of a request's time: not admitted, without weights, on a link, in a queue, or in steps.
+    """A stretch of a request's time: not admitted, waiting for weights, in transfer, in a queue, or in steps.
 
-    Its seconds, by kind (SECONDS), sum to its length. A stretch of queue ends at the latest with the step that
-    takes the request in; "closed" is the part of it in which no lane was open. A stretch of prefill or decode has all
-    steps that follow each other without a gap; after a gap another stretch begins.
+    Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends no later than a step takes the request
+    in. Its kind "closed" is the time during which no lane was open. A stretch of prefill or decode has all steps that
+    follow each other without a gap; after a gap another stretch begins.
     """
 
     request: int
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn of a lane, from its first step."""
+    """A turn of a lane, from the beginning of its first step to the turn's end."""
 
     batch: Batch
     phase: str
@@ -66,7 +66,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Transfer:
-    """Weights or KV on their way; times are NaN for stages that it did not reach."""
+    """A transfer of weights or KV; times are NaN for stages that it did not reach."""
 
     kind: str  # is one of KINDS
     model: str
@@ -91,7 +91,7 @@ class Carried(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """A GPU's memory in use, from a time on."""
+    """A GPU's memory in use from `at_s` on, until the next record of that GPU."""
 
     gpu: int
     at_s: float
@@ -101,7 +101,11 @@ class Memory(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """The record of a run, in order of ends; seconds from the window's start."""
+    """The record of a run; times are in seconds from the window's start.
+
+    Stretches, steps, turns and the use of links are in order of their ends. Transfers and memory are in order of their
+    beginnings.
+    """
 
     start_s: float
     end_s: float = math.nan
@@ -122,7 +126,7 @@ Link = Literal["from host", "to host", "to GPUs of its node", "to other nodes", 
 
 
 def link_of(link: int, gpus: int) -> tuple[int | Host, Link]:
-    """Return the owner of a link, and its name there."""
+    """Return the GPU or host that a link belongs to, and the link's name there."""
     whose, which = divmod(link, 4)
     if whose >= gpus:
         return Host(whose - gpus), "disk"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.engines.sim.state import State
 
     class Seen(Protocol):
-        """The simulator's state that a view reads."""
+        """The attributes of the simulator that a view reads."""
 
         config: Config
         requests: Requests | None
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
         @property
         def names(self) -> Names:
-            """Rows by name."""
+            """The maps between names and rows of the kernel's records."""
             ...
 
         @property
         def orders(self) -> Any:
-            """Actions that were taken."""
+            """The object that passes a policy's actions to the kernel."""
             ...
 
         @property
@@ -58,7 +58,7 @@ class SimView:
         self.now_s = now_s  # only `Sim.poll` moves it on
 
     def weights(self, inst: Inst) -> Weights:
-        """Tell how far an instance's weights are on their way."""
+        """Return the state of an instance's weights: out, waiting, loading, in or leaving."""
         sim = self._sim
         if isinstance(inst.place, Host):
             memories = sim.orders.memories
@@ -67,7 +67,7 @@ class SimView:
         return "out" if i is None else WEIGHTS[sim.names.weights.item(i)]
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Return the instances whose weights are at a GPU or a host, or on their way there, the last loaded last."""
+        """Return the instances whose weights are on a GPU or host, or on their way there, in order of last load."""
         sim = self._sim
         if isinstance(home, Host):
             memories = sim.orders.memories
@@ -89,7 +89,7 @@ class SimView:
         return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
 
     def batch(self, batch: Batch) -> BatchState:
-        """Return a batch's members and tokens, and its counters since the start: 0 for an unknown batch."""
+        """Return a batch's members and tokens, and its counters since the start; all are 0 for an unknown batch."""
         b = self._sim.names.batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -117,7 +117,7 @@ class SimView:
         return RequestState(batch, made, size, place, TRANSIT[transit])
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """Return the order by which a batch steps in a phase; None where it has none."""
+        """Return the standing order by which a batch steps in a phase, or None without such an order."""
         sim = self._sim
         b = sim.names.batch.get(batch)
         slot = int(phase == "decode")

@@ -13,7 +13,7 @@ from harness.engines.sim.state import *
 
 @jit
 def target(S: int, r: int) -> int:
-    """Return the tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
+    """Return the tokens that a request's prefill must compute: its prompt, and after a preemption its output so far."""
     return req_at(S, r).prompt + req_at(S, r).made
 
 
@@ -39,7 +39,7 @@ def drop_blocks(S: int, r: int) -> None:
 
 @jit
 def remote_of(S: int, b: int, r: int) -> int:
-    """Return the row of the account elsewhere in which a batch attends to a request's KV, or -1."""
+    """Return the row of the remote KV account in which a batch attends to a request's KV, or -1 if it is not remote."""
     q = req_at(S, r)
     f = batch_at(S, b).remote if q.attend and q.home != batch_at(S, b).inst else -1
     while f >= 0 and remote_at(S, f).inst != q.home:
@@ -49,7 +49,7 @@ def remote_of(S: int, b: int, r: int) -> int:
 
 @jit
 def within_reach(S: int, b: int, r: int) -> bool:
-    """Tell whether a request's KV is where its batch is, or is attended where it is."""
+    """Tell whether a batch can attend to a request's KV: at its own instance, or remotely on the GPUs that hold it."""
     return req_at(S, r).home == batch_at(S, b).inst or remote_of(S, b, r) >= 0
 
 
@@ -76,7 +76,10 @@ def add_blocks(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
-    """Return the blocks that a request needs with a piece of its prompt; the last piece has room for one more token."""
+    """Return the KV blocks that a request needs once `piece` more of its prompt tokens follow the `known` ones.
+
+    With the last piece of the prompt there is also room for one output token.
+    """
     tokens = known + piece
     if tokens == target(S, r):
         tokens += 1

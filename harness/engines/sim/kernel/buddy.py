@@ -15,7 +15,10 @@ from harness.engines.sim.state import *
 
 @jit
 def slots(S: int, i: int) -> int:
-    """Return the blocks of an account's memory: its limit, or what its smallest GPU has beside its own weights."""
+    """Return the KV blocks that an account's memory can hold.
+
+    The account's limit bounds them, and so does the memory of its smallest GPU without the instance's own footprint.
+    """
     I = inst_at(S, i)
     total = gpu_at(S, I.gpus[0]).cap - I.footprint
     for j in range(1, I.gpu_count):
@@ -27,7 +30,7 @@ def slots(S: int, i: int) -> int:
 
 @jit
 def mend(S: int, i: int, x: int, size: int, end: int) -> None:
-    """Bring a node up to date with its halves; leaves from `end` on are never free."""
+    """Recompute a tree node's free chunk sizes from its two halves; leaves from number `end` on are never free."""
     I = inst_at(S, i)
     N = node_at(S, I.nodes + x)
     if N.taken:
@@ -56,7 +59,7 @@ def lay_out(S: int, i: int) -> None:
 
 @jit
 def climb(S: int, i: int, x: int, size: int) -> None:
-    """Bring a node and those above it up to date."""
+    """Recompute the free chunk sizes of a tree node and of all nodes above it."""
     end = slots(S, i)
     while x > 0:
         mend(S, i, x, size, end)
@@ -73,7 +76,7 @@ def has_chunk(S: int, i: int, n: int) -> bool:
 
 @jit
 def take_chunk(S: int, i: int, n: int) -> int:
-    """Take a chunk of n blocks, for which there is room; returns its node, -1 in a paged account."""
+    """Take a free chunk of n blocks, which must exist; return its tree node, or -1 in a paged account."""
     I = inst_at(S, i)
     if I.nodes < 0:
         return -1

@@ -15,10 +15,11 @@ from harness.engines.sim.state import *
 
 @jit
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
-    """Walk the queue and put prompts, or pieces of them, into the lane's next step; return how many.
+    """Put prompts, or pieces of prompts, from the queue into the lane's next step; return their number.
 
-    A prompt whose `joins_step` is above `ran` came after this step was scheduled, and stops the queue. `bound` notes
-    the caps that kept prompts or tokens out of the step, unless the queue stopped for memory first.
+    The queue stops at a prompt whose `joins_step` is above `ran`, since that prompt came after this step was scheduled.
+    The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory stopped the queue
+    first.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -109,9 +110,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
 @jit
 def compose(S: int, lane: int) -> tuple[int, int, int]:
-    """Compose an idle lane's next step; return (members that decode, prompts, 1 if it must be a single step).
+    """Choose the members of an idle lane's next step.
 
-    With (0, 0, 0) nothing starts now.
+    Return (members that decode, prompts, 1 if it must be a single step), or (0, 0, 0) if no step starts now.
     """
     W = world(S)
     n = lane_at(S, lane)

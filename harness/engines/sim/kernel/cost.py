@@ -10,7 +10,11 @@ from harness.engines.sim.state import *
 
 @jit
 def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int) -> float:
-    """Draw a factor of mean 1 by counter: the sum of four uniforms from a 32-bit mix, so no state is carried."""
+    """Return a random factor of mean 1 and standard deviation `sigma` for the seconds of a step.
+
+    It is a scaled sum of four uniform numbers from a 32-bit hash of the other arguments, so that no random state is
+    kept.
+    """
     h = 0x9E3779B9
     for v in (seed, model, slot, kind, index):
         h ^= v & 0xFFFFFFFF
@@ -31,7 +35,10 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def tables(S: int) -> Tables:
-    """Return the cost tables, in place: as arguments their ten arrays would cost more than most calls do."""
+    """Return the cost tables without copying them.
+
+    Passing their ten arrays as arguments would take longer than most calls take.
+    """
     return Tables(
         cost_at(S),
         grid_at(S),
@@ -66,14 +73,17 @@ def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def attend_s(S: int, c: int, B: int, C: float) -> float:
-    """Return the seconds of the decode attention of a step, or of a part of its members (formula: coef.py)."""
+    """Return the seconds of decode attention for B sequences with C tokens of context in all (formula: coef.py)."""
     k = cost_at(S)[c]
     return max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C) if B > 0 else 0.0
 
 
 @jit
 def read_bytes(S: int, c: int, m: int) -> float:
-    """Return the bytes of weights that a step of m tokens reads; `float(m)` makes both cores call the same pow."""
+    """Return the bytes of weights that a step of m tokens reads.
+
+    `float(m)` makes compiled code and plain Python call the same pow.
+    """
     k = cost_at(S)[c]
     return k.wbytes + k.xbytes * (1.0 - k.xmiss ** float(m)) if k.xbytes > 0.0 else k.wbytes
 

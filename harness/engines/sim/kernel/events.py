@@ -8,7 +8,7 @@ from harness.engines.sim.state import *
 
 @jit
 def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
-    """Note an event of this instant, if its kind is heard."""
+    """Append an event at the current time, if the engine listens for events of its kind."""
     W = world(S)
     if (W.heard >> kind) & 1:
         e = event_at(S, W.events_told)
@@ -21,7 +21,7 @@ def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
 
 @jit
 def in_order(S: int) -> None:
-    """Sort the instant's events by kind, stable."""
+    """Sort the events of this instant by kind; events of the same kind keep their order."""
     W = world(S)
     for i in range(W.events_read + 1, W.events_told):
         j = i
@@ -37,7 +37,10 @@ def in_order(S: int) -> None:
 
 @jit
 def note(S: int, parts: int, heard: int) -> int:
-    """Assign a number to an action that is done when `parts` parts of it are."""
+    """Register an action that consists of `parts` parts, and return its number.
+
+    `heard` is 1 if its end is reported even when nothing failed.
+    """
     W = world(S)
     a = W.action_free
     A = action_at(S, a)
@@ -52,7 +55,7 @@ def note(S: int, parts: int, heard: int) -> int:
 
 @jit
 def forget(S: int, a: int) -> None:
-    """Free the number of an action that is over and read."""
+    """Free the number of an action that has ended."""
     W = world(S)
     action_at(S, a).next = W.action_free
     W.action_free = a
@@ -71,10 +74,10 @@ def over(S: int, a: int, how: int) -> bool:
 
 @jit
 def done(S: int, a: int, how: int) -> None:
-    """Record the end of a part of an action; the last one is told, if it is heard or a part failed.
+    """Record the end of one part of action `a`; after the last part, report the end of the action.
 
-    An `a` of -1 stands for no action. The event's detail is twice the number of parts that failed, and one more if some
-    of them can never succeed.
+    An `a` of -1 stands for no action. The end is reported if the policy hears it or if a part failed. The event's
+    detail is twice the number of failed parts, plus one if some of them can never succeed.
     """
     if a >= 0 and over(S, a, how):
         A = action_at(S, a)

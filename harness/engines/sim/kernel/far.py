@@ -13,7 +13,7 @@ from harness.engines.sim.state import *
 
 @jit
 def far_context(S: int, b: int) -> int:
-    """Return the tokens of the running members whose KV is elsewhere."""
+    """Return the context tokens of a batch's running members whose KV is attended remotely, on other GPUs."""
     total = 0
     f = batch_at(S, b).remote
     while f >= 0:
@@ -24,14 +24,20 @@ def far_context(S: int, b: int) -> int:
 
 @jit
 def there_s(S: int, f: int, c: int, each: float) -> float:
-    """Return seconds of a step's attention in an account elsewhere, at `each` tokens a member (-1: at its context)."""
+    """Return the seconds of a decode step's attention in one remote KV account.
+
+    Each member with KV there attends to `each` tokens, or to its own context if `each` is -1.
+    """
     F = remote_at(S, f)
     return attend_s(S, c, F.count, F.count * each if each >= 0.0 else float(F.context))
 
 
 @jit
 def far_s(S: int, b: int, c: int, each: float) -> float:
-    """Return the seconds until the last results of a step's attention elsewhere are back, without competition."""
+    """Return the seconds until a decode step has all results of its remote attention, without competition.
+
+    Each member attends to `each` tokens, or to its own context if `each` is -1.
+    """
     longest = 0.0
     f = batch_at(S, b).remote
     while f >= 0:
@@ -43,9 +49,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
 
 @jit
 def ask_elsewhere(S: int, lane: int) -> None:
-    """Add a lane's demand on each remote GPU that holds KV of its decode step, with its slack.
+    """Add a lane's demand on each remote GPU that holds KV of its decode step, and the slack of that demand.
 
-    The slack is how late, in each layer, that GPU's attention may end without delaying the step.
+    The slack is the delay in seconds, per layer, with which that GPU's attention may end without delaying the step.
     """
     n = lane_at(S, lane)
     if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:
@@ -78,7 +84,10 @@ def ask_elsewhere(S: int, lane: int) -> None:
 
 @jit
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
-    """Count the steps until a time of z, growing by `rise` a step, exceeds one of y >= z, growing by `slope`."""
+    """Return the number of steps until one growing time exceeds another, or ANY if it never does.
+
+    The first time is z and grows by `rise` a step. The second is y >= z and grows by `slope` a step.
+    """
     if rise <= slope:
         return ANY
     j = int(math.floor((y - z) / (rise - slope))) + 1
@@ -89,10 +98,11 @@ def overtakes(y: float, slope: float, z: float, rise: float) -> int:
 
 @jit
 def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
-    """Set `first_s` and `slope_s` of a span with KV elsewhere; return the steps until its longest part changes.
+    """Set the step times of a decode span with remote KV; return the steps until another part is the longest.
 
-    A step takes the longest of the attention to KV here, that in each account elsewhere, each with a floor, and the
-    host's work, which is added instead if it is serial.
+    The step times are `first_s` and `slope_s`. A step takes as long as its longest part: attention to local KV,
+    attention in each remote KV account, or the host's work. Each attention has a least time. Serial host work is added
+    instead.
     """
     n = lane_at(S, lane)
     b = lane >> 1
@@ -128,7 +138,7 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 
 @jit
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
-    """Take blocks in an account elsewhere for up to `steps` steps; return the number of steps that have room."""
+    """Take blocks in a remote KV account for up to `steps` decode steps; return the number of steps that have room."""
     B, F = batch_at(S, b), remote_at(S, f)
     first = needs_far(S, f, B.tick, 1)
     lo, hi = 1, steps + 1
@@ -145,9 +155,10 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Note the kernels of a lane's step, each halved until it is within the order's `op_s`; return their number.
+    """Record the kernels of a lane's step, each halved until it takes at most the order's `op_s`; return their number.
 
-    Without `op_s` no kernel looks for others' attention, which then waits for the whole step as for one kernel.
+    Without `op_s` the lane never looks for others' remote attention between kernels. That attention then waits for the
+    whole step as if it were one kernel.
     """
     n = lane_at(S, lane)
     T = tables(S)

@@ -17,7 +17,7 @@ from harness.engines.sim.state import *
 
 @jit
 def latest(S: int, b: int, i: int) -> int:
-    """Return the latest admitted member of a batch that has KV in an account and is not in a step, or -1."""
+    """Return the most recently admitted member of a batch that has KV in an account and is in no step, or -1."""
     r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i) if lane_at(S, 2 * b + 1).busy == IDLE else -1
     p = latest_of(S, batch_at(S, b).ends[2 * PARKED + 1], i)
     if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
@@ -35,7 +35,7 @@ def latest(S: int, b: int, i: int) -> int:
 
 @jit
 def latest_of(S: int, r: int, i: int) -> int:
-    """Return the last request with KV in an account, searching its list backwards from r, or -1."""
+    """Return the last request of a list, from r backwards, that has KV in an account; -1 if no request has."""
     while r >= 0 and req_at(S, r).home != i:
         r = req_at(S, r).prev
     return r
@@ -43,7 +43,7 @@ def latest_of(S: int, r: int, i: int) -> int:
 
 @jit
 def preempt(S: int, b: int, r: int) -> None:
-    """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
+    """Preempt a member: move its KV to host memory, or free it and queue the member for a recompute."""
     W = world(S)
     q = req_at(S, r)
     q.preemptions += 1
@@ -67,7 +67,7 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Return the blocks that one decode step takes in the batch's own account (f = -1), or in account f elsewhere."""
+    """Return the KV blocks that one decode step takes in the batch's own account (f = -1), or in remote account f."""
     B = batch_at(S, b)
     if world(S).reserves:
         return 0
@@ -79,11 +79,11 @@ def due_blocks(S: int, b: int, f: int) -> int:
 
 @jit
 def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
-    """Take blocks for the next pieces of prompts already let in; return 1 if some member lost its blocks, else 0.
+    """Take blocks for the next pieces of prompts that have KV already; return 1 if some member lost its blocks, else 0.
 
-    `left` is the step's budget in tokens; `whole` prompts are not cut into pieces.
-    Where no block is free the latest member loses its own, be it the prompt itself (vLLM 0.8 to 0.18, v1/core/sched/
-    scheduler.py, `schedule`).
+    `left` is the step's budget in tokens. With `whole`, prompts are not cut into pieces. If no block is free, the
+    member that was admitted last loses its blocks, even if that is the prompt itself (vLLM 0.8 to 0.18,
+    v1/core/sched/scheduler.py, `schedule`).
     """
     B = batch_at(S, b)
     i = B.inst
@@ -116,7 +116,10 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 
 @jit
 def grow_in(S: int, b: int, f: int) -> int:
-    """Take pages in one account for one decode step of the running members with KV there; return a code as `grow`."""
+    """Take blocks in one KV account for one decode step of the running members with KV there.
+
+    The account is the batch's own (f = -1) or remote account f. Return a code as in `grow`.
+    """
     W = world(S)
     B = batch_at(S, b)
     i = B.inst if f < 0 else remote_at(S, f).inst
@@ -145,10 +148,10 @@ def grow_in(S: int, b: int, f: int) -> int:
 
 @jit
 def grow(S: int, b: int) -> int:
-    """Take pages for one decode step of the running members, in every account that has KV of theirs.
+    """Take blocks for one decode step of the running members, in every account that holds their KV.
 
-    Return 0 if there was room, 1 if some member lost its pages, 2 if the step must wait for a swap under way, 3 if for
-    a swap that began now.
+    Return 0 if there was room, and 1 if some member lost its blocks. Return 2 if the step must wait for a swap to host
+    memory that is under way, and 3 if that swap began just now.
     """
     B = batch_at(S, b)
     state = grow_in(S, b, -1)
@@ -175,7 +178,7 @@ def grow(S: int, b: int) -> int:
 
 @jit
 def bring_back(S: int, b: int) -> None:
-    """Bring the engine's own victims back from host memory, in their order, before any new prompt."""
+    """Swap the members that the engine preempted back in from host memory, in their order, before any new prompt."""
     W = world(S)
     B = batch_at(S, b)
     i = B.inst

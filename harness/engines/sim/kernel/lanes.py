@@ -11,7 +11,10 @@ from harness.engines.sim.state import *
 
 @jit
 def give_back(S: int, i: int, others: bool) -> None:
-    """Cut the spans that hold blocks of an account, or (`others`) all spans on its GPUs, back to the steps begun."""
+    """Cut decode spans short, so that they free the KV blocks of steps that have not begun.
+
+    These are the spans that hold blocks of an account or, with `others`, all spans on the account's GPUs.
+    """
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
@@ -24,7 +27,7 @@ def give_back(S: int, i: int, others: bool) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit, if need be once spans give back what they hold in advance."""
+    """Tell whether n more blocks fit, if necessary after spans have freed the blocks of steps that have not begun."""
     if fits(S, i, n, grow_):
         return True
     if exceeds(S, i, n, grow_):
@@ -37,7 +40,7 @@ def room(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def freed(S: int, i: int) -> None:
-    """Let all that wait for memory on the GPUs of an instance try again, since some came free."""
+    """Let all batches, loads and moves that wait for memory on an instance's GPUs try again, as some memory is free."""
     W = world(S)
     W.grants = 1
     if W.blocked > 0 or W.swap:
@@ -51,7 +54,7 @@ def freed(S: int, i: int) -> None:
 
 @jit
 def dirty(S: int, lane: int) -> None:
-    """Mark an open, idle lane to be formed at this instant."""
+    """Mark an open, idle lane, so that its next step is composed at this instant."""
     W = world(S)
     n = lane_at(S, lane)
     if n.dirty == 0 and n.busy == IDLE and n.open:
@@ -69,14 +72,14 @@ def dirty(S: int, lane: int) -> None:
 
 @jit
 def solo_at(S: int, lane: int, j: int) -> float:
-    """Return the solo seconds of the first j steps of a span."""
+    """Return the seconds that the first j steps of a span take without competition."""
     n = lane_at(S, lane)
     return j * n.first_s + n.slope_s * (0.5 * j * (j - 1))
 
 
 @jit
 def steps_to(S: int, lane: int, done: float) -> int:
-    """Return the fewest steps, at least one, whose solo seconds reach `done`."""
+    """Return the fewest steps of a span, at least one, that take `done` or more seconds without competition."""
     n = lane_at(S, lane)
     h = n.first_s - 0.5 * n.slope_s
     if n.slope_s > 0.0:
@@ -93,14 +96,14 @@ def steps_to(S: int, lane: int, done: float) -> int:
 
 @jit
 def done_at(S: int, lane: int, t: float) -> float:
-    """Return the solo seconds done by t."""
+    """Return the work that a lane's step or span has done by time t, in seconds without competition."""
     n = lane_at(S, lane)
     return n.anchor_work + (t - n.anchor_s) * n.rate
 
 
 @jit
 def next_end(S: int, p: int) -> None:
-    """Note the lane of a pool that ends first; ties go to the older lane."""
+    """Record which lane of a pool ends its step or span first, and when; ties go to the lane with the lower row."""
     P = gpu_at(S, p)
     P.end = INF
     P.lane = -1
@@ -115,7 +118,7 @@ def next_end(S: int, p: int) -> None:
 
 @jit
 def step_of(S: int, lane: int) -> int:
-    """Return the step, from 1, that a busy lane is in."""
+    """Return the number, counted from 1, of the step that a busy lane is in."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
@@ -130,13 +133,13 @@ def step_of(S: int, lane: int) -> int:
 
 @jit
 def cut(S: int, lane: int) -> None:
-    """End a span at its next boundary; pages held for later steps go back."""
+    """End a span at its next step boundary, and free the KV blocks that it holds for later steps."""
     cut_at(S, lane, 0)
 
 
 @jit
 def cut_at(S: int, lane: int, ran: int) -> None:
-    """End a span at its next boundary, or when its lane has run `ran` steps if that is later."""
+    """End a span at its next step boundary, or once its lane has run `ran` steps in all if that is later."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.steps == 1:
@@ -153,7 +156,7 @@ def cut_at(S: int, lane: int, ran: int) -> None:
 
 @jit
 def shorten(S: int, lane: int, j: int) -> None:
-    """Plan a span for j steps instead of more."""
+    """Shorten a span to j steps, and free the KV blocks that it holds for later steps."""
     n = lane_at(S, lane)
     b = lane >> 1
     d = batch_at(S, b).tick
@@ -170,7 +173,7 @@ def shorten(S: int, lane: int, j: int) -> None:
 
 @jit
 def wake(S: int, lane: int) -> None:
-    """Form a lane anew after a change: now if it is idle, else at its next boundary."""
+    """Let a lane compose its next step again after a change: now if it is idle, else at its next step boundary."""
     n = lane_at(S, lane)
     if n.busy == IDLE:
         dirty(S, lane)
@@ -186,7 +189,10 @@ def pool_of(S: int, lane: int) -> int:
 
 @jit
 def segment(S: int, lane: int, upto: float) -> None:
-    """Log a lane's steps that end by `upto` solo seconds and are not logged yet, for token times and their waits."""
+    """Log the decode steps of a lane that end within `upto` seconds without competition and are not logged yet.
+
+    Token times, and the waits between tokens, are computed from this log.
+    """
     W = world(S)
     n = lane_at(S, lane)
     if not n.decodes:
@@ -220,14 +226,17 @@ def segment(S: int, lane: int, upto: float) -> None:
 
 @jit
 def off_s(S: int, lane: int, t: float) -> float:
-    """Return the seconds of a step up to t for which other processes had its GPUs to themselves."""
+    """Return the seconds of a lane's step, up to time t, in which other processes had its GPUs to themselves."""
     n = lane_at(S, lane)
     return n.off_s + (t - n.part_since) * (1.0 - n.part)
 
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """Cut the lanes that a cap binds, after the last waiting or parked member has gone: the cap binds no more."""
+    """Cut the spans of a batch that a cap has bound.
+
+    Its last waiting or parked member has left, so that the cap binds no more.
+    """
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
             cut(S, lane)
@@ -244,7 +253,7 @@ def occupy(S: int, g: int) -> None:
 
 @jit
 def activate(S: int, lane: int) -> None:
-    """Let a lane start to compete."""
+    """Add a lane to the lanes that compete for its GPUs."""
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -263,7 +272,7 @@ def activate(S: int, lane: int) -> None:
 
 @jit
 def retire(S: int, lane: int) -> None:
-    """Take a lane whose step is over out of the competition."""
+    """Remove a lane whose step is over from the lanes that compete for its GPUs."""
     W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst

@@ -17,15 +17,18 @@ def demand_on(S: int, lane: int, g: int) -> int:
 
 @jit
 def slowed(alone: float, beside: float, factor: float) -> float:
-    """Return a lane's rate beside others, where `factor` scales the seconds that they add to its step."""
+    """Return a lane's rate beside other lanes after scaling the seconds that they add to its step by `factor`.
+
+    `alone` is its rate without other lanes, and `beside` the rate before scaling.
+    """
     return alone / (1.0 + factor * (alone / beside - 1.0))
 
 
 @jit
 def late_s(S: int, lane: int, slack_s: float) -> float:
-    """Return the expected seconds beyond `slack_s` that attention waits for the end of a lane's kernel.
+    """Return the expected seconds beyond `slack_s` that remote attention waits for the end of a lane's kernel.
 
-    Attention comes at a random time: of a kernel of T seconds it finds anything from 0 to T left.
+    The attention arrives at a random time, at which anything from 0 to T may be left of a kernel of T seconds.
     """
     n = lane_at(S, lane)
     area = 0.0
@@ -38,7 +41,7 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 
 @jit
 def lent_on(S: int, lane: int, g: int) -> float:
-    """Return the part of a GPU's time that a lane elsewhere asks for, at its rate, to attend to KV on that GPU."""
+    """Return the share of a GPU's time that a lane elsewhere asks for, at its rate, to attend to KV on that GPU."""
     n = lane_at(S, lane)
     part = 0.0
     d = n.lent
@@ -51,7 +54,7 @@ def lent_on(S: int, lane: int, g: int) -> float:
 
 @jit
 def share_time(S: int, p: int, g: int) -> None:
-    """Share a GPU's time out to its own lanes, and to each lane elsewhere that attends to KV there: max-min."""
+    """Share a GPU's time by max-min fairness between its own lanes and each lane elsewhere that attends to KV on it."""
     G = gpu_at(S, g)
     local, parties = 0, 0
     lane = gpu_at(S, p).head
@@ -83,10 +86,11 @@ def share_time(S: int, p: int, g: int) -> None:
 
 @jit
 def lend(S: int, p: int) -> None:
-    """Reduce the rates of a pool's lanes by their waits and losses for attention to KV on others' GPUs.
+    """Reduce the rates of a pool's lanes by the waits and losses that remote attention causes.
 
-    Such attention waits for the kernel that it finds there, and then has the GPU to itself. Its time is shared out
-    max-min: each lane elsewhere asks for its part, the GPU's own lanes together for all.
+    Remote attention waits for the kernel that is running on the GPU, and then has the GPU to itself. The GPU's time is
+    shared by max-min fairness: each lane elsewhere asks for its part, and the GPU's own lanes together ask for all of
+    it.
     """
     W = world(S)
     P = gpu_at(S, p)

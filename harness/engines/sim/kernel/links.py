@@ -10,7 +10,7 @@ from harness.engines.sim.state import *
 
 @jit
 def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
-    """Append a transfer without parts to the order of issue, and return its row."""
+    """Create a transfer without parts as the latest in order of issue, and return its row."""
     W = world(S)
     x = W.transfer_free
     X = xfer_at(S, x)
@@ -88,7 +88,7 @@ def foremost(S: int, link: int) -> int:
 
 @jit
 def move_on(S: int, link: int) -> None:
-    """Start a link on its foremost part, at a boundary of its pieces; the link is idle if it has none."""
+    """Start the most urgent part that is queued on a link; the link becomes idle if its queue is empty."""
     W = world(S)
     K = link_at(S, link)
     K.current = foremost(S, link)
@@ -103,7 +103,7 @@ def move_on(S: int, link: int) -> None:
 
 @jit
 def interrupt(S: int, link: int) -> None:
-    """Stop a link after the piece that is on the wire, because a part that goes first waits for it."""
+    """Stop a link after the piece that it is sending, so that a more urgent part can go first."""
     W = world(S)
     K = link_at(S, link)
     if K.end > W.now:
@@ -115,7 +115,7 @@ def interrupt(S: int, link: int) -> None:
 
 @jit
 def append_part(S: int, link: int, p: int, weights: int) -> None:
-    """Put a part behind those of its kind on a link."""
+    """Queue a part on a link behind the parts of its kind, KV or weights, and let the link start it if it is urgent."""
     W = world(S)
     K = link_at(S, link)
     xfer_at(S, p).next = -1
@@ -152,7 +152,7 @@ def rank_links(S: int) -> None:
 
 @jit
 def set_end(S: int, x: int) -> None:
-    """Let a transfer whose parts are all moved end after its tail."""
+    """Schedule the end of a transfer whose parts have all been moved: its tail time after now."""
     W = world(S)
     X = xfer_at(S, x)
     X.stage = TAIL
@@ -184,7 +184,7 @@ def launch(S: int, x: int) -> None:
 
 @jit
 def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
-    """Send a request's KV, memory granted at both ends, over the links between two accounts."""
+    """Start the transfer of a request's KV between two accounts that both have memory for it; return its row."""
     x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
     X = xfer_at(S, x)
     X.request = r
@@ -197,10 +197,10 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """Add a KV transfer's parts: PCIe to and from a host, peer links between GPUs where there are any.
+    """Add the parts of a KV transfer: PCIe to and from a host, and peer links between GPUs if there are any.
 
-    Between groups of different degrees the KV is split anew: what the new group holds comes in equal parts from the
-    GPUs of the old one.
+    Without a peer link the KV goes over PCIe through the host. Between groups of different degrees the KV is split
+    again: the share of each new GPU comes in equal parts from the GPUs of the old group.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
@@ -252,7 +252,7 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """End the part, or the pieces of it, that a link has moved; the link goes on with what is foremost."""
+    """End the part, or the pieces of a part, that a link has just moved, and start the most urgent part next."""
     W = world(S)
     K = link_at(S, link)
     p = K.current

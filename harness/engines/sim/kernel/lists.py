@@ -9,7 +9,7 @@ from harness.engines.sim.state import *
 
 @jit
 def push(S: int, b: int, lst: int, r: int, front: int) -> None:
-    """Put a request into a list kept in order of Admit; its place is sought from the tail or, if `front`, the head."""
+    """Insert a request into a list in order of Admit, searching from the tail or, with `front`, from the head."""
     seq = req_at(S, r).seq
     head, tail = batch_at(S, b).ends[2 * lst], batch_at(S, b).ends[2 * lst + 1]
     if front:
@@ -54,7 +54,7 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
 
 @jit
 def meld(S: int, x: int, y: int) -> int:
-    """Join two pairing heaps of finish ticks; ties by id."""
+    """Join two pairing heaps of requests by the tick at which they finish, then by id; return the root."""
     if x < 0:
         return y
     if y < 0:
@@ -100,7 +100,7 @@ def meld_children(S: int, r: int) -> int:
 
 @jit
 def heap_insert(S: int, b: int, r: int) -> None:
-    """Enter a request into its batch's heap, by the tick at which it finishes."""
+    """Insert a request into its batch's heap, which is ordered by the tick at which requests finish."""
     q = req_at(S, r)
     q.heap_child = -1
     q.heap_next = -1

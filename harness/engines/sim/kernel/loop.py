@@ -18,7 +18,7 @@ from harness.engines.sim.state import *
 
 @jit
 def next_arrival(S: int) -> int:
-    """Return the request that comes next, by itself or sent by a client; -1 if none is known."""
+    """Return the next request to arrive, by its own arrival time or sent by a closed-loop client; -1 if unknown."""
     W = world(S)
     r, x = -1, W.sent_head
     if W.arrived < W.opened:
@@ -70,7 +70,7 @@ def next_time(S: int) -> float:
 
 @jit
 def end_lanes(S: int) -> bool:
-    """End the steps that end now, older lanes first. False: a log is full."""
+    """End all steps that are due now, in order of their lanes. Return False if a log is full."""
     W = world(S)
     soon = W.now + HALF_NS
     while True:
@@ -92,7 +92,7 @@ def end_lanes(S: int) -> bool:
 
 @jit
 def form_all(S: int, T: Tables) -> bool:
-    """End the instant: serve memory, form the steps that start now, set rates. Return False if a log is full."""
+    """Finish the instant: grant memory, start the steps that begin now, set rates. Return False if a log is full."""
     W = world(S)
     if W.formed_s + HALF_NS < W.now:
         W.formed_s = W.now
@@ -153,7 +153,10 @@ def end_transfers(S: int, soon: float) -> None:
 
 @jit
 def end_all(S: int) -> bool:
-    """End what ends now: links and transfers in order of issue, then lanes in their order. False: a log is full."""
+    """End all that is due now: parts on links, transfers in order of issue, then steps and turns in order of lanes.
+
+    Return False if a log is full.
+    """
     W = world(S)
     soon = W.now + HALF_NS
     if W.links_busy > 0:

@@ -16,7 +16,7 @@ from harness.engines.sim.state import *
 
 @jit
 def quit_batch(S: int, r: int) -> None:
-    """Count a request out of its batch; a draining instance leaves after its last member."""
+    """Remove a request from its instance's count of members; at zero members a draining instance is evicted."""
     i = batch_at(S, req_at(S, r).batch).inst
     inst_at(S, i).members -= 1
     if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
@@ -25,7 +25,7 @@ def quit_batch(S: int, r: int) -> None:
 
 @jit
 def end(S: int, r: int, state: int, t: float) -> None:
-    """End a request that is in no list any more: free its KV blocks, refuse what is pending and tell its end."""
+    """End a request that is in no list: free its KV blocks, fail its pending action and report its end."""
     W = world(S)
     q = req_at(S, r)
     charge(S, r, t)
@@ -50,7 +50,10 @@ def end(S: int, r: int, state: int, t: float) -> None:
 
 @jit
 def send(S: int, r: int, t: float) -> None:
-    """Send a client's next request at the end of its last one; requests on their way are kept in order of arrival."""
+    """Schedule the arrival of a client's next request after the end of its last one.
+
+    The requests that are on their way are kept in order of arrival.
+    """
     W = world(S)
     q = req_at(S, r)
     q.arrival = t + W.round_trip_s + q.think
@@ -104,7 +107,7 @@ def join(S: int, b: int, r: int) -> None:
 
 @jit
 def leave_run(S: int, b: int, r: int) -> None:
-    """Take a running member out of the decode steps, at a boundary; its next state is left to the caller."""
+    """Take a running member out of the decode steps, at a step boundary; the caller sets its next state."""
     W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
@@ -135,7 +138,7 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 @jit
 def set_parked(S: int, b: int, r: int) -> None:
-    """Put a member that has KV here and is in no list into the parked list, which no lane steps."""
+    """Put a member that has KV here and is in no list into the parked list, whose members are in no step."""
     q = req_at(S, r)
     q.state = PARK
     batch_at(S, b).parked_context += q.length
@@ -153,7 +156,10 @@ def park(S: int, b: int, r: int) -> None:
 
 @jit
 def settle_kv(S: int, b: int, r: int) -> None:
-    """Park a member that is in no list and has its whole KV, or list it as away if that KV is out of reach."""
+    """Put a member that has its whole KV and is in no list into the parked list.
+
+    If its batch cannot attend to the KV where it lies, the member is listed as away instead.
+    """
     if within_reach(S, b, r):
         park(S, b, r)
     else:
@@ -177,7 +183,7 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 @jit
 def leave_step(S: int, r: int) -> None:
-    """Take a request out of a step that is between two slices; what the slices computed for it is lost."""
+    """Take a request out of a step that is between two of its slices; the work of earlier slices for it is lost."""
     q = req_at(S, r)
     n = lane_at(S, 2 * q.batch)
     if n.pieces == r:
@@ -255,7 +261,7 @@ def in_step(S: int, r: int) -> bool:
 
 @jit
 def refuse(S: int, x: int, how: int) -> None:
-    """Fail a move that cannot take place: its KV is gone, or can never go there."""
+    """Fail a move of KV that cannot take place, because the KV is gone or can never fit at its target."""
     act_ = xfer_at(S, x).action
     release(S, x)
     done(S, act_, how)

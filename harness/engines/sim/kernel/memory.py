@@ -11,7 +11,10 @@ from harness.engines.sim.state import *
 
 @jit
 def kv_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes of an account with `blocks` blocks: its pages in use, or more granules if these are too few."""
+    """Return the bytes that an account takes on each GPU for `blocks` blocks.
+
+    These are its pages in use, or as many granules (blocks or pages) as the blocks need if that is more.
+    """
     I = inst_at(S, i)
     return I.granule * max(I.pages, packed(S, i, blocks))
 
@@ -25,7 +28,10 @@ def packed(S: int, i: int, blocks: int) -> int:
 
 @jit
 def held_bytes(S: int, i: int, blocks: int) -> int:
-    """Return the bytes that blocks take beyond the account's reserve, which is charged with weights and used first."""
+    """Return the bytes that `blocks` blocks take on each GPU beyond the account's reserve.
+
+    The reserve is charged together with the weights, and is used first.
+    """
     return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
 
 
@@ -51,14 +57,14 @@ def put(S: int, i: int, n: int) -> None:
 
 @jit
 def keep(S: int, i: int, nbytes: int) -> None:
-    """Set an account's reserve, which comes and goes with its weights; the KV in it stays."""
+    """Set the bytes of an account's KV reserve, which is charged while its weights are in; the KV in it stays."""
     inst_at(S, i).kept = nbytes
     put(S, i, 0)
 
 
 @jit
 def asked_bytes(S: int, x: int) -> int:
-    """Return the bytes that a load or move that waits for memory takes on each of its GPUs."""
+    """Return the bytes that a load or move that still waits for memory will take on each of its GPUs."""
     X = xfer_at(S, x)
     if X.kind != SHIFT:
         return int(X.bytes)
@@ -67,7 +73,7 @@ def asked_bytes(S: int, x: int) -> int:
 
 @jit
 def promised(S: int, g: int) -> int:
-    """Return the bytes of a GPU that loads and moves wait for; elastic KV counts in whole granules."""
+    """Return the bytes of a GPU for which loads and moves are waiting; elastic KV counts in whole granules."""
     W = world(S)
     total = gpu_at(S, g).waiting
     if not W.elastic or total == 0:
@@ -86,7 +92,7 @@ def promised(S: int, g: int) -> int:
 
 @jit
 def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
-    """Return the bytes of an account with n more blocks; `grow_` is that of `fits`."""
+    """Return the bytes that an account would hold beyond its reserve with n more blocks; `grow_` is as in `fits`."""
     I = inst_at(S, i)
     if grow_ == 2:
         return max(0, kv_bytes(S, i, I.blocks + n) - I.granule * (I.gone // I.granule_blocks) - I.kept)
@@ -95,18 +101,18 @@ def grown_bytes(S: int, i: int, n: int, grow_: int) -> int:
 
 @jit
 def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks go beyond the limit of an account."""
+    """Tell whether n more blocks would exceed an account's KV limit; `grow_` is as in `fits`."""
     I = inst_at(S, i)
     return I.limit >= 0 and grown_bytes(S, i, n, grow_) > I.limit
 
 
 @jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit now; contiguous KV needs room for them as one chunk.
+    """Tell whether n more KV blocks fit now; contiguous KV needs room for them as one chunk.
 
-    `grow_` is 0 for a prompt, 1 for growth, and 2 for growth once the KV on its way to the host is out, which is taken
-    to free as many granules as its blocks fill. Memory that a load or move waits for is closed to prompts, not to
-    growth.
+    `grow_` is 0 for a prompt and 1 for growth. It is 2 for growth after the KV on its way to host memory has left; that
+    KV is taken to free as many granules as its blocks fill. Prompts cannot use memory for which a load or move waits.
+    Growth can.
     """
     W = world(S)
     if W.unlimited:
@@ -124,7 +130,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def needs(S: int, b: int, d0: int, k: int) -> int:
-    """Return the blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
+    """Return the blocks that a batch's running members with local KV take in decode steps at ticks d0 .. d0 + k - 1."""
     W = world(S)
     if W.reserves:
         return 0
@@ -143,7 +149,7 @@ def needs(S: int, b: int, d0: int, k: int) -> int:
 
 @jit
 def needs_far(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks that running members with KV in account f elsewhere take at ticks d0 .. d0 + k - 1."""
+    """Return the blocks that running members take in remote KV account f in decode steps at ticks d0 .. d0 + k - 1."""
     W = world(S)
     if W.reserves:
         return 0
@@ -168,7 +174,7 @@ def shares_gpu(S: int, i: int, j: int) -> bool:
 
 @jit
 def touches(S: int, b: int, i: int) -> bool:
-    """Tell whether a batch, or KV that its running members attend elsewhere, is on a GPU of an instance."""
+    """Tell whether a batch shares a GPU with an instance, by its own GPUs or by those of its members' remote KV."""
     if shares_gpu(S, i, batch_at(S, b).inst):
         return True
     f = batch_at(S, b).remote
@@ -181,7 +187,7 @@ def touches(S: int, b: int, i: int) -> bool:
 
 @jit
 def holds(S: int, b: int, i: int) -> bool:
-    """Tell whether a batch is of an instance, or its running members attend to KV in the account of that instance."""
+    """Tell whether a batch uses the KV account of an instance: as its own, or for remote KV of its running members."""
     if batch_at(S, b).inst == i:
         return True
     f = batch_at(S, b).remote
@@ -210,7 +216,7 @@ def never(S: int, i: int, n: int) -> bool:
 
 @jit
 def watermark(S: int, i: int) -> int:
-    """Return the blocks kept free when a prompt is let in beside others."""
+    """Return the blocks that must stay free in an account when a prompt is let in beside other requests."""
     W = world(S)
     if W.unlimited or W.watermark <= 0.0:
         return 0

@@ -20,7 +20,7 @@ from harness.engines.sim.state import *
 
 @jit
 def catch_up(S: int, r: int) -> None:
-    """Carry out the actions that waited for the end of a request's step or move, its admission first."""
+    """Carry out the actions on a request that waited for the end of its step or move, an admission first."""
     q = req_at(S, r)
     b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
@@ -49,7 +49,7 @@ def pending(S: int, b: int) -> None:
 
 @jit
 def act(S: int, r: int, what: int, arg: int) -> None:
-    """Apply an action on a request that is in no step."""
+    """Apply an action to a request that is in no step."""
     W = world(S)
     if what == P_ADMIT:
         admit_now(S, r, arg, next_seq(S))
@@ -90,7 +90,10 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def next_seq(S: int) -> int:
-    """Take the next place in the order of Admit: at the action, though the admission may wait for a boundary."""
+    """Return the next place in the order of Admit.
+
+    The place is taken when the action is issued, even if the admission then waits for a step boundary.
+    """
     W = world(S)
     W.seq += 1
     return W.seq
@@ -98,7 +101,10 @@ def next_seq(S: int) -> int:
 
 @jit
 def admit_now(S: int, r: int, b: int, seq: int) -> None:
-    """Change a request's batch: the old one loses it; KV stays where it is."""
+    """Admit a request to a batch and remove it from its old one.
+
+    Its KV stays where it is, but partly built KV on other GPUs is dropped.
+    """
     W = world(S)
     q = req_at(S, r)
     i = batch_at(S, b).inst
@@ -145,7 +151,7 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
 
 @jit
 def swapped_out(S: int, r: int) -> None:
-    """Put a victim whose KV is now in host memory back into the queue, in its old place, to be swapped in."""
+    """Put a preempted member back into its old place in the queue, to be swapped in; its KV is now in host memory."""
     q = req_at(S, r)
     b = q.batch
     unlink(S, b, ELSEWHERE, r)
@@ -161,7 +167,7 @@ def swapped_out(S: int, r: int) -> None:
 
 @jit
 def discard_now(S: int, r: int, act_: int) -> None:
-    """Forget a member's KV; it recomputes from its old place in the queue."""
+    """Free a member's KV and put the member back into its old place in the queue for a recompute."""
     W = world(S)
     q = req_at(S, r)
     done(S, act_, GONE if q.home < 0 else OK)
@@ -176,7 +182,7 @@ def discard_now(S: int, r: int, act_: int) -> None:
 
 @jit
 def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
-    """Move a request's KV to an account, or forget it (-1): now, or at the boundary of the step that it is in."""
+    """Move a request's KV to the account `to`, or discard it (-1): now, or at the boundary of the request's step."""
     if to < 0:
         on_request(S, r, P_DISCARD, act_)
     else:
@@ -187,7 +193,7 @@ def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
 
 @jit
 def movable(S: int, r: int, discard: int) -> bool:
-    """Tell whether a member has KV that can move; what is partly built can only be forgotten."""
+    """Tell whether a member has KV to move or, with `discard`, to drop; partly built KV can only be dropped."""
     return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
 
 
@@ -205,7 +211,7 @@ def movables(S: int, b: int, discard: int) -> int:
 
 @jit
 def members(S: int, b: int) -> int:
-    """Begin to walk the members of a batch in order of Admit; return the first, or -1."""
+    """Start a walk through a batch's members in order of Admit; return the first member, or -1."""
     for lst in range(4):
         world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
     return next_member(S)
@@ -213,7 +219,7 @@ def members(S: int, b: int) -> int:
 
 @jit
 def next_member(S: int) -> int:
-    """Return the next member in the order of Admit, or -1; members visited before may change lists meanwhile."""
+    """Return the next member of the walk that `members` began, or -1; visited members may change lists meanwhile."""
     W = world(S)
     at, r = -1, -1
     for lst in range(4):
@@ -227,7 +233,7 @@ def next_member(S: int) -> int:
 
 @jit
 def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
-    """Move, or forget, the KV of all members of a batch."""
+    """Move, or discard (`to` = -1), the KV of all members of a batch."""
     r = members(S, b)
     while r >= 0:
         if movable(S, r, int(to < 0)):
@@ -283,7 +289,7 @@ def move_now(S: int, r: int, x: int) -> None:
 
 @jit
 def withdraw(S: int, x: int) -> bool:
-    """Take back a transfer that still waits for memory; return whether its action is over, which is not told."""
+    """Cancel a transfer that still waits for memory; return whether this ends its action. The end is not reported."""
     X = xfer_at(S, x)
     i = X.inst
     last = over(S, X.action, NEVER)
@@ -302,7 +308,7 @@ def withdraw(S: int, x: int) -> bool:
 
 @jit
 def back_from_move(S: int, r: int) -> None:
-    """Settle a request whose KV is at rest at its home again, then do what was asked of it meanwhile."""
+    """Put a request whose KV no longer moves back into its batch's lists, then carry out the actions that waited."""
     W = world(S)
     q = req_at(S, r)
     b = q.batch

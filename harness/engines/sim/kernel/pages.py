@@ -20,7 +20,7 @@ from harness.engines.sim.state import *
 
 @jit
 def unlink_page(S: int, i: int, p: int) -> None:
-    """Take a page out of those of an account that have a free block."""
+    """Remove a page from an account's list of pages with a free block."""
     P = page_at(S, p)
     if P.prev >= 0:
         page_at(S, P.prev).next = P.next
@@ -32,7 +32,7 @@ def unlink_page(S: int, i: int, p: int) -> None:
 
 @jit
 def link_page(S: int, i: int, p: int) -> None:
-    """Make a page the last of those of an account that have a free block, and so the next to be filled."""
+    """Append a page to an account's list of pages with a free block; the last page of the list is filled next."""
     I, P = inst_at(S, i), page_at(S, p)
     P.prev = I.open
     P.next = -1
@@ -80,7 +80,7 @@ def fill(S: int, i: int, n: int, extents: int) -> int:
 
 @jit
 def new_extent(S: int, p: int, before: int) -> int:
-    """Return an empty extent in a page, behind a request's last one."""
+    """Return an empty extent in a page, linked to `before`, the request's last extent so far."""
     W = world(S)
     x = W.extent_free
     if x >= 0:
@@ -124,7 +124,7 @@ def empty(S: int, i: int, extents: int) -> None:
 
 @jit
 def enlist(S: int, b: int, r: int) -> None:
-    """Put a joining member into the ring of those that need a block at the same ticks, in order of Admit."""
+    """Add a joining member to the ring of members that need a new block at the same ticks, in order of Admit."""
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -165,7 +165,7 @@ def strike(S: int, b: int, r: int) -> None:
 
 @jit
 def fill_steps(S: int, b: int, until: int) -> None:
-    """Find pages for the blocks of a batch's decode steps before tick `until`; its accounts have taken the blocks."""
+    """Find pages for the blocks of a batch's decode steps before tick `until`; the accounts count them already."""
     W, B = world(S), batch_at(S, b)
     if not W.paged:
         return
@@ -200,7 +200,7 @@ def fill_begun(S: int, i: int) -> None:
 
 @jit
 def fill_step(S: int, b: int) -> None:
-    """Find pages for the blocks of a batch's next step, after those of other batches' steps that began before."""
+    """Find pages for the blocks of a batch's next step, after the blocks of other batches' steps that began earlier."""
     if not world(S).paged:
         return
     fill_begun(S, batch_at(S, b).inst)
@@ -214,7 +214,7 @@ def fill_step(S: int, b: int) -> None:
 
 @jit
 def take(S: int, i: int, n: int) -> int:
-    """Take n blocks of an account for one request; return the request's extents there, -1 where pages are not known."""
+    """Take n blocks of an account for one request; return its extents there, or -1 if pages are not tracked."""
     fill_begun(S, i)
     put(S, i, n)
     return fill(S, i, n, -1)
@@ -230,9 +230,9 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 
 @jit
 def alternates(S: int, lane: int) -> bool:
-    """Cut spans of the model's other batches in a lane's pool; return whether any of these has decodes in flight.
+    """Cut spans of the model's other batches in a lane's pool; return whether any of them has decodes in flight.
 
-    Such batches may take blocks of the same account, where pages go to the batch that is first.
+    Such batches may take blocks of the same account, in which the first batch to need a page gets it.
     """
     b = lane >> 1
     some = False

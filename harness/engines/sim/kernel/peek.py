@@ -12,7 +12,7 @@ from harness.engines.sim.state import *
 
 @jit
 def stepped(S: int, lane: int) -> int:
-    """Return the whole steps of a span that are done by now."""
+    """Return the number of steps of a lane's span that are complete by now."""
     W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.rate <= 0.0:
@@ -50,7 +50,7 @@ def ahead(S: int, b: int, i: int) -> int:
 
 @jit
 def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float, int]:
-    """Return the numbers of a batch's `BatchState` at the last boundary."""
+    """Return the fields of a batch's `BatchState`, as they were at the last step boundary."""
     W = world(S)
     B = batch_at(S, b)
     lane = decode_lane(S, b)
@@ -78,7 +78,10 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
 
 @jit
 def peek_free(S: int, g: int) -> int:
-    """Return the free bytes of a GPU: what spans hold ahead is free, what loads and moves wait for is not."""
+    """Return the free bytes of a GPU.
+
+    Blocks that spans hold for steps not yet begun count as free; memory for which loads and moves wait does not.
+    """
     W = world(S)
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)
@@ -133,7 +136,7 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
 
 @jit
 def tie(S: int, gpu: int, other: int) -> None:
-    """Let the pools of two GPUs compete as one from now on, as some lanes have demands of both."""
+    """Merge the pools of two GPUs from now on, because some lanes have demands on both GPUs."""
     W = world(S)
     to, old = gpu_at(S, gpu).pool, gpu_at(S, other).pool
     if to == old:

@@ -10,7 +10,10 @@ from harness.engines.sim.state import *
 
 @jit
 def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
-    """Set a lane's demand of `compute` and `hbm` on each GPU of its instance, and its slice of `solo` seconds."""
+    """Set the demand of a lane's step on each GPU of its instance, and its seconds without competition (`solo`).
+
+    `compute` and `hbm` are shares of the GPU's compute and memory bandwidth.
+    """
     lane_at(S, lane).slice_s = solo
     d = lane_at(S, lane).demand
     for _ in range(inst_at(S, batch_at(S, lane >> 1).inst).gpu_count):
@@ -21,7 +24,10 @@ def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
 
 @jit
 def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float) -> None:
-    """Note what a lane's step, with `tokens` prompt tokens and `layer_s` seconds a layer, takes of a round."""
+    """Set the fields from which `rates` computes a lane's share of a round: `duty`, `fills` and `turn_s`.
+
+    The lane's next step has `tokens` prompt tokens and takes `layer_s` seconds per layer.
+    """
     n = lane_at(S, lane)
     k = cost_at(S)[c]
     w = 0.0  # 0: as decode steps, 1: as prompts
@@ -38,12 +44,12 @@ def set_turn(S: int, lane: int, c: int, tokens: int, duty: float, layer_s: float
 def price(
     S: int, lane: int, decodes: int, pieces: int, tokens: int, area: float, out: int, context: float, each: float
 ) -> tuple[float, float, float]:
-    """Price a lane's next step by the formulas of `coef.py`, and note its kernels and its demands.
+    """Price a lane's next step by the formulas of `coef.py`, and record its kernels and its demands.
 
-    The step has `decodes` members that decode and `pieces` of prompts, which have `tokens` tokens and `area` pairs of
-    causal attention; `out` tokens are sampled. Decode attention goes over `context` tokens here, and over `each` tokens
-    a member elsewhere (-1: over its context). Return the seconds of matrix products and polls, of the host, and of the
-    step alone.
+    The step has `decodes` members that decode, and `pieces` prompts or pieces of prompts. These have `tokens` tokens
+    and `area` pairs of causal attention; `out` tokens are sampled. Decode attention covers `context` tokens of local
+    KV, and `each` tokens per member with remote KV (-1: the member's context). Return three times in seconds: matrix
+    products and polls, the host's work, and the whole step or slice without competition.
     """
     W = world(S)
     n = lane_at(S, lane)

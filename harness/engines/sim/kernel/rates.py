@@ -34,7 +34,7 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 @jit
 def set_part(S: int, lane: int, part: float) -> None:
-    """Give a lane's process another part of the time of its GPUs from now on."""
+    """Set the share of its GPUs' time that a lane's process has from now on."""
     n = lane_at(S, lane)
     if part != n.part:
         W = world(S)
@@ -72,11 +72,12 @@ def share(S: int, p: int) -> None:
 
 @jit
 def take_turns(S: int, p: int) -> None:
-    """Set the rate (`given`) of each lane of a pool where kernels take turns; without MPS, processes do as well.
+    """Set the rate (`given`) of each lane of a pool in which kernels take turns.
 
-    A round has one turn of each lane or, without MPS, one slice of each process, that of its longest lane. Each counts
-    by the part of the time that its kernels are on the GPU. That part is `duty` for a lone step and grows as others
-    keep the kernels waiting: SWEEPS sweeps find it.
+    A round has one turn of each lane. Without MPS, processes take turns as well: a round then has one time slice of
+    each process, as long as that of its longest lane. A turn or slice counts by the share of time that its kernels are
+    on the GPU. That share is `duty` for a lone step, and it grows as other lanes keep the kernels waiting. Up to SWEEPS
+    sweeps over the lanes find it.
     """
     W = world(S)
     lane = gpu_at(S, p).head
@@ -114,7 +115,7 @@ def take_turns(S: int, p: int) -> None:
 
 @jit
 def add_turns(S: int, p: int) -> None:
-    """Set what the turn of each lane of a pool takes of a round, and add the difference to the rounds of its GPUs."""
+    """Set the seconds of a round that each lane's turn takes, and adjust the rounds of its GPUs by the change."""
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
@@ -131,9 +132,9 @@ def add_turns(S: int, p: int) -> None:
 
 @jit
 def stretch(S: int, p: int) -> bool:
-    """Set the factor `stretch` by which lanes on the same SMs, or on other SMs of the GPU, slow a lane's kernels.
+    """Set each lane's `stretch`, the factor by which other lanes on the GPU slow its kernels.
 
-    Return whether any factor changed.
+    The other lanes may run on the same SMs or on other SMs. Return whether any factor changed.
     """
     W = world(S)
     changed = False
@@ -159,7 +160,11 @@ def stretch(S: int, p: int) -> bool:
 
 @jit
 def among(S: int, p: int, lane: int, d: int) -> float:
-    """Return a lane's `stretch` on the GPU of its demand `d`; lanes of other partitions or processes do not meet it."""
+    """Return a lane's `stretch` on the GPU of its demand `d`.
+
+    Lanes on the same SMs take turns with it. Lanes in other SM partitions take no turns with it, but slow it through
+    the shared memory bandwidth. If processes run in time slices, lanes of other processes do not slow it here.
+    """
     W = world(S)
     n = lane_at(S, lane)
     meet, asked, apart = 0.0, demand_at(S, d).hbm * n.max_rate, 0
@@ -183,7 +188,7 @@ def among(S: int, p: int, lane: int, d: int) -> float:
 
 @jit
 def slice_s(S: int, p: int, lane: int) -> float:
-    """Return the GPU seconds of a lane's step as its process's slice; 0 if another lane of the process takes longer."""
+    """Return the GPU seconds of a lane's step if it is the longest of its process and sets the time slice, else 0."""
     n = lane_at(S, lane)
     turn = n.duty * n.stretch * n.slice_s / n.max_rate
     x = gpu_at(S, p).head
@@ -220,7 +225,7 @@ def add_slices(S: int, p: int) -> None:
 
 @jit
 def slice_out(S: int, p: int) -> None:
-    """Set `given` of each process's lanes: its slice's part of the longest round of its GPUs; 1 if it is alone."""
+    """Set `given` of each process's lanes to its time slice over the longest round of its GPUs; 1 if it is alone."""
     W = world(S)
     lane = gpu_at(S, p).head
     while lane >= 0:

@@ -20,20 +20,20 @@ from harness.engines.sim.state import *
 
 @jit
 def entry_of(S: int, i: int, r: int, k: int) -> int:
-    """Return the entry of a request's k-th id in an account."""
+    """Return the row of the prefix-cache entry that an account has for the k-th block id of a request's prompt."""
     return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).entry)
 
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """Count the entries that a request holds; of the last one it may use the leading blocks alone."""
+    """Count the prefix-cache entries that a request holds; of the last entry it may use only the leading blocks."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
 
 @jit
 def enqueue(S: int, i: int, x: int) -> None:
-    """Put an entry that no request holds any more behind those of its account that were released before."""
+    """Append an entry that no request holds any more to its account's eviction queue."""
     W = world(S)
     I, E = inst_at(S, i), entry_at(S, x)
     W.released += 1
@@ -51,7 +51,7 @@ def enqueue(S: int, i: int, x: int) -> None:
 
 @jit
 def dequeue(S: int, x: int) -> None:
-    """Take an entry out of those that no request holds."""
+    """Remove an entry from its account's eviction queue."""
     E = entry_at(S, x)
     I = inst_at(S, E.inst)
     E.stamp = 0
@@ -84,14 +84,14 @@ def full_bytes(S: int, i: int) -> int:
 
 @jit
 def over_limit(S: int, i: int) -> bool:
-    """Tell whether an account has something cached beyond its limit."""
+    """Tell whether an account has cached blocks and exceeds its KV limit with them."""
     I = inst_at(S, i)
     return I.cached > 0 and I.limit >= 0 and full_bytes(S, i) > I.limit
 
 
 @jit
 def note_unbegun(S: int, g: int) -> None:
-    """Note what the accounts of a GPU hold for steps not begun."""
+    """Record the blocks that each account on a GPU holds for steps that have not begun."""
     for i in range(world(S).n_insts):
         inst_at(S, i).unbegun = 0
     for b in range(world(S).n_batches):
@@ -111,7 +111,7 @@ def note_unbegun(S: int, g: int) -> None:
 
 @jit
 def shed_gpu(S: int, g: int) -> None:
-    """Forget the oldest cached KV of a GPU, last blocks first, until each account is within its limit and all fit."""
+    """Evict the oldest cached KV of a GPU, last blocks first, until all fits and each account is within its limit."""
     W = world(S)
     note_unbegun(S, g)
     over = gpu_at(S, g).used - gpu_at(S, g).kv_bytes - gpu_at(S, g).cap
@@ -142,7 +142,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Forget KV that is cached on an instance's GPUs and has no room beside the KV that requests hold."""
+    """Evict cached KV on an instance's GPUs that has no room beside the KV that requests hold."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -151,7 +151,7 @@ def shed(S: int, i: int) -> None:
 
 @jit
 def forget_cached(S: int, i: int) -> None:
-    """Forget all that an instance has cached, because its weights leave."""
+    """Evict all cached KV of an instance, because its weights leave."""
     while inst_at(S, i).oldest >= 0:
         x = inst_at(S, i).oldest
         dequeue(S, x)
@@ -160,7 +160,7 @@ def forget_cached(S: int, i: int) -> None:
 
 @jit
 def held_hits(S: int, r: int, i: int) -> int:
-    """Count the blocks that a prompt would find and that others hold: these take no more memory."""
+    """Count the prefix-cache hits of a prompt that other requests hold; these blocks take no more memory."""
     n = 0
     for k in range(req_at(S, r).ids):
         E = entry_at(S, entry_of(S, i, r, k))
@@ -174,14 +174,14 @@ def held_hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hits(S: int, r: int, i: int) -> int:
-    """Count the blocks that a prompt finds and that still have room."""
+    """Count the prefix-cache hits of a prompt in an account, after evicting cached blocks that have lost their room."""
     shed(S, i)
     return leading(S, r, i)
 
 
 @jit
 def leading(S: int, r: int, i: int) -> int:
-    """Count the cached blocks of a prompt: its leading ones, up to the first that is not there."""
+    """Count the leading blocks of a prompt that are cached, up to the first block that is not."""
     n = 0
     for k in range(req_at(S, r).ids):
         blocks = entry_at(S, entry_of(S, i, r, k)).blocks
@@ -205,7 +205,10 @@ def hold(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def publish(S: int, r: int) -> None:
-    """Let others find the blocks that a prompt fills in its step; a copy of one that is there stays private."""
+    """Let other prompts hit the full prompt blocks of a request's step.
+
+    A copy of a block that is cached already stays private.
+    """
     W = world(S)
     q = req_at(S, r)
     last = min((q.prefilled + q.piece) // W.block_tokens, q.ids * W.id_blocks)
@@ -221,10 +224,10 @@ def publish(S: int, r: int) -> None:
 
 @jit
 def give_up(S: int, r: int) -> None:
-    """Free the blocks of a request at home; where weights are in, they stay cached until their room is needed.
+    """Free the blocks that a request has at its home account; if the weights are in, they stay cached until evicted.
 
-    Its private blocks are released first, then its prompt's from the last to the first. Private blocks that it left
-    earlier, before a preemption, are free memory from now on.
+    The private blocks are released first, then the prompt's blocks from the last to the first. Private blocks that the
+    request left in the cache before a preemption become free memory.
     """
     q = req_at(S, r)
     i = q.home

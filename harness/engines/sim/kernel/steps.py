@@ -93,9 +93,9 @@ def form(S: int, T: Tables, lane: int) -> None:
 
 @jit
 def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
-    """Plan decode steps for as long as the batch cannot change, and take their blocks.
+    """Plan decode steps for as long as the batch cannot change, and take the KV blocks for them.
 
-    Step j, from 0, takes first_s + j slope_s solo seconds.
+    Step j, counted from 0, takes first_s + j slope_s seconds without competition.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -176,7 +176,7 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
 
 @jit
 def tally(S: int, lane: int, k: int) -> None:
-    """Count steps of a lane that are over, and those that a cap bound."""
+    """Count k steps of a lane that are over, in all and for each cap that bound them."""
     W = world(S)
     batch_at(S, lane >> 1).steps += k
     bound = lane_at(S, lane).bound
@@ -274,7 +274,7 @@ def end_step(S: int, lane: int) -> None:
 
 @jit
 def evict(S: int, i: int, drain: int, action: int) -> None:
-    """Order an eviction: weights go once no member is left (`drain`), else at the next boundary of their lanes."""
+    """Order an eviction: weights leave once no member is left (`drain`), else at the next boundary of their lanes."""
     W = world(S)
     I = inst_at(S, i)
     if I.state != DRAINING:  # else it was counted when its drain was ordered

@@ -63,7 +63,7 @@ def shut(S: int, lane: int) -> None:
 
 @jit
 def end_turn(S: int, lane: int, why: int) -> None:
-    """End a turn: close its lane and tell of the end."""
+    """End a turn: close its lane and report the end."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -79,7 +79,7 @@ def end_turn(S: int, lane: int, why: int) -> None:
 
 @jit
 def deserted(S: int, lane: int) -> bool:
-    """Tell whether no member of its batch could ever step in a lane."""
+    """Tell whether a lane's batch has no member that could ever take part in the lane's steps."""
     b = lane >> 1
     B = batch_at(S, b)
     prompts = B.count[WAITING] - B.swapped
@@ -156,7 +156,7 @@ def settle_turns(S: int) -> bool:
 
 @jit
 def own_caps(S: int, seqs: int, chunk: int) -> int:
-    """Return the caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
+    """Return the step caps (BY_* bits) that are the engine's own; those that an order sets are the policy's choice."""
     W = world(S)
     caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
     if chunk == 0 or (chunk < 0 and W.chunk_tokens == 0):
@@ -180,9 +180,10 @@ def run_lane(
     slice_layers: int,
     op_s: float,
 ) -> None:
-    """Carry out a standing order.
+    """Open or close a lane by a policy's standing order.
 
-    `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that is not named is -1, and `for_s` is then INF.
+    `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that the order leaves out is -1; `for_s` is INF
+    then.
     """
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)

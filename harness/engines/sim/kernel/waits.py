@@ -14,20 +14,23 @@ def usable(S: int, i: int) -> bool:
 
 @jit
 def loaded(S: int, i: int) -> bool:
-    """Tell whether an instance's weights are in; they still are while they drain, or leave after a last step."""
+    """Tell whether an instance's weights are in memory; they still are during a drain and until a last step ends."""
     return inst_at(S, i).state >= IN
 
 
 @jit
 def out_s(S: int, k: int, t: float) -> float:
-    """Return the seconds up to t, which is now, for which no GPU had a model's weights."""
+    """Return the seconds, up to the current time t, during which no GPU had a model's weights."""
     M = model_at(S, k)
     return M.out_s + (t - M.since) if M.places == 0 else M.out_s
 
 
 @jit
 def clocks(S: int, b: int, t: float) -> None:
-    """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
+    """Advance the clocks of a batch's waits to time t: for weights, and for KV memory by prompts and by decodes.
+
+    No member is charged for two of these waits at a time.
+    """
     B = batch_at(S, b)
     dt = t - B.clock_at
     B.clock_at = t
@@ -55,7 +58,7 @@ def flag(S: int, b: int, blocked: int, stalled: int) -> None:
 
 @jit
 def mark(S: int, r: int, t: float) -> None:
-    """Start a new stretch of time for a request."""
+    """Start a new interval of a request's time at t: record the wait clocks from which its next charge counts."""
     q = req_at(S, r)
     q.mark_at = t
     if q.batch >= 0:
@@ -73,7 +76,7 @@ def mark(S: int, r: int, t: float) -> None:
 
 @jit
 def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
-    """Book `wall` seconds in steps: `solo` as compute, `off` as others' time slices, the rest as contention."""
+    """Add a request's `wall` seconds in steps: `solo` as compute, `off` as others' slices, the rest as contention."""
     q = req_at(S, r)
     q.compute += solo
     q.time_slice += off
@@ -97,7 +100,10 @@ def made_first(S: int, r: int, t: float) -> None:
 
 @jit
 def log_stay(S: int, r: int, b: int) -> None:
-    """Log a stay among the running members of batch b, or a lone token (b = -1), which ended at the request's mark."""
+    """Log a request's stay among the running members of batch b, or the lone token of a prefill (b = -1).
+
+    The stay or token ended at the request's mark.
+    """
     W = world(S)
     q = req_at(S, r)
     s = log_at(S, W.log_used)
@@ -125,7 +131,7 @@ def log_stay(S: int, r: int, b: int) -> None:
 
 @jit
 def charge(S: int, r: int, t: float) -> None:
-    """Book the time since the last mark under its causes, and mark."""
+    """Charge the time since a request's last mark to the causes of its waits, and mark the request again."""
     q = req_at(S, r)
     dt = t - q.mark_at
     if q.state == HELD:

@@ -40,7 +40,7 @@ def set_weights(S: int, i: int, state: int) -> None:
 
 @jit
 def count_on_gpus(S: int, i: int, n: int) -> None:
-    """Add an instance to those that hold its GPUs (n = 1), or take it away (-1); 0 changes nothing."""
+    """Add an instance to the count of instances that hold its GPUs (n = 1), or take it off (-1); 0 changes nothing."""
     I, now = inst_at(S, i), world(S).now
     for j in range(I.gpu_count if n else 0):
         g = gpu_at(S, I.gpus[j])
@@ -83,7 +83,7 @@ def leave(S: int, i: int) -> None:
 
 @jit
 def elsewhere(S: int, i: int, first: int, last: int) -> bool:
-    """Tell whether the model's weights are on other GPUs, in one of a range of states."""
+    """Tell whether an instance's model has weights on other GPUs, in a state from `first` to `last`."""
     j = inst_at(S, i).kin
     while j != i:
         if first <= inst_at(S, j).state <= last:
@@ -94,7 +94,7 @@ def elsewhere(S: int, i: int, first: int, last: int) -> bool:
 
 @jit
 def just_left(S: int, i: int) -> bool:
-    """Tell whether the model left another place at this very instant."""
+    """Tell whether an eviction of the model from another place was ordered at this very instant."""
     j = inst_at(S, i).kin
     while j != i:
         if inst_at(S, j).left_s == world(S).now:
@@ -133,7 +133,7 @@ def route_weights(S: int, x: int, i: int, source: int) -> None:
 
 @jit
 def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
-    """Queue a load for memory: weights that go over the links of a source, then take `tail_s` more."""
+    """Queue a load: its weights wait for memory, go over the links of the source, then take `tail_s` seconds more."""
     W = world(S)
     W.migrations += int(elsewhere(S, i, DRAINING, LEAVING) or just_left(S, i))
     x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).footprint))
@@ -167,7 +167,7 @@ def granted(S: int, x: int) -> bool:
 
 @jit
 def barred(S: int, i: int) -> bool:
-    """Tell whether earlier loads or moves wait for memory of every GPU of an instance, so that none is left to give."""
+    """Tell whether earlier loads or moves wait for memory of every GPU of an instance, so that it can get none."""
     for j in range(inst_at(S, i).gpu_count):
         if not gpu_at(S, inst_at(S, i).gpus[j]).barred:
             return False
