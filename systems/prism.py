@@ -9,8 +9,8 @@ changes the numerator. Engines draw KV pages on demand. The released code has ot
     e_r        seconds of a prefill, p_r / c_r                                   a_r   an arrival; deadline a_r + s_r
 
 Alg. 1 runs every `interval_s`; a model that moves has a second copy until the first is drained. A model that is out
-comes back on its next request, where KVPR is lowest; for want of room models go that were idle for `idle_s`, lax SLOs
-first. Alg. 2 lets requests in, in the order of Moore and Hodgson, while the next step of their engine has room.
+comes back on its next request, where fewest must leave for it, then where KVPR is lowest; those idle for `idle_s` leave
+first, lax SLOs first. Alg. 2 lets requests in, in the order of Moore and Hodgson, while the next step has room.
 
 The paper leaves open, and here: tau has no number: 0 beside `z` standard deviations of what Poisson noise in the rates
 does to the two ratios. A GPU without room for the weights and one longest request is no candidate (an overfull one has
