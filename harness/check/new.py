@@ -28,7 +28,7 @@ class TITLE:
     # state that on() keeps and no user sets, from dataclasses: waiting: dict = field(init=False, default_factory=dict)
     hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
     uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
-    options, presets = {"kv": "paged"}, {}  # needs of the engine; named sets of fields: {"paper": {"tau": 2.0}}
+    options, presets = {"kv": "elastic"}, {}  # needs of the engine; named sets of fields: {"paper": {"tau": 2.0}}
     # leaves_idle = "Section 4: ...": quote the rule by which requests wait while GPUs are empty, or the check fails
 
     def on(self, event, view):

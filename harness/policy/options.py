@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "kv": {
-        "paged": "blocks of one pool on each GPU, up to the `Limit` of each model",
+        "paged": "blocks of one pool on each GPU, up to the `Limit` of each model; without limits a unified cache",
         "elastic": "pages that the driver maps from what its GPU has free, as under kvcached",
         "max": "one chunk a request, as large as the longest sequence",
         "pow2": "one chunk a request, for its prompt and the next power of two above its true output",

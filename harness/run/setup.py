@@ -286,10 +286,7 @@ class Setup:
 
     @cached_property
     def keywords(self) -> dict[str, Option]:
-        """The keyword arguments of the system: its preset, then the spec's fields.
-
-        Raises UserError for an unknown field, and for a value out of range.
-        """
+        """The keyword arguments of the system: its preset, then the spec's fields. UserError if one is not accepted."""
         asked = fields.Asked(self.spec.system, self.spec.preset, dict(self.spec.fields))
         return fields.values(asked, fields.domains(self.make_policy), self.make_policy.presets)
 
@@ -341,10 +338,7 @@ class Setup:
     # ------------------------------------------------------------ requests
 
     def jobs(self) -> Jobs:
-        """Build the requests of a resolved spec.
-
-        Raises UserError if they cannot be served, cannot be scaled to the spec's rate, or do not fit in memory.
-        """
+        """Build the requests of a resolved spec. UserError if they cannot be served, scaled, or held in memory."""
         from workloads import slo
         from workloads.base import base
         from workloads.build import build, hold

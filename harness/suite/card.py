@@ -22,6 +22,10 @@ ABOUT = (
     "The rate at which 99 % of all requests meet their SLO, and that of the model that misses most. Its share of the "
     "highest rate of any shipped system is the score; the total is the mean of the shares."
 )
+POOL = (
+    "unified KV: models of a GPU draw KV from one pool of blocks (kv=paged without limits), as in MuxServe's engine. "
+    "Separate processes lack such a pool and share memory by pages (kv=elastic)."
+)
 MICROSECONDS = 1e6
 
 
@@ -75,6 +79,8 @@ def lines(of: Card, suite: Suite) -> Iterator[str]:
     yield from Table(HEADS, [cells(row, suite) for row in of.rows]).text()
     if suite.seeds == 1:
         yield "--quick: one window a scenario; its rates may be 20 % off those of eight, so compare none with the best"
+    if any(row.get("pool") for row in of.rows):
+        yield POOL
     if unreached := vetted.unreached(of.label):
         yield f"no case of its check reached {unreached}"
 
@@ -107,7 +113,8 @@ def page(of: Card, suite: Suite) -> str:
         f'<p class="answer">{escape(summed(of))} ({escape(seeds(of))}).</p>',
         Table(HEADS, [cells(row, suite) for row in of.rows]).html(),
         f'<section><h2>Curves</h2><div class="curves">{drawn}</div></section>',
-        f"<section><h2>How each number was made</h2><p>{escape(ABOUT)}</p></section>",
+        f"<section><h2>How each number was made</h2><p>{escape(ABOUT)}</p>",
+        f"<p>{escape(POOL)}</p></section>" if any(row.get("pool") for row in of.rows) else "</section>",
         f"<footer>{escape(of.version)} · policy {of.content[:12]} · code {of.code}</footer>",
     ]
     return HEAD.format(title=escape(title), style=STYLE + CURVES) + "\n".join(parts) + TAIL.format(SCRIPT)

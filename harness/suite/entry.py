@@ -23,9 +23,10 @@ from harness.check.check import check
 from harness.check.purity import impure
 from harness.engines.sim.jit import CACHE
 from harness.loop.guard import LIMIT_S
+from harness.loop.system import path
 from harness.policy.types import UserError
 from harness.rows import crossings, pooled, record, summaries
-from harness.run.setup import Failed
+from harness.run.setup import Failed, Setup
 from harness.run.slo import SloTarget
 from harness.study import binds
 from harness.study.measure import Measured, measure
@@ -35,6 +36,7 @@ from harness.suite import guard
 from harness.suite.suite import Scenario, Suite, study
 
 ALLOWANCE = 4.0  # multiple of its budget that a decision may take on a busy machine
+UNIFIED = "unified KV"  # the mark of an entry whose models have one pool
 OFTEN = 0.1  # decisions per request, below which their time is not charged
 
 
@@ -43,7 +45,7 @@ class Job:
     """The work for an entry's process, which it reads as JSON from standard input."""
 
     system: str  # as --systems takes it
-    file: str  # holds the policy
+    file: str  # the policy's file, or the name of a shipped system
     suite: Suite
     beacon: str
     folder: str  # holds its runs
@@ -84,14 +86,15 @@ def main() -> None:
             tell(row=scored(job, scenario))
 
 
-def refusals(file: str) -> Iterator[str]:
-    """Yield the reasons of `bench check` to refuse a policy's file; an impure file is not run."""
-    name = file if "/" in file else Path(file).stem
-    if reached := impure(Path(file).read_text("utf-8")):
-        yield from (f"pure: line {line}: {what}" for line, what in reached)
-        return
+def refusals(name: str) -> Iterator[str]:
+    """Yield the reasons of `bench check` to refuse a policy, by name or path; an impure file is not run."""
     try:
-        yield from (f"{failure.law}: {failure.message}" for failure in check(name))
+        if reached := list(impure(path(name).read_text("utf-8"))):
+            yield from (f"pure: line {line}: {what}" for line, what in reached)
+        else:
+            yield from (f"{failure.law}: {failure.message}" for failure in check(name))
+    except (SyntaxError, ValueError) as error:
+        yield f"starts: {error}"
     except UserError as error:
         yield str(error)
 
@@ -113,12 +116,23 @@ def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
         if charged_s:
             measured = _measured(job, scenario, target, work / "charged", charged_s)
         row = {**_row(measured, scenario, target), "decision_s": mean_s, "charged_s": charged_s}
+        row["pool"] = UNIFIED * unified(Setup(measured.tasks[0].spec))
     except Failed as failed:
         row = {"failed": next(iter(failed.why.values()))}
     except UserError as error:
         row = {"failed": str(error)}
     shutil.rmtree(work, ignore_errors=True)
     return {"scenario": scenario.name, **row}
+
+
+def unified(setup: Setup) -> bool:
+    """Tell whether models that share a GPU draw KV from one pool of blocks without limits, as in MuxServe's engine.
+
+    Processes of their own have no such pool.
+    """
+    asks = setup.policy.options
+    apart = asks.get("process", "model") in {"model", "pair"} and len(setup.cluster.models) > len(setup.cluster.gpus)
+    return apart and asks.get("kv", "paged") == "paged" and "Limit" not in setup.policy.uses
 
 
 def charge(mean_s: float, budget_s: float) -> float:

@@ -17,7 +17,7 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.study.size import own_count
 from harness.study.study import CONTROLS
-from harness.suite.card import interval
+from harness.suite.card import POOL, interval
 from harness.suite.score import WINDOW, Card, Entry, bounds, score
 from harness.suite.suite import Suite
 
@@ -30,7 +30,7 @@ th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; ba
 """
 FACTS = "version beacon entry content code made scenario failed".split()
 NUMBERS = "rps low_rps high_rps worst_rps bound_rps decision_s charged_s".split()
-WORDS = "sign unserved binds".split()
+WORDS = "sign unserved binds pool".split()
 SCHEMA = pa.schema([(name, pa.float64() if name in NUMBERS else pa.string()) for name in (*FACTS, *NUMBERS, *WORDS)])
 
 
@@ -177,14 +177,15 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
     names = [s.name for s in suite.scenario]
     body = []
     for k, (entry, total) in enumerate(totals(rows, suite).items()):
-        made = next(row["made"] for row in rows if row["entry"] == entry)
-        mark = "" if made == HERE else f" ({made})"
+        mine = [row for row in rows if row["entry"] == entry]
+        marks = {row["made"] for row in mine} - {HERE} | {row["pool"] for row in mine if row["pool"]}
+        mark = "".join(f" ({mark})" for mark in sorted(marks))
         of = "".join(_cell(at.get((entry, name)), k) for name in names)
         body.append(f'<th scope="row">{escape(entry + mark)}</th><td data-v="{total}">{total:.3f}</td>{of}')
     note = (
         f"Requests per second at which {100 * suite.level:g} % meet their SLO, on "
         f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
-        "known. A dash: the policy did not fit, a model was not served, or the level was never held."
+        f"known. A dash: the policy did not fit, a model was not served, or the level was never held. {POOL}"
     )
     return _table("Ranking", ("policy", "total", *names), body, note)
 

@@ -259,10 +259,7 @@ class Fleet:
         up.state = state
 
     def load(self, action: Load, kv_bytes: int) -> Up:
-        """Enter the server that a Load asks for into `up`, and return it.
-
-        It is the sleeping server of the same instance, or a new one. `start` then wakes or starts it.
-        """
+        """Enter and return the server that a Load asks for: the instance's sleeping one, or a new one to `start`."""
         up = self.asleep.pop(action.inst, None) or Up(action.inst, action.way)
         up.kv_bytes, up.asked = kv_bytes, [action]
         self.dead.pop(up.inst, None)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -187,18 +186,13 @@ def test_sigterm_in_a_shard_leaves_no_part(workers: int, tmp_path: Path) -> None
     words = f"-m harness study {stored(tmp_path, LONG)} --shard 1/2 --workers {workers} -o {out}"
     command, pipe = [sys.executable, *words.split()], subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        until(lambda: len(list(out.glob("*/" + record.ROWS))) > 12)
+        while len(list(out.glob("*/" + record.ROWS))) <= 12:  # the test's limit ends it
+            time.sleep(0.02)
         os.killpg(process.pid, signal.SIGTERM)  # as Slurm does: to all processes of the job
         _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert "finished runs are kept" in err
     assert not list(out.rglob("*.part"))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds; the limit of the test ends it."""
-    while not holds():
-        time.sleep(0.02)
 
 
 @pytest.mark.full

@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 
+from harness.check.findings import Failure
 from harness.check.new import TEMPLATE
 from harness.rows import vetted
+from harness.run.resolve import resolve
+from harness.run.setup import Setup
+from harness.run.spec import asked as system_of
+from harness.run.spec import from_dict
 from harness.suite import card, score, table
-from harness.suite.entry import charge, refusals
+from harness.suite.entry import UNIFIED, charge, refusals, unified
 from harness.suite.score import Entry, Row, standing, total
 from harness.suite.suite import Scenario, Suite, load
 from tests.cases import cases
 from tests.harness.check.cheats import cheat
+from tests.harness.check.test_check import broken
 
 SCENARIO = Scenario("a", "?", 4.0, "absolute:ttft=1,tpot=0.1", best_rps=10.0, best="x", bound_rps=20.0)
-ROW: Row = {"scenario": "a", "rps": 5.0, "low_rps": 4.0, "high_rps": 6.0, "unserved": "", "sign": "=", "tried_rps": 5.0}
+ROW: Row = {"scenario": "a", "rps": 5.0, "low_rps": 4.0, "high_rps": 6.0, "unserved": "", "pool": "", "sign": "="}
+ROW["tried_rps"] = 5.0
 
 
 def test_a_share_is_of_the_best_known() -> None:
@@ -53,6 +60,22 @@ def test_a_cheat_is_refused_before_it_is_imported(tmp_path: Path) -> None:
     Path(file).write_text(Path(file).read_text() + f"\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
     assert next(refusals(str(file))).startswith("pure: line")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_pure_policy_that_breaks_a_law_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert next(refusals(str(broken("starves", tmp_path)))).startswith("served: ")
+    (tmp_path / "cut.py").write_text("class A(:")
+    assert next(refusals(str(tmp_path / "cut.py"))).startswith("starts: invalid syntax")
+    monkeypatch.setattr("harness.suite.entry.check", lambda name: [Failure("served", name, None, "")])
+    assert list(refusals("static")) == ["served: static"]  # a shipped system goes by its name
+
+
+def test_a_pool_that_processes_do_not_have_is_marked() -> None:
+    def setup(asked: str) -> Setup:
+        return Setup(resolve(from_dict({**system_of(asked), "trace": "sample", "models": "llama-3.2-1b*3", "gpus": 2})))
+
+    names = "weaver muxserve:original chunked+kv=paged muxserve elastic static swap chunked".split()
+    assert [name for name in names if unified(setup(name))] == names[:3]
 
 
 # ------------------------------------------------------------------ processes
@@ -180,10 +203,10 @@ def test_a_refused_entry_and_a_self_reported_row_are_marked(tmp_path: Path) -> N
     refused = score.Card("bad", suite.version, "", "c" * 64, "d", [], ["pure: line 1: imports os"], None, None, None)
     (row,) = table.of_card(refused, suite)
     assert row["failed"] == "refused: pure: line 1: imports os"
-    entry = {"entry": "mine", "made": table.SELF, "failed": None}
+    entry = {"entry": "mine", "made": table.SELF, "failed": None, "pool": UNIFIED}
     mine = row | full("light", 99.0, binds="", bound_rps=None) | entry
     assert table.best([mine], "light") is None
-    assert "mine (self-reported)" in table.page([mine], suite, "")
+    assert "mine (self-reported) (unified KV)" in table.page([mine], suite, "")
     assert table.read(tmp_path / "none.parquet") == []
 
 

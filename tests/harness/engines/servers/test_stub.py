@@ -258,12 +258,8 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
         "slo": "s",
         "window_s": 3.0,
     }
-    bad = {
-        "spec": spec,
-        "tier": "t",
-        "fidelity": "real",
-        "verdict": {"valid": False, "reasons": ["too late", "too few"]},
-    }
+    verdict = {"valid": False, "reasons": ["too late", "too few"]}
+    bad = {"spec": spec, "tier": "t", "fidelity": "real", "verdict": verdict}
     good = {**bad, "spec": {**spec, "system": "two"}, "verdict": {"valid": True, "reasons": []}}
     rows = record.SCHEMA.empty_table()
     scored = scoring.scores(scoring.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
