@@ -145,15 +145,15 @@ def _shown(panel: Panel, about: About) -> Iterator[Shown]:
         case "figures 4 and 5a":
             for name in ("weaver", "dedicated"):
                 yield from ((model, SERIES[name], name, rps, "tpot_ms", model) for model in ("hot", "cold"))
-            for name in ("weaver", "muxserve", "temporal"):
-                yield "muxserve", SERIES[name], name, rps, "tpot_ms", "hot"
+            shared = ("weaver", "muxserve", "temporal")
+            yield from (("muxserve", SERIES[name], name, rps, "tpot_ms", "hot") for name in shared)
         case "15 req/s":
             for name in (name for name in about.systems if name.endswith(OFFLOADED)):
                 share = float(name.removesuffix(OFFLOADED)) / 100.0
                 yield from (("share", f"{model} model", name, share, "tpot_ms", model) for model in ("hot", "cold"))
         case "30 req/s":
-            for name in ("dedicated", "weaver", "muxserve", "temporal"):
-                yield "highest", SERIES[name], name, 0.0, "done_rps", "hot"
+            systems = ("dedicated", "weaver", "muxserve", "temporal")
+            yield from (("highest", SERIES[name], name, 0.0, "done_rps", "hot") for name in systems)
         case "long outputs":
             for name in ("weaver", "muxserve"):
                 yield "highest", f"{SERIES[name]}, long outputs", name, 0.0, "done_rps", "hot"

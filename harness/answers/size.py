@@ -228,8 +228,7 @@ def _view(view: View) -> str:
 
 def details(sized: Sized) -> Iterator[tuple[str, str]]:
     """Yield the lines below the table in pairs: on all kinds of GPU, then on the best; last the models by GPU."""
-    asked = sized.asked
-    of = {label: str(asked_system(text)["system"]) for label, text in named(asked.systems).items()}
+    of = {label: str(asked_system(text)["system"]) for label, text in named(sized.asked.systems).items()}
     yield from unchecked(of)
     yield from sized.refused.items()
     for kind, line in sized.servers.items():
@@ -241,29 +240,20 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
     for kind, degrees in sized.degrees.items():
         wide = ", ".join(f"{name} on {tp} GPUs" for name, tp in degrees.items())
         yield kind, f"{wide}, the fewest on which it fits"
-    if sized.best is None:
-        return
-    kind, name, gpus = sized.best
+    if sized.best is not None:
+        yield from _of_best(sized, *sized.best)
+
+
+def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[str, str]]:
+    """Yield the lines on the best: what it attains and costs, how it grows, and where its models are."""
     views = sized.curves[kind, name].tried[gpus].views
     if len(views) > 1:
         yield "attainment", ", ".join(f"{100 * met.share.mean:.1f} % in the {view}" for view, met in views.items())
     if sized.tails:
         yield "longest P95 of a model", ", ".join(_tail(sized.tails, k) for k in (0, 1))
-    bought = asked.bought(gpus)
-    extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
-    if asked.spare:
-        yield "spare", f"{asked.spare} more {'is' if asked.spare == 1 else 'are'} rented: no loss of a GPU was run"
-    kinds = mix.names(kind)
-    usd, lacks = asked.usd_hour(kind, gpus), [name for name in kinds if name not in asked.prices]
-    rented = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
-    if usd is None:
-        ways = " ".join(f"--price {name}=USD" for name in lacks)
-        yield "rented", f"{rented} a day; no price of {' and '.join(lacks)} ({ways})"
-    else:
-        prices = [asked.prices[name].told for name in kinds]
-        sources = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
-        cost = f"${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {sources}"
-        yield "rented", f"{rented} and {cost}"
+    if spare := sized.asked.spare:
+        yield "spare", f"{spare} more {'is' if spare == 1 else 'are'} rented: no loss of a GPU was run"
+    yield "rented", _rented(sized, kind, gpus)
     if sized.lacks:
         yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}; shorter steps take less (--set chunk_tokens)"
     if sized.cold_s:
@@ -273,14 +263,28 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
     if sized.grown:
         counts = (f"x {times:g}: {_priced(sized, kind, n)}" for times, n in sized.grown.items())
         yield f"more traffic with {name}", ", ".join(counts)
-    card = mix.kinds(kind, gpus) if mix.mixed(kind) else ()
     if sized.placed:
         yield "placement", _placement(sized.placed)
         if sized.at_once:
             yield "needs", "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it"
-    home = shared.homes(sized.placed)
+    home, card = shared.homes(sized.placed), mix.kinds(kind, gpus) if mix.mixed(kind) else ()
     for gpu, shares in sized.placed.items():
         yield f"GPU {gpu}" + (f" ({card[int(gpu)]})" if card else ""), _here(shares, gpu, home)
+
+
+def _rented(sized: Sized, kind: str, gpus: int) -> str:
+    """Say what is rented and what that costs, with the sources of the prices or the kinds that have none."""
+    asked, kinds, bought = sized.asked, mix.names(kind), sized.asked.bought(gpus)
+    extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
+    rented = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
+    if (usd := asked.usd_hour(kind, gpus)) is None:
+        lacks = [name for name in kinds if name not in asked.prices]
+        ways = " ".join(f"--price {name}=USD" for name in lacks)
+        return f"{rented} a day; no price of {' and '.join(lacks)} ({ways})"
+    prices = [asked.prices[name].told for name in kinds]
+    sources = "; ".join(prices if len(kinds) == 1 else map(" ".join, zip(kinds, prices, strict=True)))
+    cost = f"${usd * DAY_H:,.0f} a day, ${usd / sized.million_tokens_hour:.3g} a million tokens; {sources}"
+    return f"{rented} and {cost}"
 
 
 def _priced(sized: Sized, kind: str, gpus: int | None) -> str:

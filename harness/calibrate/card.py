@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -225,7 +226,8 @@ def _kind(short: str) -> str:
     words = short.split("-")
     for n in range(len(words), 0, -1):
         name = "-".join(words[:n])
-        if name in quantities._aliases():
+        with suppress(UserError):
+            quantities.ladder(name)  # raises where no kind has this name
             return name
     known = ", ".join(quantities.gpu_kinds())
     raise UserError(f"no committed table for {short!r} to start from; --gpu names one of {known}")

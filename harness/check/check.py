@@ -12,8 +12,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, redirect_stderr
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -80,52 +81,73 @@ def check(
     known("law", only, LAWS)
     known("case", case, cases())
     wanted = {only} if only else set(LAWS)
-    failures: dict[str, Failure] = {}
 
-    def fail(law: str, where: str, breach: Breach, of: str | None = None) -> None:
+    def failure(law: str, where: str, breach: Breach, of: str | None = None) -> Failure:
         options = [f"--law {law}", *([f"--case {of}"] if of else []), *([] if quick else ["--full"])]
         command = f"bench check {shlex.quote(name)} {' '.join(options)}"
-        failures.setdefault(law, Failure(law, where + breach.what, breach.event, command))
+        return Failure(law, where + breach.what, breach.event, command)
 
-    for law, of_file in FILE_LAWS.items():
-        for breach in islice(of_file(name), 1):
-            fail(law, "", breach)
+    of_file = ((law, breach) for law, test in FILE_LAWS.items() for breach in islice(test(name), 1))
+    failures = {law: failure(law, "", breach) for law, breach in of_file}
     if "starts" in failures or only == "pure":
         return [f for law, f in failures.items() if law in wanted | {"starts"}]
-    here: dict[str, list[str]] = {}
     with nullcontext() if reached is None else reached.watched():
         trials = subjects(name, quick, case)
+    second = partial(other_process, [name], quick, case) if twice and "deterministic" in wanted else None
+    for law, where, breach, of in _broken(trials, wanted - set(failures), reached, second):
+        failures[law] = failure(law, where, breach, of or case)
+    return [failures[law] for law in LAWS if law in failures and law in wanted]
+
+
+Start = Callable[[IO[bytes]], subprocess.Popen[bytes]]  # starts a process that writes to a file
+
+
+def _broken(
+    trials: Mapping[str, Subject], laws: set[str], reached: Reached | None, second: Start | None
+) -> Iterator[tuple[str, str, Breach, str | None]]:
+    """Run the trials, and yield each broken law with the place, its first breach and the case, if it is of one.
+
+    `second` starts the process of the law about two processes; it is None without a test of that law.
+    """
+    here: dict[str, list[str]] = {}
     reasons = []  # why subjects could not run
+    broken = set[str]()
     with tempfile.TemporaryFile() as out, ExitStack() as stack:
         other = None
         for key, subject in trials.items():
             trial = run(subject) if reached is None else run(subject, reach=reached.watched)
             if reached is not None:
                 reached.add(trial)
-            if other is None and twice and "deterministic" in wanted:  # the kernel is compiled by now
-                other = other_process([name], quick, case, out)
+            if other is None and second is not None:  # the kernel is compiled by now
+                other = second(out)
                 stack.callback(_end, other)
             here[key] = prints(trial)
             if trial.impossible is not None:
                 reasons.append(f"{subject}: {trial.impossible}")
                 continue
-            for law in (law for law in TRIAL_LAWS if law in wanted - set(failures)):
-                for breach in islice(TRIAL_LAWS[law](trial), 1):
-                    slow = isinstance(trial.error, TooLong | Endless)  # every shorter workload would be slow too
-                    n, breach = (len(subject.case.jobs), breach) if slow else shrunk(subject, TRIAL_LAWS[law], breach)
-                    fail(law, f"{subject}, {_prefix(n)}: ", breach, subject.name)
-            if "livelock" in failures:  # every further trial would take its time
-                break
-        else:
-            if len(reasons) == len(trials):
-                fail("starts", "runs in no case: ", Breach(reasons[0]), case)
-            if other is not None and other.wait():
-                fail("deterministic", "the same in a second process: ", Breach("an error"), case)
-            elif other is not None:
-                out.seek(0)
-                for key, breach in islice(deterministic(here, json.load(out)[name]), 1):
-                    fail("deterministic", f"{trials[key]}: ", breach, trials[key].name)
-    return [failures[law] for law in LAWS if law in failures and law in wanted]
+            for law, where, breach in _breaches(subject, trial, laws - broken):
+                broken.add(law)
+                yield law, where, breach, subject.name
+            if "livelock" in broken:  # every further trial would take its time
+                return
+        if len(reasons) == len(trials):
+            yield "starts", "runs in no case: ", Breach(reasons[0]), None
+        if other is not None and other.wait():
+            yield "deterministic", "the same in a second process: ", Breach("an error"), None
+        elif other is not None:
+            out.seek(0)
+            (there,) = json.load(out).values()
+            differing = islice(deterministic(here, there), 1)
+            yield from (("deterministic", f"{trials[k]}: ", breach, trials[k].name) for k, breach in differing)
+
+
+def _breaches(subject: Subject, trial: Trial, laws: set[str]) -> Iterator[tuple[str, str, Breach]]:
+    """Yield the first breach of each of these laws in a trial, shrunk, with its law and place."""
+    for law, of_trial in TRIAL_LAWS.items():
+        for breach in islice(of_trial(trial) if law in laws else (), 1):
+            slow = isinstance(trial.error, TooLong | Endless)  # every shorter workload would be slow too
+            n, least = (len(subject.case.jobs), breach) if slow else shrunk(subject, of_trial, breach)
+            yield law, f"{subject}, {_prefix(n)}: ", least
 
 
 def shrunk(subject: Subject, law: Callable[[Trial], Iterator[Breach]], broken: Breach) -> tuple[int, Breach]:

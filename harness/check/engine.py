@@ -169,15 +169,30 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
     if not 0 <= view.free_bytes(0) <= have:
         yield "memory", f"{view.free_bytes(0)} of {have} bytes are free"
     for m in MODELS:
-        account, members, state = view.kv(m, 0), view.members(batch(m)), view.batch(batch(m))
-        if account.limit_bytes is not None and account.used_bytes > account.limit_bytes:
-            yield "memory", f"{m} holds {account.used_bytes} bytes of KV, its limit is {account.limit_bytes}"
-        if any(view.request(r).batch != batch(m) for r in members) or len(set(members)) != len(members):
-            yield "view", f"members of {m} are {members}, and some say otherwise"
-        if state.waiting + state.decoding + state.away > len(members):
-            yield "view", f"{state} counts more than the {len(members)} members of {m}"
-        if state.waiting_to_move != sum(view.request(r).transit == "waiting" for r in members):
-            yield "view", f"{state} counts other moves of {m} that wait for memory than its members do"
+        yield from _looked_at_model(m, view)
+    yield from _looked_at_requests(event, view, n)
+    try:
+        view.oracle_tokens(0)
+    except PermissionError:
+        return
+    yield "view", "oracle_tokens is open to a policy that did not declare it"
+
+
+def _looked_at_model(m: str, view: View) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a model's KV, and with its batch and the requests in it."""
+    account, members, state = view.kv(m, 0), view.members(batch(m)), view.batch(batch(m))
+    if account.limit_bytes is not None and account.used_bytes > account.limit_bytes:
+        yield "memory", f"{m} holds {account.used_bytes} bytes of KV, its limit is {account.limit_bytes}"
+    if any(view.request(r).batch != batch(m) for r in members) or len(set(members)) != len(members):
+        yield "view", f"members of {m} are {members}, and some say otherwise"
+    if state.waiting + state.decoding + state.away > len(members):
+        yield "view", f"{state} counts more than the {len(members)} members of {m}"
+    if state.waiting_to_move != sum(view.request(r).transit == "waiting" for r in members):
+        yield "view", f"{state} counts other moves of {m} that wait for memory than its members do"
+
+
+def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the state of a request that has just arrived, and which unknown ones the view knows."""
     if isinstance(event, Arrived):
         try:
             state_of = view.request(event.request.id)
@@ -192,11 +207,6 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
         except KeyError:
             continue
         yield "view", f"request {r} does not exist, and the view knows it"
-    try:
-        view.oracle_tokens(0)
-    except PermissionError:
-        return
-    yield "view", "oracle_tokens is open to a policy that did not declare it"
 
 
 # ------------------------------------------------------------------ laws

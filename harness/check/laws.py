@@ -28,7 +28,7 @@ from harness.loop.recorder import Decision, Read
 from harness.loop.replay import Livelock
 from harness.policy.actions import Wake, brief
 from harness.policy.events import Arrived, Woke
-from harness.policy.fields import domains
+from harness.policy.fields import Domain, domains
 from harness.policy.types import Cluster, Infeasible, Inst, Jobs, UserError
 
 # ------------------------------------------------------------------ of a file
@@ -46,26 +46,33 @@ def starts(name: str) -> Iterator[Breach]:
     except Fault as fault:
         yield Breach(f"cannot be imported: {fault}" if fault.__cause__ else str(fault))
         return
-    source, told = _source(name) or "", inspect.getdoc(inspect.getmodule(make)) or ""
-    if not told:
+    source, text = _source(name) or "", inspect.getdoc(inspect.getmodule(make)) or ""
+    if not text:
         yield Breach("the file has no docstring that says what the system does")
-    presets = make.presets
     takes = domains(make)
-    if not all(isinstance(rule(make, preset), str) for preset in (None, *presets)):
+    if not all(isinstance(rule(make, preset), str) for preset in (None, *make.presets)):
         yield Breach("`leaves_idle` is no text: quote the rule by which GPUs stay empty, and where it stands")
-    for preset, values in presets.items():
+    yield from _fields(make, takes, f"{text} {make.__doc__}", source)
+    yield from _built(make)
+
+
+def _fields(make: Any, takes: Mapping[str, Domain], text: str, source: str) -> Iterator[Breach]:
+    """Yield a breach for each preset that sets no field, and each field that no docstring or comment explains."""
+    for preset, values in make.presets.items():
         if unknown := sorted(set(values) - set(takes)):
             yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
-    for field in takes:
-        explained = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
-            rf"\b{re.escape(field)}\b.*#", source
-        )
-        if not explained and not takes[field].stated:
+    for field, domain in takes.items():
+        word = rf"\b{re.escape(field)}\b"
+        if not (re.search(word, text) or re.search(rf"{word}.*#", source) or domain.stated):
             yield Breach(
                 f"field {field} is explained nowhere: say in the file's docstring what users set by it, or "
                 "declare it as the policy's state by field(init=False)"
             )
-    for preset in (None, *presets):
+
+
+def _built(make: Any) -> Iterator[Breach]:
+    """Yield a breach for each preset that does not build a system, or builds one with unknown `hears` or `uses`."""
+    for preset in (None, *make.presets):
         try:
             policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]
         except Infeasible:

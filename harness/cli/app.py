@@ -126,11 +126,7 @@ class Bench(click.Group):
             error.show()
             code = error.exit_code
         except OSError as error:
-            if error.errno in FULL:
-                line = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
-            elif error.filename is not None:  # a path of the user's, or one below it
-                line = f"{error.filename}: {error.strerror}"
-            else:
+            if not (line := _on_disk(error)):
                 raise
             click.echo(f"error: {one_line(line)}", err=True)
             code = Code.REFUSED
@@ -143,6 +139,13 @@ class Bench(click.Group):
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
             code = Code[getattr(error, "exits", "REFUSED")]
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _on_disk(error: OSError) -> str:
+    """Say that the disk is full, or what is wrong with a path of the user's, or one below it; empty if neither is."""
+    if error.errno in FULL:
+        return f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
+    return "" if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _interrupted(terminated: bool) -> Code:

@@ -75,7 +75,6 @@ def compare(
 
     The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
     """
-    from harness.answers import comparison as words
     from harness.answers import notes
     from harness.run.setup import load_trace
     from harness.study import sensitivity, shards
@@ -111,16 +110,8 @@ def compare(
     part = replayed(measured.reference)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
-    elif form == "answer":
-        prose(words.answer(measured, shown, rule) or "no system ran")
-    elif form == "json":
-        click.echo(words.records(shown, replayed=part).json("systems", notes.facts(measured, rule)))
-    elif form == "csv":
-        click.echo(words.records(shown, replayed=part).csv(), nl=False)
     else:
-        marked = ["", *shown.marked] * bool(shown.marked)
-        table = [*words.whole(shown).markdown("---"), *marked] if form == "markdown" else words.narrow(shown).latex()
-        click.echo("\n".join(table))
+        _print_form(form, measured, shown, rule, part)
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
         command = f"bench plot {short_path(measured.folder)}"
@@ -143,6 +134,23 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
     seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
     table = comparison.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
     return [f"so far, {seeds}, {len(measured.about.runs)} runs:", *table]
+
+
+def _print_form(form: str, measured: Measured, shown: Summary, rule: str, part: str) -> None:
+    """Print the answer in a form that the user chose; `part` is the part of the trace that was replayed."""
+    from harness.answers import comparison, notes
+
+    match form:
+        case "answer":
+            prose(comparison.answer(measured, shown, rule) or "no system ran")
+        case "json":
+            click.echo(comparison.records(shown, replayed=part).json("systems", notes.facts(measured, rule)))
+        case "csv":
+            click.echo(comparison.records(shown, replayed=part).csv(), nl=False)
+        case "markdown":
+            click.echo("\n".join([*comparison.whole(shown).markdown("---"), *["", *shown.marked] * bool(shown.marked)]))
+        case "latex":
+            click.echo("\n".join(comparison.narrow(shown).latex()))
 
 
 def _print(measured: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:

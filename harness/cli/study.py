@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, product
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from harness.run.realtime import Span
     from harness.run.shard import Shard
     from harness.run.spec import Spec
+    from harness.study.bases import Ahead
     from harness.study.grid import Panel
     from harness.study.measure import Measured
     from harness.study.study import Sample, Study
@@ -119,15 +121,7 @@ def study(
     chosen = studies.study(name).only(*narrowed)
     if publish and (name not in studies.names() or engine != "sim" or any(x is not None for x in (*narrowed, table))):
         raise UserError("--publish writes the whole table of a study that comes with the bench: name it alone")
-    if engine != "sim" or table is not None:
-        from harness.run.spec import MOST_GPUS
-        from harness.study.on_engine import part
-
-        chosen, notes = part(chosen, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
-        for line in notes:
-            click.echo(line)
-    elif gpus is not None:
-        raise UserError("--gpus is of --engine or --table: a study says its own")
+    chosen = _part(chosen, engine, table, gpus)
     folder = real(out or RESULTS / chosen.name)
     if dry_run:
         dry(chosen, full, folder)
@@ -155,6 +149,21 @@ def study(
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(Code.REFUSED)
+
+
+def _part(chosen: Study, engine: str, table: str | None, gpus: int | None) -> Study:
+    """Return the part of a study that runs on an engine or a table's machine, and print why it leaves out the rest."""
+    if engine == "sim" and table is None:
+        if gpus is not None:
+            raise UserError("--gpus is of --engine or --table: a study says its own")
+        return chosen
+    from harness.run.spec import MOST_GPUS
+    from harness.study.on_engine import part
+
+    on_it, notes = part(chosen, engine, table, gpus or (MOST_GPUS if engine == "sim" else 1))
+    for line in notes:
+        click.echo(line)
+    return on_it
 
 
 def _figure(measured: Measured) -> str:
@@ -199,79 +208,85 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     from harness.run import estimates, realtime, streams
     from harness.run.setup import Failed
     from harness.study import grid
-    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, check_rule
+    from harness.study.bases import TUNING_SEEDS
 
-    known, total, runs, failed = estimates.Costs.of(out), 0.0, 0, dict[str, str]()
-    rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
-    study = asked.of(full)
-    rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
-    searched = False
+    known, study = estimates.Costs.of(out), asked.of(full)
+    rules: dict[str, Ahead] = {}
+    costs, failed = list[_Cost](), dict[str, str]()
     panels = list(grid.panels(study, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rule(study, panel, scale) for scale in grid.scales(study, panel))
-        for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
-            check_rule(rule, models)
-        based = replace(panel.first, engine=study.base_engine or panel.first.engine, placement="", homes=())
-        aheads = {rule: ahead(based, rule, out) for rule in here}
+        aheads = _aheads(study, panel, out)
         rules |= aheads
-        seeds = len(panel.seeds)
         drain_s = max((before.drain_s or math.inf for before in aheads.values()), default=math.inf)
         sample = grid.Grid(study, full, (panel,)).sample(panel)
-        for name, spec in panel.specs.items():
+        for name in panel.specs:
             try:
-                cost = _cost(panel, spec, sample, known, drain_s)
+                costs.append(_cost(panel, name, sample, known, drain_s))
             except Failed as why:
                 failed |= why.why
-                continue
-            number = seeds * cost.points
-            most = "<= " * cost.searched
-            if cost.never:
-                never[f"{name} on {spec.engine}"] = cost.never
-            elif cost.spans:
-                spans += cost.spans * seeds
-                searched |= cost.searched
-            else:
-                runs, total = runs + number, total + seeds * cost.seconds
-            took = realtime.range_of(cost.spans * seeds) if cost.spans else f"{seeds * cost.seconds:.1f} s"
-            took = "-" if cost.never else took
-            rows.append((panel.key, name, str(cost.gpus), panel.axis, cost.xs, f"{most}{number}", took))
     for line in streams.of_all((panel.first for panel in panels), every=True):
         click.echo(line)
+    rows = [("condition", "system", "gpus", "along", "x", "runs", "time"), *(cost.row for cost in costs)]
     shown = [column for column in zip(*rows, strict=True) if any(column[1:])]
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
     for rule, before in rules.items():
         base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
         click.echo(f"SLO {rule}{base}" + (f", {realtime.duration(before.bases)} of real time" if before.bases else ""))
-    for name, lacks in never.items():
-        click.echo(f"{name} is not run: {lacks}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{estimates.REQUESTS_PER_S:,.0f} requests/s"
-    stored = "stored runs that are current cost nothing"
-    if spans:
-        most, all_ = ("up to ", " if all are run") if searched else ("", "")
-        click.echo(f"{most}{realtime.duration(spans)} of real time{all_}, beside starts of servers; {stored}")
-    if runs or not spans:
-        click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); {stored}")
+    for line in _totals(costs, how):
+        click.echo(line)
     if failed:
         click.echo("".join(f"{name}: {why}\n" for name, why in failed.items()), nl=False)
         sys.exit(Code.REFUSED)
 
 
-class _Cost(NamedTuple):
-    """Cost of a curve for one seed."""
+def _aheads(study: Study, panel: Panel, out: Path) -> dict[str, Ahead]:
+    """Return the drain time and base runs that each SLO rule of a panel requires, by rule. Raises UserError."""
+    from harness.study import grid
+    from harness.study.bases import ahead, check_rule
 
-    gpus: int
-    xs: str
-    points: int
-    searched: bool  # whether a search chooses the points, of which `points` is the most
+    here = dict.fromkeys(grid.rule(study, panel, scale) for scale in grid.scales(study, panel))
+    for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
+        check_rule(rule, models)
+    based = replace(panel.first, engine=study.base_engine or panel.first.engine, placement="", homes=())
+    return {rule: ahead(based, rule, out) for rule in here}
+
+
+class _Cost(NamedTuple):
+    """Cost of a curve for all its seeds."""
+
+    row: tuple[str, ...]  # its cells in the table
+    name: str  # "SYSTEM on ENGINE"
+    runs: int
+    searched: bool  # whether a search chooses the points, so that `runs` is the most
     seconds: float  # processor seconds
     spans: list[Span]  # spans of its runs in real time
     never: str  # names that the engine lacks, so that it takes no time there; else empty
 
 
-def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float) -> _Cost:
+def _totals(costs: Sequence[_Cost], how: str) -> Iterator[str]:
+    """Yield what is not run, and the time that all else takes: real time, and that of a core, estimated from `how`."""
+    from harness.run import realtime
+
+    never = {cost.name: cost.never for cost in costs if cost.never}
+    yield from (f"{name} is not run: {lacks}" for name, lacks in never.items())
+    real = [cost for cost in costs if cost.spans and not cost.never]
+    simulated = [cost for cost in costs if not (cost.spans or cost.never)]
+    stored = "stored runs that are current cost nothing"
+    if real:
+        most, all_ = ("up to ", " if all are run") if any(cost.searched for cost in real) else ("", "")
+        spans = (span for cost in real for span in cost.spans)
+        yield f"{most}{realtime.duration(spans)} of real time{all_}, beside starts of servers; {stored}"
+    runs, seconds = sum(cost.runs for cost in simulated), sum(cost.seconds for cost in simulated)
+    if runs or not real:
+        yield f"{runs} runs, about {seconds:.0f} s on one core ({how}); {stored}"
+
+
+def _cost(panel: Panel, name: str, sample: Sample, known: Costs, drain_s: float) -> _Cost:
     from harness.run import realtime
     from harness.run.resolve import resolve
 
+    spec, seeds = panel.specs[name], len(panel.seeds)
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
     most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
     cut = {"window_s": panel.window_s, "warmup_s": panel.warmup_s}
@@ -281,11 +296,14 @@ def _cost(panel: Panel, spec: Spec, sample: Sample, known: Costs, drain_s: float
     costs = [known.cpu_s(run) for run in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
+    runs, seconds = seeds * points, seeds * (sum(costs) * points / len(xs))
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    seconds = sum(costs) * points / len(xs)
     spans = [span for run in scaled if (span := realtime.span(run, drain_s))]
-    each, never = list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else ""
-    return _Cost(ready.gpus, text if panel.xs else "knee", points, searched, seconds, each, never)
+    every, never = seeds * list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else ""
+    took = "-" if never else realtime.range_of(every) if every else f"{seconds:.1f} s"
+    along = panel.axis, text if panel.xs else "knee"
+    row = (panel.key, name, str(ready.gpus), *along, "<= " * searched + str(runs), took)
+    return _Cost(row, f"{name} on {spec.engine}", runs, searched, seconds, every, never)
 
 
 def _rate_scale(panel: Panel, spec: Spec, x: float) -> float:

@@ -42,7 +42,6 @@ def check(
     run in the simulator; an engine runs scripted policies. Until it has passed every test as it is now, a file given by
     its path is marked `unchecked` by bench compare, study and tune.
     """
-    from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
     from harness.check.under import under
     from harness.loop import system as systems
@@ -55,31 +54,43 @@ def check(
     if engine is not None:
         _print_findings(engine, conform_engine(engine, only=law, case=case))
         return
-    passed, broken = {}, False
-    for name in systems.names() if every else [system or ""]:
-        if store and name not in systems.names():
-            raise UserError(f"{name} is not in systems/: what it passes is kept without --store")
-        content, seen = vetted.content(name), _reached(name)
-        if failures := conform(name, quick=not full, only=law, case=case, reached=seen):
-            broken = True
-        elif not (law or case):
-            passed[name] = content
-            try:
-                vetted.keep(content, seen.text if seen else "")
-            except (OSError, UserError) as error:  # a folder that cannot be written
-                click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
-        _print_findings(name, failures, last=not every)
-        if seen and seen.text and not failures:
-            click.echo(f"  no {'case' if not case else f'run of {case}'} reached {seen.text}")
-        for line in () if failures else _idle_by_rule(systems.find(name)):
-            click.echo(line)
+    if store and not every and system not in systems.names():
+        raise UserError(f"{system} is not in systems/: what it passes is kept without --store")
+    names = systems.names() if every else [system or ""]
+    passed = {name: content for name in names if (content := _passed(name, full, law, case, last=not every))}
     if store:
         vetted.store(passed, systems.names(), under() if full else None)
-    if broken:
+    if len(passed) < len(names):
         sys.exit(Code.FAILED)
     if not every:
         rival = "elastic" if system == "static" else "static"
         click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{rival}")
+
+
+def _passed(name: str, full: bool, law: str | None, case: str | None, *, last: bool) -> str:
+    """Check a system, print the findings, and keep that it passed, if it was asked of every law and case.
+
+    Returns the hash of its file from before the check; "" if it broke a law.
+    """
+    from harness.check.check import check as conform
+    from harness.loop import system as systems
+    from harness.rows import vetted
+
+    content, seen = vetted.content(name), _reached(name)
+    failures = conform(name, quick=not full, only=law, case=case, reached=seen)
+    if not (failures or law or case):
+        try:
+            vetted.keep(content, seen.text if seen else "")
+        except (OSError, UserError) as error:  # a folder that cannot be written
+            click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
+    _print_findings(name, failures, last=last)
+    if failures:
+        return ""
+    if seen and seen.text:
+        click.echo(f"  no {'case' if not case else f'run of {case}'} reached {seen.text}")
+    for line in _idle_by_rule(systems.find(name)):
+        click.echo(line)
+    return content
 
 
 def _reached(name: str) -> Reached | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -128,22 +128,7 @@ def check(study: Study) -> None:
     """Raise UserError, naming the key, where a study asks for something unknown or makes no comparison."""
     from workloads import slo
 
-    if not study.systems:
-        raise UserError("systems is empty")
-    for key, scope in (("quick", study.quick), ("full", study.full)):
-        if scope is not None and scope.seeds > AA_SEED:
-            raise UserError(f"{key}.seeds is {scope.seeds}, above {AA_SEED}: those of A/A copies begin there")
-    for name in named(study.more):
-        if name in study.systems:
-            raise UserError(f'more: "{name}" is one of systems')
-    if not study.condition:
-        raise UserError("no table [[condition]]")
-    if unknown := next((d for d in study.definitions if d not in DEFINITIONS), None):
-        raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
-    if twice := next((name for name in study.definitions if study.definitions.count(name) > 1), None):
-        raise UserError(f'definitions: "{twice}" is there twice')
-    if not study.definitions:
-        raise UserError("definitions is empty")
+    _entries(study)
     for key, texts in (("bounds", study.bounds), ("more", study.more)):
         for text in texts:
             with mistakes_in(key):
@@ -171,6 +156,27 @@ def check(study: Study) -> None:
     for i, claim in enumerate(study.claim, 1):
         with mistakes_in(f"claim {i}"):
             _claim(study, claim)
+
+
+def _entries(study: Study) -> None:
+    """Raise UserError where systems, conditions or definitions are missing, unknown or repeated, or seeds too many."""
+    if not study.systems:
+        raise UserError("systems is empty")
+    for key, scope in (("quick", study.quick), ("full", study.full)):
+        if scope is not None and scope.seeds > AA_SEED:
+            raise UserError(f"{key}.seeds is {scope.seeds}, above {AA_SEED}: those of A/A copies begin there")
+    for name in named(study.more):
+        if name in study.systems:
+            raise UserError(f'more: "{name}" is one of systems')
+    if not study.condition:
+        raise UserError("no table [[condition]]")
+    names = study.definitions
+    if unknown := next((name for name in names if name not in DEFINITIONS), None):
+        raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'definitions: "{twice}" is there twice')
+    if not names:
+        raise UserError("definitions is empty")
 
 
 def _settings(where: str, setting: Mapping[str, Any]) -> None:
@@ -201,13 +207,7 @@ def _condition(study: Study, condition: Condition) -> None:
     refuse_unknown("no system", (*condition.systems, *condition.among), study.systems)
     if condition.among and study.first not in condition.among:
         raise UserError(f"among is without {study.first}, the study's first system")
-    for key, values in study.varied(condition).items():
-        if not values:
-            raise UserError(f"vary.{key} is empty")
-        if key in SET_BY_STUDY or key == axis:
-            raise UserError(f'vary: "{key}" is {"along x" if key == axis else "set by the bench"}')
-        for value in values:
-            _settings("vary", {key: value})
+    _varied(study.varied(condition), axis)
     if {"rate_rps", "rate_scale"} <= study.settings(condition).keys():
         raise UserError("rate_rps and rate_scale are both given")
     _xs(study, condition, axis)
@@ -219,6 +219,17 @@ def _condition(study: Study, condition: Condition) -> None:
         raise UserError("origin is of the steps of a cumulative study")
     for name in study.contestants(condition):
         study.spec_of(condition, name)  # so that a value of the wrong kind is named before anything is run
+
+
+def _varied(vary: Mapping[str, Sequence[Any]], axis: str) -> None:
+    """Raise UserError where a condition varies what it may not, or gives no value or a wrong one."""
+    for key, values in vary.items():
+        if not values:
+            raise UserError(f"vary.{key} is empty")
+        if key in SET_BY_STUDY or key == axis:
+            raise UserError(f'vary: "{key}" is {"along x" if key == axis else "set by the bench"}')
+        for value in values:
+            _settings("vary", {key: value})
 
 
 def _xs(study: Study, condition: Condition, axis: str) -> None:
@@ -276,29 +287,33 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError('the key "shape" is missing')
     if claim.definition and claim.definition not in study.definitions:
         raise UserError(f'definition is "{claim.definition}" ({", ".join(study.definitions)})')
-    names = [condition.name for condition in study.condition]
-    if (name := claim.on.get("condition")) is not None:
-        refuse_unknown("no condition", [name], names)
-    axes = {study.axis(condition) for condition in study.condition}
-    if (axis := claim.on.get("axis")) is not None and axis not in axes:
-        raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
-    if not any(name in {None, c.name} and axis in {None, study.axis(c)} for c in study.condition):
-        raise UserError(f'condition "{name}" is not along "{axis}"')
-    if (trace := claim.on.get("trace")) is not None:
-        texts = {text for condition in study.condition for text in _over(study, condition, "trace", Spec("").trace)}
-        traces = [load_trace(str(text)).name for text in sorted(texts)]
-        if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
-            raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
-    if (rule := claim.on.get("slo")) is not None:
-        rules = [_over(study, condition, "slo", study.slo) for condition in study.condition]
-        refuse_unknown("slo is", [str(rule)], dict.fromkeys(str(rule) for rule in chain.from_iterable(rules)))
-    refuse_unknown("on: unknown key", claim.on, ON)
+    _on(study, claim.on)
     _number(claim)
     for other in claim.also:
         refuse_unknown("also: unknown key", other, (*ON, *OTHER))
         _claim(study, evidence_of(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
+
+
+def _on(study: Study, facts: Mapping[str, Any]) -> None:
+    """Raise UserError where the facts by which a claim chooses its panels are unknown, or choose none of the study."""
+    if (name := facts.get("condition")) is not None:
+        refuse_unknown("no condition", [name], [condition.name for condition in study.condition])
+    axes = {study.axis(condition) for condition in study.condition}
+    if (axis := facts.get("axis")) is not None and axis not in axes:
+        raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
+    if not any(name in {None, c.name} and axis in {None, study.axis(c)} for c in study.condition):
+        raise UserError(f'condition "{name}" is not along "{axis}"')
+    if (trace := facts.get("trace")) is not None:
+        texts = {text for condition in study.condition for text in _over(study, condition, "trace", Spec("").trace)}
+        traces = [load_trace(str(text)).name for text in sorted(texts)]
+        if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
+            raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
+    if (rule := facts.get("slo")) is not None:
+        rules = [_over(study, condition, "slo", study.slo) for condition in study.condition]
+        refuse_unknown("slo is", [str(rule)], dict.fromkeys(str(rule) for rule in chain.from_iterable(rules)))
+    refuse_unknown("on: unknown key", facts, ON)
 
 
 def _exists(trace: str) -> bool:

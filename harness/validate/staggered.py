@@ -376,11 +376,7 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
                 f" {verdict(abs(got - want) <= 1)} (within 1)"
             )
     lines += [f"{compared('elastic', peak)}: no aim" for peak in REPORTED if ("elastic", peak) in there]
-    for name, peak in TPOT_PEAKS:
-        if (name, peak) in there:
-            each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
-            times_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in times)}" for who, times in each.items())
-            lines.append(f"{name} TPOT at peak {peak}, by instance: {times_ms} ms: no aim")
+    lines += [_tpots(frame, *cell) for cell in TPOT_PEAKS if cell in there]
     lines += last
     if missed:
         lines.append(
@@ -389,6 +385,13 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
             " process, not 5"
         )
     return lines
+
+
+def _tpots(frame: pd.DataFrame, name: str, peak: int) -> str:
+    """Return a line with the measured and simulated mean TPOT of each instance at a peak."""
+    each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
+    times_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in times)}" for who, times in each.items())
+    return f"{name} TPOT at peak {peak}, by instance: {times_ms} ms: no aim"
 
 
 def _behind(load: Load, held: Held) -> list[str]:
