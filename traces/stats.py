@@ -161,10 +161,5 @@ def _quartiles(values: list[float]) -> list[float]:
 
 def _lengths(tokens: NDArray[np.int32]) -> dict[str, float]:
     p50, p99 = np.quantile(tokens, (0.5, 0.99))
-    return {
-        "mean": float(tokens.mean()),
-        "p50": float(p50),
-        "p99": float(p99),
-        "max": int(tokens.max()),
-        "min": int(tokens.min()),
-    }
+    ends = {"max": int(tokens.max()), "min": int(tokens.min())}
+    return {"mean": float(tokens.mean()), "p50": float(p50), "p99": float(p99), **ends}

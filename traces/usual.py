@@ -39,15 +39,8 @@ UNSERVED = tuple(
     "fail error cancel abort timeout timedout reject throttl exception disconnect notfound unavailable refused".split()
 )
 DENIED = tuple(f"{no}{word}" for no in ("no", "not") for word in UNSERVED)  # "no error", "not cancelled"
-UNITS: Mapping[str, TimeUnit] = {
-    "ms": "ms",
-    "millis": "ms",
-    "us": "us",
-    "micros": "us",
-    "ns": "ns",
-    "nanos": "ns",
-    "nano": "ns",
-}
+UNITS: dict[str, TimeUnit] = {"ms": "ms", "millis": "ms", "us": "us", "micros": "us"}
+UNITS |= {"ns": "ns", "nanos": "ns", "nano": "ns"}
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
 CLOCK = re.compile(r"\s*\d+:\d\d:\d\d")
 SHOWN = 12

@@ -80,15 +80,8 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
             blocks = (_block(shown, list(panels), standings) for _, panels in by_row)
             body = chain(_answer("panels", standings), chain.from_iterable(blocks), _ends(shown, standings))
     left_out = filter(None, [setting.left_out(shown.about.panels)])
-    below = (
-        shown.about.notes,
-        left_out,
-        unchecked_lines(shown.table),
-        _unserved(shown),
-        _claims(shown),
-        _copies(shown),
-    )
-    return body, chain(ends, *below)
+    notes = chain(shown.about.notes, left_out, unchecked_lines(shown.table))
+    return body, chain(ends, notes, _unserved(shown), _claims(shown), _copies(shown))
 
 
 # ------------------------------------------------------------------ crossings, a block a condition

@@ -107,12 +107,8 @@ def _lanes(trace: Trace, tracks: Tracks) -> Iterator[Event]:
     for step in sorted(trace.steps, key=lambda s: s.start_s):
         kind = "decode" if step.decode_lane else "prompts"
         name = f"{step.phase} {step.tokens} tokens" if step.prompts else f"decode {step.decodes} x {step.steps}"
-        args: Event = {
-            "steps": step.steps,
-            "decodes": step.decodes,
-            "prompts": step.prompts,
-            "prompt_tokens": step.tokens,
-        }
+        args: Event = {"steps": step.steps, "decodes": step.decodes}
+        args |= {"prompts": step.prompts, "prompt_tokens": step.tokens}
         args |= {"alone_ms": round(1e3 * step.solo_s, 6), "sms": step.sms if step.sms >= 0 else trace.sms}
         for gpu in _gpus(step.batch):
             yield tracks.slice(tracks.thread(gpu, lane(step.batch, kind)), name, step.start_s, step.end_s, **args)

@@ -219,12 +219,8 @@ def _memory(ran: Ran, of: str) -> dict[str, float]:
     part = (last - begin) * (1 - waited / span) / window_s  # share of the window in which it holds KV
     mean = prompt + 1 + (made - 1) * ((begin + last) / 2 - first) / span  # mean number of tokens meanwhile
     longest = np.full_like(prompt, ran.spec.served or 0)
-    chunks = {
-        "max": longest,
-        "fastertransformer": longest,
-        "oracle": prompt + output,
-        "pow2": prompt + power_above(output),
-    }
+    chunks = {"max": longest, "fastertransformer": longest}
+    chunks |= {"oracle": prompt + output, "pow2": prompt + power_above(output)}
     reserved = chunks.get(ran.spec.preset or "")
     tokens = float(part @ mean) / slots
     ahead = 0.0 if reserved is None else float(part @ (prompt + output - mean)) / slots

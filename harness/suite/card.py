@@ -87,12 +87,8 @@ def lines(of: Card, suite: Suite) -> Iterator[str]:
 
 def facts(of: Card, suite: Suite) -> dict[str, Any]:
     """Return the card as JSON values."""
-    return {
-        **of._asdict(),
-        "rows": list(of.rows),
-        "refused": list(of.refused),
-        "scenarios": [s.name for s in suite.scenario],
-    }
+    lists = {"rows": list(of.rows), "refused": list(of.refused)}
+    return {**of._asdict(), **lists, "scenarios": [s.name for s in suite.scenario]}
 
 
 def write(of: Card, suite: Suite, out: Path) -> Path:

@@ -173,11 +173,8 @@ def _poisson(row: CsvRow) -> Found:
     """
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
-    flags = {
-        "chunk_tokens": row.count("mbt"),
-        "mem_fraction": row.share("mem"),
-        "batch_cap": row.count("max_num_seqs", MOST_SEQS),
-    }
+    flags = {"chunk_tokens": row.count("mbt"), "mem_fraction": row.share("mem")}
+    flags["batch_cap"] = row.count("max_num_seqs", MOST_SEQS)
     load = Poisson(stages, system, prompt, output)
     setting = row.setting("vllm-0.15", "gpu", "model", "tp", load, **flags)
     row.fits(setting, "system_tokens", "question_tokens", "output_tokens")

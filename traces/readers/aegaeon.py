@@ -30,13 +30,8 @@ def read(path: Path, *, models: int | None = None, cut_tokens: int | None = None
     The span is rounded up to whole minutes (files were made for 120 s at 0.1 requests/s, else for 60 s). A request of
     more than `cut_tokens` loses its prompt's start; the metadata's `cut` counts these.
     """
-    known: dict[str, Any] = {
-        "time_unit": "clock",
-        "tier": "synthetic",
-        "licence": "Apache-2.0",
-        "length_origin": "sampled",
-    }
-    rows = convert(path, COLUMNS, **known | asked)
+    known: dict[str, Any] = {"time_unit": "clock", "tier": "synthetic", "licence": "Apache-2.0"}
+    rows = convert(path, COLUMNS, **known | {"length_origin": "sampled"} | asked)
     if models is None and (label := MODELS.match(path.name)):
         models = int(label[1])
     prompt, output = (rows[key].to_numpy().astype(np.int64) for key in ("prompt_tokens", "output_tokens"))

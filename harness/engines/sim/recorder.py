@@ -260,11 +260,8 @@ class Recorder:
         S = self._sim.S
         R, w = S.requests.view(np.ndarray), S.s
         if len(self._key) < len(R):
-            self._key, self._start, self._spent = (
-                np.full(len(R), -1),
-                np.zeros(len(R)),
-                np.zeros((len(R), len(SECONDS))),
-            )
+            self._key, self._start = np.full(len(R), -1), np.zeros(len(R))
+            self._spent = np.zeros((len(R), len(SECONDS)))
         low, high = self._lowest, int(w["arrived"]) if w["opened"] == len(R) else len(R)
         states = R["state"][low:high]
         for r in (low + np.flatnonzero((states >= state.DONE) & (self._key[low:high] >= 0))).tolist():

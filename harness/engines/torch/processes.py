@@ -37,12 +37,8 @@ class Nursery:
 
     def __init__(self, *, cuda: bool = False) -> None:
         self._end, file = pair()
-        env = {
-            **os.environ,
-            **ONE,
-            **KEEP,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, **ONE, **KEEP, "PYTHONPATH": path}
         command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file), *(["cuda"] if cuda else [])]
         self._child = subprocess.Popen(command, env=env, pass_fds=[file], start_new_session=True)
         os.close(file)
