@@ -328,7 +328,7 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
     page.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
     for end, edge, arrow in ((ends[0], low, "<"), (ends[1], high, ">")):
         if end == edge:
-            axis.plot([end], [y], marker=arrow, markersize=2.6, color=look.color, clip_on=False, zorder=3)
+            axis.plot([end], [y], marker=CARETS[arrow], markersize=4, color=look.color, clip_on=False, zorder=3)
     axis.plot([e.mean], [y], linestyle="none", zorder=3, **look.marks(hollow=e.sign != "=", size=3.6))
 
 

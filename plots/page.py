@@ -69,7 +69,7 @@ def panels(
     heights = [high or cell - beside_in for cell, (_, high) in zip(cells, lines, strict=True)]
     figure = Figure(figsize=(width, 1))
     top = style.legend(figure, handles, columns) if handles else 0.0
-    text = wrapped(text, width - 0.12, CAPTION_POINTS) if form.ASKED.get().caption else ""
+    text = wrapped(text, 0.98 * width - 0.12, CAPTION_POINTS) if form.ASKED.get().caption else ""
     foot = foot_in + (0.017 * CAPTION_POINTS * (1 + text.count("\n")) + 0.03 if text else 0.0)
     height = top + head_in + sum(above_in + high + below_in for high in heights) + foot
     figure.set_size_inches(width, height)
