@@ -119,7 +119,7 @@ def gemm(box: Box) -> Iterator[Sample]:
         calls = max(count, 4 if m <= 256 else 1)
         return rig.timed(p, lambda i: torch.mm(x, w[i % count], out=out), calls, seconds)
 
-    def case(name: str, of: str, m: int, ask: int, target: int = 0) -> Iterator[Sample]:
+    def case(name: str, of: str, m: int, ask: int, target: int) -> Iterator[Sample]:
         n, k = llama.DIMS[name].gemms()[of]
         params: dict[str, Value] = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
         if box.todo("gemm", **params) and box.todo("refused", call="gemm", **params):
@@ -134,17 +134,16 @@ def gemm(box: Box) -> Iterator[Sample]:
             yield sample("gemm", taken, "s", p.sms, facts, **params)
 
     names = [(name, of) for name in ("8B", "1B", "3B") for of in llama.DIMS[name].gemms()]
-    for ask in rig.shares(SHARES):  # the whole card and the largest model first: a box may end anywhere
-        for (name, of), m in product(names, (1, 8, 32, 64, 128, 256)):
-            if ask == rig.sms() or name == "8B" or m in {1, 64}:
-                yield from case(name, of, m, ask)
-    for (name, of), m in product(names, (512, 2048, 8192)):
-        if of != "head":
-            yield from case(name, of, m, rig.sms())
-    for of, m, ask in product(("qkv", "gate_up"), (512, 2048), rig.shares(SHARES)[1:]):
-        yield from case("8B", of, m, ask)
-    for of, m, ask in product(("qkv", "o", "gate_up", "down"), (8, 64, 2048), (64, 32)):
-        yield from case("8B", of, m, ask, target=1)
+    asks, few, many = rig.shares(SHARES), (1, 8, 32, 64, 128, 256), (512, 2048, 8192)
+    small = product(asks, names, few)  # the whole card and the largest model first: a box may end anywhere
+    cases = [
+        *((*at, m, ask, 0) for ask, at, m in small if ask == rig.sms() or at[0] == "8B" or m in {1, 64}),
+        *((*at, m, rig.sms(), 0) for at, m in product(names, many) if at[1] != "head"),
+        *(("8B", *at, 0) for at in product(("qkv", "gate_up"), (512, 2048), asks[1:])),
+        *(("8B", *at, 1) for at in product(("qkv", "o", "gate_up", "down"), (8, 64, 2048), (64, 32))),
+    ]
+    for each in cases:
+        yield from case(*each)
 
 
 @contextmanager

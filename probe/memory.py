@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -43,29 +43,8 @@ def vmm(box: Box) -> Iterator[Sample]:
     for mib in (2, 16, 64, 256):
         size = mib * MIB
         count = min(256, rig.free_bytes() // size)
-        if count < 2 or not box.todo("release", size=size):
-            continue
-        base = driver.reserve(count * size, size)
-        handles: list[Any] = []
-        taken = [clocked(lambda: handles.append(driver.create(size))) for _ in range(count)]
-        yield sample("create", taken, "s", size=size)
-        calls: dict[str, Callable[[int], None]] = {
-            "map": lambda i: driver.map_at(base + i * size, size, handles[i]),
-            "allow": lambda i: driver.allow(base + i * size, size),
-            "unmap": lambda i: driver.unmap(base + i * size, size),
-        }
-        for what, call in calls.items():
-            yield sample(what, [clocked(lambda: call(i)) for i in range(count)], "s", size=size)
-        for i in range(count):
-            calls["map"](i)
-        many = min(64, count)
-        yield sample("allow_run", clocked(lambda: driver.allow(base, many * size)), "s", size=size, pages=many)
-        run = refusable("unmap_run", lambda: driver.unmap(base, many * size), size=size, pages=many)
-        for i in range(0 if (run.facts or {})["refused"] else many, count):
-            calls["unmap"](i)
-        yield run
-        yield sample("release", [clocked(lambda: driver.release(handle)) for handle in handles], "s", size=size)
-        driver.unreserve(base, count * size)
+        if count >= 2 and box.todo("release", size=size):
+            yield from paged(size, count)
     if box.todo("map_offset"):
         base, handle = driver.reserve(32 * MIB, 32 * MIB), driver.create(32 * MIB)
         refusal = refusable("map_offset", lambda: driver.map_at(base, 16 * MIB, handle, 16 * MIB))
@@ -76,6 +55,31 @@ def vmm(box: Box) -> Iterator[Sample]:
         yield refusal
     if box.todo("thread"):
         yield sample("thread", beside_a_thread(), "1")
+
+
+def paged(size: int, count: int) -> Iterator[Sample]:
+    """Time each call on `count` pages of `size` bytes."""
+    base = driver.reserve(count * size, size)
+    handles: list[Any] = []
+    taken = [clocked(lambda: handles.append(driver.create(size))) for _ in range(count)]
+    yield sample("create", taken, "s", size=size)
+    calls: dict[str, Callable[[int], None]] = {
+        "map": lambda i: driver.map_at(base + i * size, size, handles[i]),
+        "allow": lambda i: driver.allow(base + i * size, size),
+        "unmap": lambda i: driver.unmap(base + i * size, size),
+    }
+    for what, call in calls.items():
+        yield sample(what, [clocked(lambda: call(i)) for i in range(count)], "s", size=size)
+    for i in range(count):
+        calls["map"](i)
+    many = min(64, count)
+    yield sample("allow_run", clocked(lambda: driver.allow(base, many * size)), "s", size=size, pages=many)
+    run = refusable("unmap_run", lambda: driver.unmap(base, many * size), size=size, pages=many)
+    for i in range(0 if (run.facts or {})["refused"] else many, count):
+        calls["unmap"](i)
+    yield run
+    yield sample("release", [clocked(lambda: driver.release(handle)) for handle in handles], "s", size=size)
+    driver.unreserve(base, count * size)
 
 
 def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
@@ -188,7 +192,26 @@ def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
 
 def copies(box: Box) -> Iterator[Sample]:
     """Time pinning by two methods, and copies by chunk: each way alone, both at once, and under a decode."""
-    size = 8 * GIB
+    yield from pinning(box)
+    LOCKED.grow(8)
+    up, down = torch.cuda.Stream(), torch.cuda.Stream()
+    a, b = (torch.empty(GIB, dtype=torch.uint8, device=rig.DEVICE) for _ in range(2))
+    facts = {"bytes": GIB}
+    for mib in (64, 1, 4, 16, 256):
+        chunk = mib * MIB
+        for what, move, stream in (("h2d", upload, up), ("d2h", download, down)):
+            if box.todo(what, chunk=chunk, beside=""):
+                taken = rounds(stream, lambda: move(a.data_ptr(), GIB, stream, chunk))
+                yield sample(what, taken, "s", facts=facts, chunk=chunk, beside="")
+    if box.todo("h2d", chunk=CHUNK, beside="d2h"):
+        yield sample("h2d", together(a, b, up, down), "s", facts=facts, chunk=CHUNK, beside="d2h")
+    for rows in (1, 64):
+        if box.todo("decode_beside", of="3B", B=rows, copy="d2h"):
+            yield from under_decode(box, rows, up, down)
+
+
+def pinning(box: Box) -> Iterator[Sample]:
+    """Time pinning of memory that is there already, which is kept, and allocation of pinned memory."""
     if box.todo("pin", method="register"):
         begun = time.perf_counter()
         with ThreadPoolExecutor(8) as threads:
@@ -204,22 +227,6 @@ def copies(box: Box) -> Iterator[Sample]:
         held: list[torch.Tensor] = []
         taken = [clocked(lambda: held.append(torch.empty(GIB, dtype=torch.uint8, pin_memory=True))) for _ in range(4)]
         yield sample("pin", taken, "s", facts={"bytes": GIB}, method="alloc")
-        del held
-    LOCKED.grow(size // GIB)
-    up, down = torch.cuda.Stream(), torch.cuda.Stream()
-    a, b = (torch.empty(GIB, dtype=torch.uint8, device=rig.DEVICE) for _ in range(2))
-    facts = {"bytes": GIB}
-    for mib in (64, 1, 4, 16, 256):
-        chunk = mib * MIB
-        for what, move, stream in (("h2d", upload, up), ("d2h", download, down)):
-            if box.todo(what, chunk=chunk, beside=""):
-                taken = rounds(stream, lambda: move(a.data_ptr(), GIB, stream, chunk))
-                yield sample(what, taken, "s", facts=facts, chunk=chunk, beside="")
-    if box.todo("h2d", chunk=CHUNK, beside="d2h"):
-        yield sample("h2d", together(a, b, up, down), "s", facts=facts, chunk=CHUNK, beside="d2h")
-    for rows in (1, 64):
-        if box.todo("decode_beside", of="3B", B=rows, copy="d2h"):
-            yield from under_decode(box, rows, up, down)
 
 
 def finished(work: Callable[[], None], stream: Any) -> float:
@@ -270,8 +277,7 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 def evict(box: Box) -> Iterator[Sample]:
     """Evict an 8B and restore it at the same addresses: time each part, and compare the bits that its graph gives."""
-    m = llama.DIMS["8B"]
-    page = rig.LARGE
+    m, page = llama.DIMS["8B"], rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
     if 2 * pages.size > rig.free_bytes():
         raise RuntimeError(f"the card has too little memory for the weights of {m.name}")
@@ -308,12 +314,7 @@ def evict(box: Box) -> Iterator[Sample]:
         nbytes = count * page
         held: list[Any] = []
         out_s = clocked(lambda: held.extend(pages.take(i) for i in range(count)))
-        for i, handle in enumerate(held):  # other data, so that a restore must bring all back
-            other.put(i, handle)
-        other.open(0, count)
-        rig.noise(rig.at(other.base, nbytes), 1.0, turn + 7)
-        torch.cuda.synchronize()
-        held = [other.take(i) for i in range(count)]
+        held = overwritten(held, other, turn + 7)
         begun = time.perf_counter()
         for i, handle in enumerate(held):
             pages.put(i, handle)
@@ -330,6 +331,16 @@ def evict(box: Box) -> Iterator[Sample]:
     graph.reset()
     pages.close()
     other.close()
+
+
+def overwritten(handles: Sequence[Any], other: rig.Pages, seed: int) -> list[Any]:
+    """Write other data to pages at addresses of `other`, so that a restore must bring all back; return the handles."""
+    for i, handle in enumerate(handles):
+        other.put(i, handle)
+    other.open(0, len(handles))
+    rig.noise(rig.at(other.base, len(handles) * other.page), 1.0, seed)
+    torch.cuda.synchronize()
+    return [other.take(i) for i in range(len(handles))]
 
 
 # --------------------------------------------------------------------------------------------------------- swap

@@ -111,7 +111,8 @@ def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
 def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Tensor:
     """Return a flat tensor over memory of another owner; the address is not checked, so that holes are allowed."""
     place = torch.device(device or DEVICE)
-    storage = torch._C._construct_storage_from_data_pointer(address, place, nbytes)
+    make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 - as_tensor refuses addresses of holes
+    storage = make(address, place, nbytes)
     return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, (nbytes // dtype.itemsize,), (1,))
 
 

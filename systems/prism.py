@@ -562,36 +562,25 @@ class Prism:
                 self.take(e)
                 yield Drop(e.id)
             dropped = []
-        free: dict[tuple[str, int], int] = {}
+        free, paged = dict[tuple[str, int], int](), self.kv == "paged"
         for e in chain(S, dropped):
             r, m = e.r, e.m
             if m not in open_ or not m.home:
                 continue
             if not self.room(m, r.prompt_tokens):
                 open_.remove(m)
-                if not open_:
-                    return
                 continue
-            if self.order == "moore-hodgson":
-                need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
-                owner = m.name if self.kv == "paged" else ""  # otherwise all models share the free memory
-                for i in m.home:
-                    if (owner, i) not in free:
-                        free[owner, i] = view.kv(owner, i).room_bytes if owner else view.free_bytes(i)
-                    free[owner, i] -= need
-                short = min([free[owner, i] for i in m.home]) < m.model.page_bytes
-                if short and (m.live if owner else any(x.live for x in here)):
-                    self.short.add(g)
-                    if owner:
-                        open_.remove(m)
-                        continue
-                    idle = [v for v in here if self.spare(v, view.now_s)]
-                    if idle and self.evict != "never":
-                        yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
-                    return
+            if self.order != "fcfs" and self.lacks(e, free, view) and any(x.live for x in ([m] if paged else here)):
+                self.short.add(g)
+                if paged:
+                    open_.remove(m)
+                    continue
+                idle = [v for v in here if self.spare(v, view.now_s)]
+                if idle and self.evict != "never":
+                    yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
+                return
             self.take(e)
-            self.inside[r.id] = m
-            self.prefilling[r.id] = r.prompt_tokens
+            self.inside[r.id], self.prefilling[r.id] = m, r.prompt_tokens
             m.filling += r.prompt_tokens
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
@@ -599,6 +588,16 @@ class Prism:
     def room(self, m: Tenant, tokens: int) -> bool:
         """Tell whether the next step of a model's engine has room for a prompt, so that the prompt would not wait."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
+
+    def lacks(self, e: Entry, free: dict[tuple[str, int], int], view: View) -> bool:
+        """Count a request's KV as taken from the `free` memory, and tell whether less than a page is left."""
+        owner = e.m.name if self.kv == "paged" else ""  # otherwise all models share the free memory
+        keys = [(owner, i) for i in e.m.home or ()]
+        for key in keys:
+            if key not in free:
+                free[key] = view.kv(*key).room_bytes if owner else view.free_bytes(key[1])
+            free[key] -= (e.r.prompt_tokens + 1) * e.m.model.kv_token_bytes
+        return min([free[key] for key in keys]) < e.m.model.page_bytes
 
     def take(self, e: Entry) -> None:
         """Remove a request from its queue."""

@@ -215,28 +215,34 @@ class Slinfer:
                 yield from self.again(view)
             case Woke("idle"):
                 yield from self.expire(view.now_s)
-            case Prefilled(rid) if (job := self.jobs.get(rid)) is not None:  # a dropped request ends first
-                if job.worker is not None:
-                    job.worker.decodes(job, view.request(rid).made_tokens)
-            case Preempted(rid) if (job := self.jobs.get(rid)) is not None:
-                if job.worker is not None:
-                    job.made = view.request(rid).made_tokens
-                    job.worker.prompts[rid], job.worker.queue = job, None
+            case Prefilled(rid) if (job := self.jobs.get(rid)) and (worker := job.worker):  # a dropped one ends first
+                worker.decodes(job, view.request(rid).made_tokens)
+            case Preempted(rid) if (job := self.jobs.get(rid)) and (worker := job.worker):
+                job.made = view.request(rid).made_tokens
+                worker.prompts[rid], worker.queue = job, None
             case Finished(rid):
                 yield from self.finished(self.jobs.pop(rid), view)
             case TurnEnded(batch, _, why, steps):
                 yield from self.ended(batch, why in ("stuck", "empty"), steps, view)
             case Done(Load(inst), None) if (worker := self.worker(inst)) is not None:
-                worker.loading, worker.queue = False, None
-                for job in worker.jobs.values():  # worker.py, delay_requests_due_to_model_loading
-                    job.excused_s += self.cluster.profile.load_s(inst, self.way)
-                yield from self.turn(worker.node, view)
+                yield from self.loaded(worker, view)
             case Done(Evict(inst)):
-                node = self.node(inst)
-                node.leaving.discard(inst.model)
-                if node.turn is not None and node.turn.batch.inst == inst and node.turn is not self.worker(inst):
-                    node.turn = None
-                    yield from self.turn(node, view)
+                yield from self.gone(inst, view)
+
+    def loaded(self, worker: Worker, view: View) -> Iterator[Action]:
+        """Let a loaded worker take turns, and excuse its requests for the load's seconds."""
+        worker.loading, worker.queue = False, None
+        for job in worker.jobs.values():  # worker.py, delay_requests_due_to_model_loading
+            job.excused_s += self.cluster.profile.load_s(worker.batch.inst, self.way)
+        yield from self.turn(worker.node, view)
+
+    def gone(self, inst: Inst, view: View) -> Iterator[Action]:
+        """Forget an instance whose weights are gone; if it had the turn, begin the next."""
+        node = self.node(inst)
+        node.leaving.discard(inst.model)
+        if node.turn is not None and node.turn.batch.inst == inst and node.turn is not self.worker(inst):
+            node.turn = None
+            yield from self.turn(node, view)
 
     def node(self, inst: Inst) -> Node:
         """Return the node of an instance."""

@@ -65,8 +65,7 @@ def _shape(label: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[int,
 
     def of(name: str, limit: str, default: int | None = None) -> int:
         value = keys.get(f"{family}.{name}", default)
-        if isinstance(value, list) and value and len({*value}) == 1:
-            value = value[0]
+        value = value[0] if isinstance(value, list) and len({*value}) == 1 else value
         if value is None:
             raise UserError(f"{where}: {family}.{name} is missing")
         return bounds.count(value, limit, f"{family}.{name}", where)

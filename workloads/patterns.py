@@ -46,7 +46,7 @@ class Pattern:
         if len(text) > MOST_CHARS:
             raise Unbounded(f"a pattern of {len(text):,} characters, above {MOST_CHARS:,}")
         try:
-            self._parts: Any = re._parser.parse(text)  # type: ignore[attr-defined]  # the reader of `re`, without a match
+            self._parts: Any = re._parser.parse(text)  # type: ignore[attr-defined]  # noqa: SLF001 - its public name, sre_parse, is deprecated
         except (re.error, OverflowError, RecursionError) as error:
             raise Unbounded(f"no regular expression ({error})") from None
         if self._parts.state.flags != re.UNICODE.value:

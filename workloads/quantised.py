@@ -128,15 +128,8 @@ def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[st
         return UserError(f"{where}: quantization_config: {what}")
 
     method = stated.get("quant_method")
-    if method is None and "quant_algo" in stated:
-        method = "modelopt"
-    lists = list[str]()
-    for key in LISTS:
-        listed = stated.get(key) or []
-        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-            raise wrong(f"{key} is {json.dumps(listed)[:40]}, not a list of names")
-        lists += listed
-    kept = _matcher(lists, wrong)
+    method = "modelopt" if method is None and "quant_algo" in stated else method
+    kept = _matcher(_listed(stated, wrong), wrong)
     bits, group = stated.get("bits", stated.get("w_bit", 4)), stated.get("group_size", stated.get("q_group_size", 128))
 
     def body(name: str) -> bool:
@@ -150,10 +143,7 @@ def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[st
         case "mxfp4":
             return FORMATS["mxfp4"], body
         case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
-            rules = stated.get("dynamic") or {}
-            if any(not str(rule).startswith("-:") for rule in rules):
-                raise wrong("dynamic: no model of bits that differ between modules")
-            skipped = _matcher([f"re:.*{rule[2:]}" for rule in rules], wrong)
+            skipped = _skipped(stated, wrong)
             whole = stated.get("lm_head") is True
             return _integer(bits, group, wrong), lambda name: skipped(name) or (kept if whole else body)(name)
         case "bitsandbytes":
@@ -166,6 +156,25 @@ def _stored(stated: Mapping[str, Any], where: str) -> tuple[Format, Callable[[st
         case _:
             known = ", ".join(METHODS)
             raise wrong(f"quant_method {json.dumps(method)}{meant(str(method), METHODS)} is not known ({known})")
+
+
+def _listed(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> list[str]:
+    """Return the names and patterns of modules that a config lists as left in 16 bits."""
+    names = list[str]()
+    for key in LISTS:
+        listed = stated.get(key) or []
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise wrong(f"{key} is {json.dumps(listed)[:40]}, not a list of names")
+        names += listed
+    return names
+
+
+def _skipped(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
+    """Return a test whether a GPTQ config's rules leave a module in 16 bits."""
+    rules = stated.get("dynamic") or {}
+    if any(not str(rule).startswith("-:") for rule in rules):
+        raise wrong("dynamic: no model of bits that differ between modules")
+    return _matcher([f"re:.*{rule[2:]}" for rule in rules], wrong)
 
 
 def _integer(bits: Any, group: Any, wrong: Callable[[str], UserError], zeros: bool = True) -> Format:

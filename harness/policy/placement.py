@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations
 
 from harness.policy.search import Part, search
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Model, Unsupported
@@ -186,62 +186,69 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
     one that makes the busiest GPU, then the second busiest and so on, least busy. Loads are compared in whole
     hundredths of the load of all GPUs together: a smaller gain is not worth a copy's memory. Ties go to the first.
     """
-    places = {m: [home] for m, home in homes.items()}
-    rank = {m: k for k, m in enumerate(homes)}
-    need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
-    kinds = [gpu.kind for gpu in cluster.gpus]
-    works: dict[tuple[str, str, int], float] = {}
+    board = _Copies(cluster, homes, elastic)
+    while board.whole > 0 and (copy := board.best()):
+        board.add(*copy)
+    return board.places
 
-    def work(m: str, place: Gpus) -> float:
+
+class _Copies:
+    """The places of models with copies, and by GPU their loads and the free memory."""
+
+    def __init__(self, cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool) -> None:
+        self.cluster, self.rank = cluster, {m: k for k, m in enumerate(homes)}
+        self.places = {m: [home] for m, home in homes.items()}
+        self.need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
+        self.works: dict[tuple[str, str, int], float] = {}
+        self.here = [{m: home for m, home in homes.items() if g in home} for g in range(len(cluster.gpus))]
+        self.free = [gpu.mem_bytes - sum(self.need[m] for m in self.here[g]) for g, gpu in enumerate(cluster.gpus)]
+        self.whole = sum(self.work(m, home) * len(home) for m, home in homes.items())
+        self.loads = [self.load(at) for at in self.here]
+
+    def work(self, m: str, place: Gpus) -> float:
         """Return `busy`, which is the same on all places of a kind and a degree."""
-        key = m, kinds[place[0]], len(place)
-        if key not in works:
-            works[key] = busy(cluster, m, place)
-        return works[key]
+        key = m, self.cluster.gpus[place[0]].kind, len(place)
+        if key not in self.works:
+            self.works[key] = busy(self.cluster, m, place)
+        return self.works[key]
 
-    here: list[dict[str, Gpus]] = [{} for _ in cluster.gpus]
-    for m, home in homes.items():
-        for g in home:
-            here[g][m] = home
-    free = [gpu.mem_bytes - sum(need[m] for m in here[g]) for g, gpu in enumerate(cluster.gpus)]
-    whole = sum(work(m, home) * len(home) for m, home in homes.items())
-
-    def beside(g: int, m: str, place: Gpus) -> dict[str, Gpus]:
+    def beside(self, g: int, m: str, place: Gpus) -> dict[str, Gpus]:
         """Return the places on GPU g with one more model there, in order of `homes`."""
-        return dict(sorted([*here[g].items(), (m, place)], key=lambda x: rank[x[0]]))
+        return dict(sorted([*self.here[g].items(), (m, place)], key=lambda x: self.rank[x[0]]))
 
-    def load(at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
+    def load(self, at: Mapping[str, Gpus], shared: str = "", parts: int = 0) -> float:
         """Return how busy the places `at` keep a GPU, where the traffic of model `shared` is split into `parts`."""
-        return sum(work(m, place) / (parts if m == shared else len(places[m])) for m, place in at.items())
+        return sum(self.work(m, p) / (parts if m == shared else len(self.places[m])) for m, p in at.items())
 
-    loads = [load(at) for at in here]
-    while whole > 0:
-        busiest = max(range(len(loads)), key=loads.__getitem__)
-        hundredths = [round(100 * x / whole) for x in loads]
-        best, addition = sorted(hundredths, reverse=True), None
-        for m in here[busiest]:
-            parts, lighter = len(places[m]) + 1, hundredths.copy()
-            taken = {g for place in places[m] for g in place}
-            for g in taken:
-                lighter[g] = round(100 * load(here[g], m, parts) / whole)
-            for place in groups(cluster, cluster.models[m].tp):
-                if all(g not in taken and free[g] >= need[m] for g in place):
-                    then = lighter.copy()
-                    for g in place:
-                        then[g] = round(100 * load(beside(g, m, place), m, parts) / whole)
-                    then.sort(reverse=True)
-                    if then < best:
-                        best, addition = then, (m, place)
-        if addition is None:
-            break
-        m, place = addition
-        places[m].append(place)
+    def best(self) -> tuple[str, Gpus] | None:
+        """Return the copy of a model on the busiest GPU that lowers the highest loads most; None if none does."""
+        busiest = max(range(len(self.loads)), key=self.loads.__getitem__)
+        now = [round(100 * x / self.whole) for x in self.loads]
+        copies = (copy for m in self.here[busiest] for copy in self._one_more(m, now))
+        _, m, place = min(chain([(sorted(now, reverse=True), "", ())], copies), key=lambda copy: copy[0])
+        return (m, place) if place else None
+
+    def _one_more(self, m: str, now: Sequence[int]) -> Iterator[tuple[list[int], str, Gpus]]:
+        """Yield the loads, in hundredths and highest first, of each placement with one more copy of a model."""
+        parts, lighter = len(self.places[m]) + 1, list(now)
+        taken = {g for place in self.places[m] for g in place}
+        for g in taken:
+            lighter[g] = round(100 * self.load(self.here[g], m, parts) / self.whole)
+        for place in groups(self.cluster, self.cluster.models[m].tp):
+            if all(g not in taken and self.free[g] >= self.need[m] for g in place):
+                then = lighter.copy()
+                for g in place:
+                    then[g] = round(100 * self.load(self.beside(g, m, place), m, parts) / self.whole)
+                yield sorted(then, reverse=True), m, place
+
+    def add(self, m: str, place: Gpus) -> None:
+        """Place one more copy of a model."""
+        self.places[m].append(place)
         for g in place:
-            free[g] -= need[m]
-            here[g] = beside(g, m, place)
-        for g in (g for each in places[m] for g in each):
-            loads[g] = load(here[g])
-    return places
+            self.free[g] -= self.need[m]
+            self.here[g] = self.beside(g, m, place)
+        for g in (g for each in self.places[m] for g in each):
+            self.loads[g] = self.load(self.here[g])
 
 
 def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
@@ -293,6 +300,17 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
         fixed |= low
 
 
+def _given_groups(cluster: Cluster) -> list[Gpus]:
+    """Return the groups of given homes. Raises Infeasible if they overlap or have another degree than their model."""
+    cut = list(dict.fromkeys(cluster.homes.values()))
+    if len({g for place in cut for g in place}) < sum(map(len, cut)):
+        raise Infeasible("the placement has groups of GPUs that overlap: each is to serve one model at a time")
+    for m, at in cluster.homes.items():
+        if len(at) != (tp := cluster.models[m].tp):
+            raise Infeasible(f"the placement gives {m} {len(at)} GPU(s), not {tp}")
+    return cut
+
+
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
     """Return disjoint GPU groups that serve one model at a time.
 
@@ -308,14 +326,7 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, ho
         if max(gpu.mem_bytes for gpu in cluster.gpus) - model.weight_bytes < one_request(model):
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
     if cluster.homes:
-        given = list(dict.fromkeys(cluster.homes.values()))
-        if len({g for place in given for g in place}) < sum(map(len, given)):
-            raise Infeasible("the placement has groups of GPUs that overlap: each is to serve one model at a time")
-        if bad := next((m for m, at in cluster.homes.items() if len(at) != cluster.models[m].tp), None):
-            raise Infeasible(
-                f"the placement gives {bad} {len(cluster.homes[bad])} GPU(s), not {cluster.models[bad].tp}"
-            )
-        return given
+        return _given_groups(cluster)
     free: dict[int, list[int]] = {}
     for k, gpu in sorted(enumerate(cluster.gpus), key=lambda pair: -pair[1].mem_bytes):  # the largest are cut first
         free.setdefault(gpu.node, []).append(k)

@@ -131,15 +131,12 @@ def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, 
         if k == len(order):
             best, least = dict(board.at), worst
             return True
-        options = []
-        seen = set()
-        for place in board.places[board.parts[order[k]].tp]:
-            if (key := kind(place)) in seen:
-                continue
-            seen.add(key)
-            tried += 1
-            if tried > TRIED:
-                return False
+        options, places = [], board.places[board.parts[order[k]].tp]
+        first = {kind(place): place for place in reversed(places)}  # the first of a kind stands for all
+        tried += len(first)
+        if tried > TRIED:
+            return False
+        for place in first.values():
             board.put(order[k], place)
             if not any(map(board.over, place)):
                 options.append((max(worst, *map(board.pressure, place)), place))

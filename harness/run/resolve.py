@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -26,6 +26,7 @@ from harness.run.setup import SIMULATOR, Setup, blamed, load_models
 from harness.run.spec import Spec
 
 if TYPE_CHECKING:
+    from traces.load import Trace
     from workloads.build import Origin
     from workloads.models import Served as Member
 
@@ -119,7 +120,6 @@ def resolve(spec: Spec) -> Spec:
     """Return the spec to be hashed: names canonical, no field left open. UserError for what does not exist."""
     from harness.engines.costs import quantities
     from traces.load import sized
-    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
     from workloads.models import with_files
 
     models = load_models(spec.models)
@@ -142,16 +142,7 @@ def resolve(spec: Spec) -> Spec:
     streams.check(setup)
     if trace.greedy:
         spec = replace(spec, sampling="greedy")
-    if spec.trace_sha256 not in {"", trace.sha256}:
-        raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
-    if unknown := next((model for model, *_ in spec.slo_s if model not in models.names), None):
-        raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, models.names)}')
-    if spec.profile and (mix.mixed(spec.gpu) or asked(spec.engine).name != SIMULATOR):
-        raise UserError("profile: policies see measured steps on the simulator alone, and on one kind of GPU")
-    if spec.profile and not spec.profile.endswith(".json"):
-        raise UserError(f'profile is "{spec.profile}", not the path of a .json')
-    if spec.host_bytes is not None and asked(spec.engine).name != SIMULATOR:
-        raise UserError(f"host_bytes: on {spec.engine} weights lie where they lie; {SIMULATOR} alone takes it")
+    _contradict(spec, trace, models.names)
     streams.halves(setup)
     _hold(setup)
     known = traits(spec)
@@ -164,8 +155,53 @@ def resolve(spec: Spec) -> Spec:
     host = quantities.host(spec.host, kinds[0], spec.table)  # all kinds of a mix have the same costs of calls
     plan: Origin = KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
     plan = "trace" if spec.workload == "base" else plan
-    span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
+    windowed, placement, at = _windowed(spec, trace, plan), spec.placement, spec.homes
+    if placement and not at:
+        placement = _located(placement, ".toml")
+        at = homes(Setup(replace(spec, placement=placement, gpus=known.gpus, plan=plan)))
+    elif at:
+        placed(dict(at), Setup(replace(spec, gpus=known.gpus)), "homes: ")
+    return replace(
+        windowed,
+        trace_sha256=trace.sha256,
+        prefix_cache=None if trace.prefix is None else spec.prefix_cache is not False,
+        gpus=known.gpus,
+        plan=plan,
+        placement=placement,
+        homes=at,
+        slo=spec.slo if reads else "",
+        slo_s=spec.slo_s if reads else (),
+        decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
+        control_s=host.api_in_s if spec.control_s is None else spec.control_s,
+        noise=spec.noise if spec.noise is not None else max(quantities.noise(k, spec.host, spec.table) for k in kinds),
+        measured_on=measured_on,
+        **setup.settings._asdict(),
+    )
+
+
+def _contradict(spec: Spec, trace: Trace, models: Sequence[str]) -> None:
+    """Raise UserError if the spec states what its trace, its models or its engine contradict."""
+    if spec.trace_sha256 not in {"", trace.sha256}:
+        raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
+    if unknown := next((model for model, *_ in spec.slo_s if model not in models), None):
+        raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, models)}')
+    if spec.profile and (mix.mixed(spec.gpu) or asked(spec.engine).name != SIMULATOR):
+        raise UserError("profile: policies see measured steps on the simulator alone, and on one kind of GPU")
+    if spec.profile and not spec.profile.endswith(".json"):
+        raise UserError(f'profile is "{spec.profile}", not the path of a .json')
+    if spec.host_bytes is not None and asked(spec.engine).name != SIMULATOR:
+        raise UserError(f"host_bytes: on {spec.engine} weights lie where they lie; {SIMULATOR} alone takes it")
+
+
+def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
+    """Return the spec with its scaling and the seconds of its window and warm-up, by default those of the trace.
+
+    Raises UserError if the requests of a run would be too many to be held.
+    """
+    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
+
+    span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
     window_s: float | None = span_s
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
     if scaling == "none":  # a warm-up would consist of the same requests
@@ -176,30 +212,7 @@ def resolve(spec: Spec) -> Spec:
     warmup_s = warmup_s if spec.warmup_s is None else spec.warmup_s
     if spec.workload == "trace":
         hold(trace, spec.rate_scale, scaling, window_s, warmup_s)
-    placement = spec.placement
-    if placement and not spec.homes:
-        placement = _located(placement, ".toml")
-        spec = replace(spec, homes=homes(Setup(replace(spec, placement=placement, gpus=known.gpus, plan=plan))))
-    elif spec.homes:
-        placed(dict(spec.homes), Setup(replace(spec, gpus=known.gpus)), "homes: ")
-    return replace(
-        spec,
-        trace_sha256=trace.sha256,
-        prefix_cache=None if trace.prefix is None else spec.prefix_cache is not False,
-        gpus=known.gpus,
-        scaling=scaling,
-        window_s=window_s,
-        warmup_s=warmup_s,
-        plan=plan,
-        placement=placement,
-        slo=spec.slo if reads else "",
-        slo_s=spec.slo_s if reads else (),
-        decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
-        control_s=host.api_in_s if spec.control_s is None else spec.control_s,
-        noise=spec.noise if spec.noise is not None else max(quantities.noise(k, spec.host, spec.table) for k in kinds),
-        measured_on=measured_on,
-        **setup.settings._asdict(),
-    )
+    return replace(spec, scaling=scaling, window_s=window_s, warmup_s=warmup_s)
 
 
 def _measured(spec: Spec) -> Spec:

@@ -110,20 +110,7 @@ def sweep(
     batches = None if into is None else Batches(into, out)
     if batches is not None:  # those of a part one after the other
         once.sort(key=batches.key)
-    todo, stored, elsewhere = list[Task](), list[Task](), 0
-    here = arithmetic.digest()[: arithmetic.SHOWN]
-    for task in once:
-        if about := current(task, out, teller.say):
-            relocate(task.spec, out)
-            stored.append(task)
-            elsewhere += about.get("arithmetic", here) != here
-        else:
-            todo.append(task)
-    if elsewhere:
-        teller.say(
-            f"{elsewhere:,} of {len(stored):,} stored runs were made where arithmetic differs: their last digits may"
-            " differ from those of runs made here (-o DIR names another folder)"
-        )
+    todo, stored = _todo_and_stored(once, out, teller)
     total = len(once)
     if todo and _STORED.get():
         raise Missing(what, todo, total)
@@ -154,6 +141,25 @@ def sweep(
     if failed:
         raise Failed(failed)
     return [out / task.folder for task in every]
+
+
+def _todo_and_stored(tasks: Iterable[Task], out: Path, teller: Teller) -> tuple[list[Task], list[Task]]:
+    """Return the tasks to execute, and those whose run in `out` is current; tell of stored runs of other arithmetic."""
+    todo, stored, elsewhere = list[Task](), list[Task](), 0
+    here = arithmetic.digest()[: arithmetic.SHOWN]
+    for task in tasks:
+        if about := current(task, out, teller.say):
+            relocate(task.spec, out)
+            stored.append(task)
+            elsewhere += about.get("arithmetic", here) != here
+        else:
+            todo.append(task)
+    if elsewhere:
+        teller.say(
+            f"{elsewhere:,} of {len(stored):,} stored runs were made where arithmetic differs: their last digits may"
+            " differ from those of runs made here (-o DIR names another folder)"
+        )
+    return todo, stored
 
 
 def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
@@ -191,10 +197,9 @@ def _executed(
     exclusive = {name for name, engine in engines.items() if engine.exclusive}
     shared = [task for task in todo if task.spec.engine not in exclusive]
     with crew.hired() as workforce:
-        if workers is None:
-            few = not workforce.started and ahead.left().cpu_s < FEW_S
-            workers = 1 if few else cpus()
-        ahead.slots = workers
+        few = workers is None and not workforce.started and ahead.left().cpu_s < FEW_S
+        most = cpus() if workers is None else workers
+        ahead.slots = workers = 1 if few else most
         if workers > 1 and len(shared) > 1:
             workforce.slots = workers
             calls = [(task.folder, (task, out)) for task in ahead.longest(shared)]

@@ -168,16 +168,15 @@ class Sim:
                 return orders.events.popleft()
             code = kernel.advance(S.at, min(until_s, self._span.next_s))
             self._view.now_s = S.now[0]
-            if code == state.NOTHING and S.now[0] >= self._span.next_s:
-                self._span.note(S.gpus[: self.config.gpus])
-                continue
             if code == state.NOTHING:
-                return None
-            if code == state.GROW:
+                if S.now[0] < self._span.next_s:
+                    return None
+                self._span.note(S.gpus[: self.config.gpus])
+            elif code == state.GROW:
                 self._grow()
             elif code == state.OVER and not orders.give_up():
-                if (end_s := S.s["end"].item()) < math.inf:
-                    S.now[0] = self._view.now_s = end_s
+                end_s = S.s["end"].item()
+                S.now[0] = self._view.now_s = end_s if end_s < math.inf else S.now[0]
                 return None
 
     def _grow(self) -> None:

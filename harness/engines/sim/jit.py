@@ -179,7 +179,7 @@ def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callab
             size, shape = cgutils.intp_t(dtype.itemsize), [number_at(builder, args[0], n) for n in lengths]
             strides = [reduce(builder.mul, shape[k:], size) for k in range(1, len(shape) + 1)]
             populate(made, data, shape, strides, size, None)
-            return made._getvalue()
+            return made._getvalue()  # noqa: SLF001 - nothing else in numba turns a structure into its value
 
         return kind(types.intp), code
 

@@ -128,26 +128,28 @@ class Orders:
         if kernel.never(S.at, i, 0):
             need = S.insts[i]["footprint"] / GIB
             return "never", f"{action.inst.model} needs {need:.1f} GiB, more than the GPU has"
-        gpus = names.places[i]
         memory = self.memories[names.node(i)] if self.memories else None
-        if self.requests is None:
-            if not kernel.place(S.at, i):
-                self._short = True
-                return "not now", f"no room for {action.inst.model} on {list(gpus)}"
-            if memory:
-                memory.read(action.inst.model)
-        else:
-            rung, bytes_s = self._ways[way], self._specs[gpus[0]].h2d
-            source = rung.source
-            if memory and not memory.read(action.inst.model, i) and source != "disk":
-                source, disk_s = "disk", S.links["bytes_per_s"].item(4 * (self._config.gpus + names.node(i)))
-                bytes_s = min(bytes_s, disk_s / len(gpus))
-            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), bytes_s)
-            kernel.load(S.at, i, self._note(action), SOURCES[source], tail_s)
-        for g in gpus:
+        if self.requests is not None:
+            self._queue(action, i, memory)
+        elif not kernel.place(S.at, i):
+            self._short = True
+            return "not now", f"no room for {action.inst.model} on {list(names.places[i])}"
+        elif memory:
+            memory.read(action.inst.model)
+        for g in names.places[i]:
             here = self.loaded.get(g, ())
             self.loaded[g] = [*(k for k in here if k != i and names.weights.item(k) != state.OUT), i]
         return None
+
+    def _queue(self, action: Load, i: int, memory: HostMemory | None) -> None:
+        """Queue the load of instance `i`, which reads from disk if the host memory of its node lacks the weights."""
+        S, gpus, rung = self.S, self._names.places[i], self._ways[action.way]
+        source, bytes_s = rung.source, self._specs[gpus[0]].h2d
+        if memory and not memory.read(action.inst.model, i) and source != "disk":
+            source, disk_s = "disk", S.links["bytes_per_s"].item(4 * (self._config.gpus + self._names.node(i)))
+            bytes_s = min(bytes_s, disk_s / len(gpus))
+        tail_s = rung.after_s(S.insts["weight_bytes"].item(i), bytes_s)
+        kernel.load(S.at, i, self._note(action), SOURCES[source], tail_s)
 
     def evict(self, action: Evict) -> Refusal | None:
         """Evict weights at the next step boundary or, with `drain`, once no member is left.
@@ -160,9 +162,8 @@ class Orders:
             return "gone", "its weights are not in"
         if now == state.LOADING:
             self.landing.add(action.inst)
-            self.S.actions["heard"][self.S.transfers["action"].item(self._load_of(i))] = (
-                1  # the end of its load is told
-            )
+            load = self.S.transfers["action"].item(self._load_of(i))
+            self.S.actions["heard"][load] = 1  # the end of the load is told
             return "not now", "its weights are still on their way"
         if now == state.QUEUED:
             self._withdraw(self._load_of(i), "gone", "evicted")

@@ -192,8 +192,9 @@ class Space:
 
     def tensor(self) -> Tensor:
         """See device.Space."""
-        here = place(self.heap.card)
-        storage = torch._C._construct_storage_from_data_pointer(self._base, here, self.granule + self.size)
+        here, nbytes = place(self.heap.card), self.granule + self.size
+        make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 - as_tensor refuses addresses of holes
+        storage = make(self._base, here, nbytes)
         first, numbers = self.granule // self.dtype.itemsize, self.size // self.dtype.itemsize
         return torch.empty(0, dtype=self.dtype, device=here).set_(storage, first, (numbers,), (1,))
 
