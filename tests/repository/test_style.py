@@ -12,7 +12,7 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 60_904, ("tests",): 43_174}
+MOST_CODE = {PRODUCT: 60_878, ("tests",): 43_169}
 # `python -m tests.tools.style` lists these two.
 MOST_FRAGMENTS = {PRODUCT: 98, ("tests",): 127}
 MOST_SKIPS = 50
