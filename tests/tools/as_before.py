@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     lines = ["# Written by `python -m tests.tools.as_before`, after runs of all systems had equal rows."]
     for old, new in zip(*(map(json.loads, texts) for texts in lists), strict=True):  # of runs, of checks alone
         changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
-        alone = {name for name in changed if name.startswith("systems/")}  # no run has all of them
+        alone = {name for name in changed if name.startswith(("systems/", "harness/policy/"))}  # no run has them all
         for group in (changed - alone, *({name} for name in sorted(alone))):
             lines += ["[[rewrite]]"]
             for head, side in (("now", new), ("before", old)):
