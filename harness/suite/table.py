@@ -148,9 +148,9 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
     if wide:
         times, row = wide[0]
         first = (
-            f"The gap between the best known policy and the bound is widest in {row['scenario']}: {row['entry']} holds "
-            f"{shown(row['rps'])} req/s, and no policy more than {shown(row['bound_rps'])}, "
-            f"{shown(times)} times as many."
+            f"The gap between the best known policy and the bound is widest in {row['scenario']}: "
+            f"{_marked(row['entry'], rows)} holds {shown(row['rps'])} req/s, and no policy more than "
+            f"{shown(row['bound_rps'])}, {shown(times)} times as many."
         )
     parts = [
         f"<h1>{escape(suite.version)}: policies that share GPUs among models</h1>",
@@ -177,17 +177,21 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
     names = [s.name for s in suite.scenario]
     body = []
     for k, (entry, total) in enumerate(totals(rows, suite).items()):
-        mine = [row for row in rows if row["entry"] == entry]
-        marks = {row["made"] for row in mine} - {HERE} | {row["pool"] for row in mine if row["pool"]}
-        mark = "".join(f" ({mark})" for mark in sorted(marks))
         of = "".join(_cell(at.get((entry, name)), k) for name in names)
-        body.append(f'<th scope="row">{escape(entry + mark)}</th><td data-v="{total}">{total:.3f}</td>{of}')
+        body.append(f'<th scope="row">{escape(_marked(entry, rows))}</th><td data-v="{total}">{total:.3f}</td>{of}')
     note = (
         f"Requests per second at which {100 * suite.level:g} % meet their SLO, on "
         f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
         f"known. A dash: the policy did not fit, a model was not served, or the level was never held. {POOL}"
     )
     return _table("Ranking", ("policy", "total", *names), body, note)
+
+
+def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
+    """Return an entry with its marks: who made its rows, if not this bench, and a pool that processes do not have."""
+    mine = [row for row in rows if row["entry"] == entry]
+    marks = {row["made"] for row in mine} - {HERE} | {row["pool"] for row in mine if row["pool"]}
+    return entry + "".join(f" ({mark})" for mark in sorted(marks))
 
 
 def _cell(row: dict[str, Any] | None, k: int) -> str:
@@ -213,7 +217,7 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
     body = []
     for s in suite.scenario:
         top = best(rows, s.name)
-        rate, by = (top["rps"], top["entry"]) if top else (None, "-")
+        rate, by = (top["rps"], _marked(top["entry"], rows)) if top else (None, "-")
         most = next((row["bound_rps"] for row in rows if row["scenario"] == s.name), None)
         numbers = f"{_number(rate)}<td>{escape(by)}</td>{_number(most)}{_number(most and rate and most / rate)}"
         body.append(f'<th scope="row">{s.name}</th>{numbers}')
