@@ -24,7 +24,10 @@ def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim
 
 
 def compiled() -> bool:
-    """Tell, without loading it, whether the kernel's machine code is on disk; True too if numba's JIT is disabled."""
+    """Tell whether the kernel's machine code is on disk, without loading it.
+
+    Also return True if numba's JIT is disabled.
+    """
     from harness.engines.sim.jit import CACHE, DISABLED
 
     return DISABLED or any(CACHE.rglob("loop.advance-*.nbi"))

@@ -88,9 +88,9 @@ class Sim:
 
     @cached_property
     def names(self) -> Names:
-        """The maps between names and rows of the kernel's records, built on first use.
+        """The maps between the instances and batches that a policy names and their rows in the kernel's records.
 
-        An engine that is only asked what it can do never needs them.
+        They are built on first use. An engine that is only asked what it can do never needs them.
         """
         return Names(self.config, self.cluster, self._machine, self._mode)
 

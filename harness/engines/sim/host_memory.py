@@ -8,7 +8,7 @@ from harness.policy.view import Weights
 
 
 class HostMemory:
-    """An LRU cache of models' weights in the host memory of a node, which may take up to `room_bytes`.
+    """An LRU cache of models' weights in the host memory of a node; the weights may take up to `room_bytes`.
 
     All other weights are on the node's disk. A load takes its room when it is ordered, and evicts the models that were
     read longest ago. A model larger than `room_bytes` never enters and evicts no other model.
@@ -40,8 +40,9 @@ class HostMemory:
     def read(self, model: str, reader: int | None = None) -> bool:
         """Tell whether a model's weights are in this memory already, and keep them in it from now on.
 
-        `reader` is the row of the instance that loads them. Weights that were out are in once its load has brought them
-        from disk, or once an earlier load has that is still under way. Without a reader they are in at once.
+        `reader` is the row of the instance that loads them. If they were out, they are in once that load has brought
+        them from disk. If an earlier load is still bringing them, they are in once it ends. Without a reader they are
+        in at once.
         """
         now = self.weights(model)
         if self._sizes[model] > self._room_bytes:
@@ -57,6 +58,6 @@ class HostMemory:
         return now == "in"
 
     def withdrawn(self, model: str, reader: int) -> None:
-        """Forget a model that `reader` was to bring in by a load that never began."""
+        """Forget a model that `reader` was to bring into this memory, as its load was withdrawn before it began."""
         if self._readers.get(model) == reader:
             del self._readers[model]

@@ -45,7 +45,10 @@ def fingerprint(folder: Path) -> str:
 
 
 def cache_dir(folder: Path) -> Path:
-    """Return the folder of the code compiled from these sources for this target; delete those of earlier sources."""
+    """Return the folder of the code compiled from these sources for this target.
+
+    If that folder does not exist yet, delete the folders of code compiled from earlier sources.
+    """
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or home(folder))
     kind = f"kernel-{target.compiled() or 'host'}"
     name = f"{kind}-{fingerprint(folder)}"
@@ -60,9 +63,9 @@ def cache_dir(folder: Path) -> Path:
 def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
     """Return the default folder of compiled code: beside the sources, if they lie on a writable disk of this node.
 
-    On a file system that nodes share, or where nothing can be written, it is a folder of this user in the node's
-    temporary folder: numba's files serve one node alone, and several nodes would overwrite each other's. Raises
-    UserError if that folder is another user's, or open to others.
+    If they lie on a file system that nodes share, or in a folder that cannot be written, return a folder of this user
+    in the node's temporary folder. numba's files serve one node alone, and several nodes would overwrite each other's
+    files. Raises UserError if the user's folder belongs to another user, or is open to others.
     """
     beside = folder / "__pycache__"
     there = beside if beside.exists() else folder
@@ -108,8 +111,8 @@ ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of 
 def jit(f: F) -> F:
     """Compile a function on its first call and cache the machine code on disk.
 
-    fastmath is off, so that plain Python gives the same bits. A literal argument is compiled once for its type; numba
-    by itself would compile it once for each value.
+    fastmath is off, so that plain Python gives the same bits. A literal argument is treated as any value of its type,
+    so that one compilation serves all values. numba by itself would compile the function once for each value.
     """
     compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
     if not DISABLED:
@@ -120,9 +123,9 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Return the code that reads the integer at `offset` bytes in the world: an address or a length.
+    """Return the code that reads the integer at `offset` bytes in the world: an array's address or length.
 
-    Python changes these when it makes room, which it does only between calls of compiled code. Within a call they are
+    Python changes these integers only between calls of compiled code, when it makes room. Within a call they are
     invariant, so that the compiler may load each once.
     """
     load = builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))

@@ -27,7 +27,7 @@ from harness.policy.types import Batch, Cluster, Gpus, Host, Inst
 
 
 class Names:
-    """The maps between the instances, accounts and batches that policies name and their rows in the kernel."""
+    """The maps between a policy's names and rows in the kernel, for instances, accounts and batches."""
 
     def __init__(self, config: Config, cluster: Cluster, machine: Machine, mode: Mode) -> None:
         self._config, self._cluster, self._mode = config, cluster, mode
@@ -56,7 +56,7 @@ class Names:
     def inst_row(self, inst: Inst) -> int:
         """Return the row of an instance.
 
-        Raises KeyError for an unknown model, ValueError for a place or a degree that cannot be.
+        Raises KeyError for an unknown model, and ValueError for a place or a degree that is not possible.
         """
         row = self.inst.get(inst)
         return self._new_inst(inst) if row is None else row
@@ -174,7 +174,7 @@ class Names:
     def account(self, model: str, place: Gpus | Host, attend: bool) -> int:
         """Return the row of a model's KV account at a place.
 
-        With `attend`, the model's batches can attend to KV there from now on.
+        With `attend`, the model's batches can attend to KV in that account from now on.
         """
         if not isinstance(place, Host):
             i = self.inst_row(Inst(model, place))
@@ -215,7 +215,10 @@ class Names:
         return row
 
     def _reach(self, b: int, i: int) -> None:
-        """Let a batch attend to KV in account `i`, if that is of its model and `attendable` from the batch's GPUs."""
+        """Let a batch attend to KV in account `i` from now on.
+
+        Do nothing if the account is of another model, or not `attendable` from the batch's GPUs.
+        """
         S, here, there = self.S, self.batches[b].inst, self.insts[i]
         mine, gpus = self.places[S.batches["inst"].item(b)], self.places[i]
         if here.model != there.model or not attendable(mine, gpus):

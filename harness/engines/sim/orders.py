@@ -82,7 +82,10 @@ class Orders:
         return None
 
     def _make_room(self, events: int, transfers: int) -> None:
-        """Make room for the events and transfers of one action; otherwise only `advance` checks that there is room."""
+        """Make room for the events and transfers of one action.
+
+        At all other times, `advance` checks that there is room.
+        """
         S = self.S
         if len(S.events) - S.events_told[0] < events:
             S.grow("events", len(S.events) + events)
@@ -109,7 +112,11 @@ class Orders:
     # ------------------------------------------------------------ weights
 
     def load(self, action: Load) -> Refusal | None:
-        """Queue a load, which waits for memory; before the start of the run, place weights at no cost if they fit."""
+        """Queue a load, which waits for memory.
+
+        Before the start of the run, place the weights at no cost instead, or refuse the action for now if they do not
+        fit.
+        """
         names, S, way = self._names, self.S, action.way
         i = names.inst_row(action.inst)
         if way not in self._ways:
@@ -177,9 +184,9 @@ class Orders:
         return None
 
     def landed(self, event: Event) -> Event:
-        """Return `Freed` instead of the end of a load during which an eviction was refused, else the event itself.
+        """Return the event itself, or `Freed` in place of the end of a load during which an eviction was refused.
 
-        If the policy hears the ends of loads, that end comes next.
+        After `Freed`, the end of the load is the next event if the policy hears the ends of loads.
         """
         if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self.landing):
             return event
@@ -189,7 +196,7 @@ class Orders:
         return Freed()
 
     def _pop_evict(self, i: int) -> Action:
-        """Forget the Evict under which an instance is leaving, and return it; the caller reports its end."""
+        """Forget and return the Evict action by which an instance is leaving; the caller reports the action's end."""
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self.actions[a]
@@ -223,7 +230,10 @@ class Orders:
         return x
 
     def _withdraw(self, x: int, *refusal: *Refusal) -> None:
-        """Cancel a transfer that waits for memory; report its action as refused once its last part is over."""
+        """Cancel a transfer that waits for memory.
+
+        If it was the last open part of its action, report the action as refused.
+        """
         S, a = self.S, self.S.transfers["action"].item(x)
         if self.memories and S.transfers["kind"].item(x) == state.LOAD:
             i = S.transfers["inst"].item(x)

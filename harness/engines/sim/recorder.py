@@ -50,7 +50,7 @@ Ints = NDArray[np.int64]
 
 
 class _Running(NamedTuple):
-    """A step in flight, with its lane's steps and work at its beginning."""
+    """A step in flight, with the steps and the work that its lane had done when the step began."""
 
     ran: int
     work: float
@@ -111,7 +111,10 @@ class Traced(Sim):
         return super().do(action)
 
     def _next_s(self) -> float:
-        """Return the time of the next arrival, or end of a step or transfer, once this instant's steps are formed."""
+        """Return the time of the next arrival, or of the next end of a step or transfer, whichever comes first.
+
+        Call it once the steps of this instant are formed.
+        """
         S = self.S
         r = next_arrival(S.at)
         arrival_s = float(S.requests["arrival"][r]) if r >= 0 else math.inf
@@ -164,7 +167,8 @@ class Recorder:
     def asleep_until(self) -> float:
         """Return the time until which no instant has to be recorded, or -infinity if every instant has to be.
 
-        If one request is looked at, this is its arrival, and infinity once its end has been recorded.
+        If one request is looked at, return its arrival time until it arrives, and infinity once its end has been
+        recorded.
         """
         if self._look_at < 0:
             return -math.inf

@@ -26,7 +26,10 @@ class Requests:
     """The requests of a workload in the kernel's records."""
 
     def __init__(self, names: Names, config: Config, mode: Mode, api_in_s: float, jobs: Jobs) -> None:
-        """Make the records. Raises ValueError for an invalid closed loop, or if ids are not of whole KV blocks."""
+        """Make the records.
+
+        Raises ValueError for an invalid closed loop, or if a prefix id does not stand for whole KV blocks.
+        """
         self._names, self._config, self._mode, self._api_in_s, self.jobs = names, config, mode, api_in_s, jobs
         self.S = S = names.S
         n = len(jobs)
@@ -44,7 +47,7 @@ class Requests:
             self._reuse(jobs.prefix)
 
     def _fill(self, begin: int, end: int) -> None:
-        """Create the records of requests [begin, end); the first is the next to arrive by its own arrival time."""
+        """Create the records of requests [begin, end); all requests before `begin` must have records already."""
         jobs, S = self.jobs.part(begin, end), self.S
         R = S.requests[begin:end]
         assign(R, arrival=jobs.arrival_s + self._api_in_s, first=math.nan, done=math.nan, admit=math.nan)
@@ -56,7 +59,10 @@ class Requests:
         self.states: NDArray[Any] = S.requests[:end].view(np.ndarray)["state"]
 
     def refill(self) -> None:
-        """Create the records of a long workload's next piece; earlier ones leave memory until they are read."""
+        """Create the records of a long workload's next piece.
+
+        The records of earlier pieces are released from memory until they are read.
+        """
         begin = int(self.S.s["opened"])
         spilled.release(self.S.requests, *self.jobs.columns)
         self._fill(begin, min(begin + spilled.PIECE, len(self.jobs)))
@@ -64,7 +70,7 @@ class Requests:
     def _page(self) -> None:
         """Create rows for as many pages and extents as there can be KV blocks.
 
-        That number is what fits on the GPUs, or what all requests have at both ends of their moves if that is less.
+        That number is what fits on the GPUs or, if that is less, what all requests have at both ends of their KV moves.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())
@@ -74,7 +80,7 @@ class Requests:
         S.put(pages=np.zeros(most, records.PAGE), extents=np.zeros(most, records.EXTENT))
 
     def _reuse(self, prefix: Prefix) -> None:
-        """Create a prefix cache for the block ids of each model in each of its accounts on GPUs."""
+        """Create a prefix cache in each account on GPUs, with an entry for each block id of the account's model."""
         S, tokens, names = self.S, self._config.block_tokens, self._names
         if prefix.block_tokens % tokens:
             raise ValueError(

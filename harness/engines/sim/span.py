@@ -25,7 +25,7 @@ SUMS = {  # a name in the statistics maps to the field of a GPU that has it
 class Span:
     """A reader of the GPUs' running sums at both ends of a run's window.
 
-    If the window has no end, its end is that of the run.
+    A window without an end lasts until the run ends.
     """
 
     def __init__(self, window_s: float) -> None:

@@ -27,7 +27,10 @@ class Mode(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, options: Mapping[str, Option]) -> Mode:
-        """Read an engine's options; a spec's `sharing` overrides that of the options, unless the latter is "none"."""
+        """Read an engine's options.
+
+        A spec's `sharing` overrides the `sharing` of the options, unless the spec has "own" or the options have "none".
+        """
         kv, layout = str(options.get("kv", "paged")), options.get("process", "model")
         preferred = str(options.get("sharing", "fluid"))
         return cls(

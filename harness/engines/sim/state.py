@@ -113,9 +113,10 @@ cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at,
 
 
 class State:
-    """The simulator's arrays, and one record `s` of the run's scalars and the arrays' addresses and lengths.
+    """The simulator's arrays, and one record `s`.
 
-    Functions of the kernel take the address of that record (`at`).
+    The record has the run's scalars, and the addresses and lengths of the arrays. Functions of the kernel take its
+    address (`at`).
     """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
@@ -153,7 +154,10 @@ class State:
         assign(self.s, **scalars)
 
     def grow(self, name: str, n: int) -> NDArray[Any]:
-        """Append n zero rows to an array and return it: in place where the allocation has room, else twice as large."""
+        """Append n zero rows to an array, and return the array.
+
+        It grows in place where the allocation has room. Otherwise it gets an allocation twice as large as it needs.
+        """
         rows = self.__dict__[name].view(np.ndarray)
         have, whole = len(rows) + n, rows.base
         if not isinstance(whole, np.ndarray) or len(whole) < have:
@@ -163,7 +167,10 @@ class State:
         return self.__dict__[name]  # type: ignore[no-any-return]
 
     def more_free(self, name: str, n: int) -> None:
-        """Make room for n more transfers and their parts, or for n more actions, on the free list."""
+        """Add n rows to the free list of "transfer" or "action".
+
+        A transfer takes a row, and so does each of its parts.
+        """
         rows = self.grow(f"{name}s", n)
         old = len(rows) - n
         assign(rows[old:], next=[*range(old + 1, len(rows)), self.s[f"{name}_free"]])

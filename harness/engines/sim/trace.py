@@ -24,9 +24,9 @@ KINDS = ("load", "swap out", "swap in", "move")  # indexed by the kernel's code 
 class Stretch(NamedTuple):
     """A stretch of a request's time: not admitted, waiting for weights, in transfer, in a queue, or in steps.
 
-    Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends no later than a step takes the request
-    in. Its kind "closed" is the time during which no lane was open. A stretch of prefill or decode has all steps that
-    follow each other without a gap; after a gap another stretch begins.
+    Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends at the latest when a step takes the
+    request in. The kind "closed" is the time during which no lane was open. A stretch of prefill or decode covers all
+    steps that follow each other without a gap; after a gap another stretch begins.
     """
 
     request: int

@@ -15,9 +15,10 @@ from harness.engines.sim.state import *
 
 @jit
 def slots(S: int, i: int) -> int:
-    """Return the KV blocks that an account's memory can hold.
+    """Return the number of KV blocks that an account's memory can hold.
 
-    The account's limit bounds them, and so does the memory of its smallest GPU without the instance's own footprint.
+    This memory is that of the account's smallest GPU less the instance's own footprint, or the account's KV limit if
+    that is less.
     """
     I = inst_at(S, i)
     total = gpu_at(S, I.gpus[0]).cap - I.footprint
@@ -30,7 +31,10 @@ def slots(S: int, i: int) -> int:
 
 @jit
 def mend(S: int, i: int, x: int, size: int, end: int) -> None:
-    """Recompute a tree node's free chunk sizes from its two halves; leaves from number `end` on are never free."""
+    """Recompute the free chunk sizes of a tree node from those of its two halves.
+
+    A leaf can be free only if its number, counted from 0, is below `end`.
+    """
     I = inst_at(S, i)
     N = node_at(S, I.nodes + x)
     if N.taken:

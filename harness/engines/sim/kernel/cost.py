@@ -101,7 +101,7 @@ def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
 
 @jit
 def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
-    """Return the speed of a step at a share x of the SMs, as a ratio to that on all SMs."""
+    """Return the speed of a step at a share x of the SMs, as a ratio to its speed on all SMs."""
     if prefill:
         return lerp(T.share, T.pre_rate[c], x)
     n = T.seqs.size

@@ -39,7 +39,7 @@ def in_order(S: int) -> None:
 def note(S: int, parts: int, heard: int) -> int:
     """Register an action that consists of `parts` parts, and return its number.
 
-    `heard` is 1 if its end is reported even when nothing failed.
+    `heard` is 1 if the end of the action is to be reported even when no part failed.
     """
     W = world(S)
     a = W.action_free

@@ -84,9 +84,9 @@ def ask_elsewhere(S: int, lane: int) -> None:
 
 @jit
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
-    """Return the number of steps until one growing time exceeds another, or ANY if it never does.
+    """Return the number of steps until the smaller of two growing times exceeds the larger, or ANY if it never does.
 
-    The first time is z and grows by `rise` a step. The second is y >= z and grows by `slope` a step.
+    The smaller time is z and grows by `rise` a step. The larger time is y >= z and grows by `slope` a step.
     """
     if rise <= slope:
         return ANY
@@ -101,8 +101,8 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
     """Set the step times of a decode span with remote KV; return the steps until another part is the longest.
 
     The step times are `first_s` and `slope_s`. A step takes as long as its longest part: attention to local KV,
-    attention in each remote KV account, or the host's work. Each attention has a least time. Serial host work is added
-    instead.
+    attention in each remote KV account, or the host's work. However short the contexts, attention takes a least time.
+    If the host's work is serial, it is added to the longest part instead.
     """
     n = lane_at(S, lane)
     b = lane >> 1

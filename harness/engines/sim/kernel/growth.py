@@ -82,8 +82,8 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
     """Take blocks for the next pieces of prompts that have KV already; return 1 if some member lost its blocks, else 0.
 
     `left` is the step's budget in tokens. With `whole`, prompts are not cut into pieces. If no block is free, the
-    member that was admitted last loses its blocks, even if that is the prompt itself (vLLM 0.8 to 0.18,
-    v1/core/sched/scheduler.py, `schedule`).
+    member that was admitted last loses its blocks, even if it is the very member that needs the block (vLLM 0.8 to
+    0.18, v1/core/sched/scheduler.py, `schedule`).
     """
     B = batch_at(S, b)
     i = B.inst

@@ -11,9 +11,9 @@ from harness.engines.sim.state import *
 
 @jit
 def give_back(S: int, i: int, others: bool) -> None:
-    """Cut decode spans short, so that they free the KV blocks of steps that have not begun.
+    """Cut short the decode spans that hold blocks of an account or, with `others`, all spans on the account's GPUs.
 
-    These are the spans that hold blocks of an account or, with `others`, all spans on the account's GPUs.
+    The spans then free the KV blocks of their steps that have not begun.
     """
     W = world(S)
     for p in range(W.n_gpus):
@@ -27,7 +27,10 @@ def give_back(S: int, i: int, others: bool) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit, if necessary after spans have freed the blocks of steps that have not begun."""
+    """Tell whether n more blocks fit in an account.
+
+    If they do not fit at once, decode spans first free the KV blocks of their steps that have not begun.
+    """
     if fits(S, i, n, grow_):
         return True
     if exceeds(S, i, n, grow_):
@@ -40,7 +43,7 @@ def room(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def freed(S: int, i: int) -> None:
-    """Let all batches, loads and moves that wait for memory on an instance's GPUs try again, as some memory is free."""
+    """Retry all batches, loads and moves that wait for memory on an instance's GPUs, after some of it became free."""
     W = world(S)
     W.grants = 1
     if W.blocked > 0 or W.swap:
@@ -233,9 +236,9 @@ def off_s(S: int, lane: int, t: float) -> float:
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """Cut the spans of a batch that a cap has bound.
+    """End the spans of a batch at their next step boundary if a cap bound them.
 
-    Its last waiting or parked member has left, so that the cap binds no more.
+    The batch's last waiting or parked member has left, so that the cap no longer keeps any member out.
     """
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
@@ -244,7 +247,7 @@ def unbound(S: int, b: int) -> None:
 
 @jit
 def occupy(S: int, g: int) -> None:
-    """Count one more lane with a demand of a GPU."""
+    """Count one more lane that has a demand on a GPU."""
     G = gpu_at(S, g)
     if G.active == 0:
         G.busy_since = world(S).now

@@ -17,9 +17,9 @@ def demand_on(S: int, lane: int, g: int) -> int:
 
 @jit
 def slowed(alone: float, beside: float, factor: float) -> float:
-    """Return a lane's rate beside other lanes after scaling the seconds that they add to its step by `factor`.
+    """Scale the seconds that other lanes add to a lane's step by `factor`, and return the lane's resulting rate.
 
-    `alone` is its rate without other lanes, and `beside` the rate before scaling.
+    `alone` is its rate without other lanes. `beside` is its rate beside other lanes before scaling.
     """
     return alone / (1.0 + factor * (alone / beside - 1.0))
 
@@ -41,7 +41,10 @@ def late_s(S: int, lane: int, slack_s: float) -> float:
 
 @jit
 def lent_on(S: int, lane: int, g: int) -> float:
-    """Return the share of a GPU's time that a lane elsewhere asks for, at its rate, to attend to KV on that GPU."""
+    """Return the share of a GPU's time that a lane on other GPUs asks for, so that it can attend to KV on that GPU.
+
+    The lane asks for this share at its present rate.
+    """
     n = lane_at(S, lane)
     part = 0.0
     d = n.lent
@@ -54,7 +57,10 @@ def lent_on(S: int, lane: int, g: int) -> float:
 
 @jit
 def share_time(S: int, p: int, g: int) -> None:
-    """Share a GPU's time by max-min fairness between its own lanes and each lane elsewhere that attends to KV on it."""
+    """Share a GPU's time by max-min fairness.
+
+    The GPU's own lanes together take part, and so does each lane on other GPUs that attends to KV on this GPU.
+    """
     G = gpu_at(S, g)
     local, parties = 0, 0
     lane = gpu_at(S, p).head
@@ -89,8 +95,8 @@ def lend(S: int, p: int) -> None:
     """Reduce the rates of a pool's lanes by the waits and losses that remote attention causes.
 
     Remote attention waits for the kernel that is running on the GPU, and then has the GPU to itself. The GPU's time is
-    shared by max-min fairness: each lane elsewhere asks for its part, and the GPU's own lanes together ask for all of
-    it.
+    shared by max-min fairness: each lane on other GPUs asks for the time of its remote attention, and the GPU's own
+    lanes together ask for all of the time.
     """
     W = world(S)
     P = gpu_at(S, p)

@@ -152,7 +152,10 @@ def rank_links(S: int) -> None:
 
 @jit
 def set_end(S: int, x: int) -> None:
-    """Schedule the end of a transfer whose parts have all been moved: its tail time after now."""
+    """Schedule the end of a transfer whose parts have all been moved.
+
+    The transfer ends after its tail time, counted from now.
+    """
     W = world(S)
     X = xfer_at(S, x)
     X.stage = TAIL
@@ -197,10 +200,11 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """Add the parts of a KV transfer: PCIe to and from a host, and peer links between GPUs if there are any.
+    """Add the parts of a KV transfer to the links that it uses.
 
-    Without a peer link the KV goes over PCIe through the host. Between groups of different degrees the KV is split
-    again: the share of each new GPU comes in equal parts from the GPUs of the old group.
+    A transfer from or to a host uses PCIe. Between GPUs, it uses their peer link if they have one, else PCIe through
+    the host. Between GPU groups of different degrees, the KV is split again: the share of each new GPU comes in equal
+    parts from the GPUs of the old group.
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
@@ -226,7 +230,7 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
 
 @jit
 def release(S: int, x: int) -> None:
-    """Free the row of a transfer that is over, and those of its parts."""
+    """Free the row of a transfer that is over, and the rows of its parts."""
     W = world(S)
     prev, nxt = xfer_at(S, x).prev, xfer_at(S, x).next
     if prev >= 0:

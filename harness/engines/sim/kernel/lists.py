@@ -72,7 +72,7 @@ def meld(S: int, x: int, y: int) -> int:
 
 @jit
 def meld_children(S: int, r: int) -> int:
-    """Join the heaps of r's children into one: pairs from the left, then all from the right."""
+    """Join the heaps of r's children into one: first in pairs from the left, then pair by pair from the right."""
     c = req_at(S, r).heap_child
     pairs = -1
     while c >= 0:
@@ -110,7 +110,7 @@ def heap_insert(S: int, b: int, r: int) -> None:
 
 @jit
 def heap_delete(S: int, b: int, r: int) -> None:
-    """Remove a request from its batch's heap, wherever it is in it."""
+    """Remove a request from its batch's heap, at any position."""
     if batch_at(S, b).root == r:
         batch_at(S, b).root = meld_children(S, r)
         return

@@ -18,7 +18,10 @@ from harness.engines.sim.state import *
 
 @jit
 def next_arrival(S: int) -> int:
-    """Return the next request to arrive, by its own arrival time or sent by a closed-loop client; -1 if unknown."""
+    """Return the next request to arrive, or -1 if it is unknown.
+
+    It either has an arrival time of its own or was sent by a closed-loop client.
+    """
     W = world(S)
     r, x = -1, W.sent_head
     if W.arrived < W.opened:

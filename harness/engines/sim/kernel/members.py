@@ -50,7 +50,7 @@ def end(S: int, r: int, state: int, t: float) -> None:
 
 @jit
 def send(S: int, r: int, t: float) -> None:
-    """Schedule the arrival of a client's next request after the end of its last one.
+    """Schedule the arrival of a client's next request after the end of the client's previous one.
 
     The requests that are on their way are kept in order of arrival.
     """
@@ -138,7 +138,10 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 @jit
 def set_parked(S: int, b: int, r: int) -> None:
-    """Put a member that has KV here and is in no list into the parked list, whose members are in no step."""
+    """Put a member into the parked list, whose members are in no step.
+
+    The member must be in no other list, and its batch must be able to attend to its KV.
+    """
     q = req_at(S, r)
     q.state = PARK
     batch_at(S, b).parked_context += q.length
@@ -147,7 +150,7 @@ def set_parked(S: int, b: int, r: int) -> None:
 
 @jit
 def park(S: int, b: int, r: int) -> None:
-    """Park a member that has KV here and is in no list; wake the lanes that could decode it."""
+    """Park a member as `set_parked` does, and wake the lanes that could decode for it."""
     set_parked(S, b, r)
     wake(S, 2 * b + 1)
     if lane_at(S, 2 * b).kind == MIXED:
@@ -169,7 +172,7 @@ def settle_kv(S: int, b: int, r: int) -> None:
 
 @jit
 def queue(S: int, b: int, r: int, front: int) -> None:
-    """Queue a member that has no KV and is in no list for its prefill."""
+    """Queue a member for its prefill; the member has no KV and is in no list yet."""
     q = req_at(S, r)
     q.state = WAIT
     q.prefilled = 0
@@ -183,7 +186,10 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 @jit
 def leave_step(S: int, r: int) -> None:
-    """Take a request out of a step that is between two of its slices; the work of earlier slices for it is lost."""
+    """Take a request out of a sliced step that is between two slices.
+
+    The work that earlier slices have done for the request is lost.
+    """
     q = req_at(S, r)
     n = lane_at(S, 2 * q.batch)
     if n.pieces == r:
@@ -201,7 +207,7 @@ def leave_step(S: int, r: int) -> None:
 
 @jit
 def unlist(S: int, r: int) -> None:
-    """Take a request, not in a step, out of its batch's list; its blocks stay."""
+    """Take a request that is not in a step out of its batch's list; its KV blocks stay."""
     q = req_at(S, r)
     b = q.batch
     if q.state == WAIT:
@@ -269,7 +275,7 @@ def refuse(S: int, x: int, how: int) -> None:
 
 @jit
 def turn_down(S: int, what: int, arg: int) -> None:
-    """Fail an action on a request that cannot take place any more."""
+    """Fail an action on a request, because the action can no longer take place."""
     if what == P_MOVE:
         refuse(S, arg, GONE)
     elif what == P_DISCARD:

@@ -13,7 +13,7 @@ from harness.engines.sim.state import *
 def kv_bytes(S: int, i: int, blocks: int) -> int:
     """Return the bytes that an account takes on each GPU for `blocks` blocks.
 
-    These are its pages in use, or as many granules (blocks or pages) as the blocks need if that is more.
+    The account takes its pages in use or, if that is more, as many granules (blocks or pages) as the blocks need.
     """
     I = inst_at(S, i)
     return I.granule * max(I.pages, packed(S, i, blocks))
@@ -57,7 +57,10 @@ def put(S: int, i: int, n: int) -> None:
 
 @jit
 def keep(S: int, i: int, nbytes: int) -> None:
-    """Set the bytes of an account's KV reserve, which is charged while its weights are in; the KV in it stays."""
+    """Set the bytes of an account's KV reserve; KV that is in the account stays.
+
+    The reserve is charged while the instance's weights are in memory.
+    """
     inst_at(S, i).kept = nbytes
     put(S, i, 0)
 
@@ -108,11 +111,11 @@ def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more KV blocks fit now; contiguous KV needs room for them as one chunk.
+    """Tell whether n more KV blocks fit in an account now; contiguous KV needs room for them as one chunk.
 
-    `grow_` is 0 for a prompt and 1 for growth. It is 2 for growth after the KV on its way to host memory has left; that
-    KV is taken to free as many granules as its blocks fill. Prompts cannot use memory for which a load or move waits.
-    Growth can.
+    `grow_` is 0 for a prompt and 1 for growth. It is 2 for growth once the KV on its way to host memory has left; the
+    check then assumes that this KV frees as many granules as its blocks fill. A prompt cannot use memory for which a
+    load or move waits, but growth can.
     """
     W = world(S)
     if W.unlimited:
@@ -174,7 +177,10 @@ def shares_gpu(S: int, i: int, j: int) -> bool:
 
 @jit
 def touches(S: int, b: int, i: int) -> bool:
-    """Tell whether a batch shares a GPU with an instance, by its own GPUs or by those of its members' remote KV."""
+    """Tell whether a batch uses a GPU of an instance.
+
+    The batch may run on the GPU, or its running members may have remote KV there.
+    """
     if shares_gpu(S, i, batch_at(S, b).inst):
         return True
     f = batch_at(S, b).remote

@@ -20,7 +20,7 @@ from harness.engines.sim.state import *
 
 @jit
 def catch_up(S: int, r: int) -> None:
-    """Carry out the actions on a request that waited for the end of its step or move, an admission first."""
+    """Carry out the pending actions on a request, now that its step or move has ended; an admission comes first."""
     q = req_at(S, r)
     b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
@@ -37,7 +37,7 @@ def catch_up(S: int, r: int) -> None:
 
 @jit
 def pending(S: int, b: int) -> None:
-    """Carry out the actions on members of a batch that waited for this boundary."""
+    """Carry out the pending actions on those members of a batch that are in no step any more."""
     for lst in (WAITING, RUNNING, PARKED):
         r = batch_at(S, b).ends[2 * lst]
         while r >= 0:
@@ -64,7 +64,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
 
 @jit
 def on_request(S: int, r: int, what: int, arg: int) -> None:
-    """Apply an action to a request now, or when the step or the KV move that it is in has ended."""
+    """Apply an action to a request now or, if the request is in a step or a KV move, when that has ended."""
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
         act(S, r, what, arg)
@@ -182,7 +182,10 @@ def discard_now(S: int, r: int, act_: int) -> None:
 
 @jit
 def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
-    """Move a request's KV to the account `to`, or discard it (-1): now, or at the boundary of the request's step."""
+    """Move a request's KV to the account `to`, or discard it if `to` is -1.
+
+    If the request is in a step or a KV move, this happens when that has ended.
+    """
     if to < 0:
         on_request(S, r, P_DISCARD, act_)
     else:
@@ -308,7 +311,7 @@ def withdraw(S: int, x: int) -> bool:
 
 @jit
 def back_from_move(S: int, r: int) -> None:
-    """Put a request whose KV no longer moves back into its batch's lists, then carry out the actions that waited."""
+    """Put a request back into its batch's lists after a move of its KV, then carry out the actions that waited."""
     W = world(S)
     q = req_at(S, r)
     b = q.batch
@@ -321,7 +324,7 @@ def back_from_move(S: int, r: int) -> None:
 
 @jit
 def arrive(S: int, x: int) -> None:
-    """Complete a transfer: loaded weights can be used, moved KV has its new home."""
+    """Complete a transfer: from now on, loaded weights can be used, or moved KV belongs to its new account."""
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action

@@ -165,7 +165,10 @@ def strike(S: int, b: int, r: int) -> None:
 
 @jit
 def fill_steps(S: int, b: int, until: int) -> None:
-    """Find pages for the blocks of a batch's decode steps before tick `until`; the accounts count them already."""
+    """Find pages for the blocks of a batch's decode steps before tick `until`.
+
+    The counts of blocks in the accounts include these blocks already.
+    """
     W, B = world(S), batch_at(S, b)
     if not W.paged:
         return
@@ -186,7 +189,7 @@ def fill_steps(S: int, b: int, until: int) -> None:
 
 @jit
 def fill_begun(S: int, i: int) -> None:
-    """Find pages for all blocks of an account that steps begun by now have taken."""
+    """Find pages for all blocks of an account that were taken by steps that have begun."""
     if not world(S).paged or inst_at(S, i).is_host:
         return
     lane = gpu_at(S, gpu_at(S, inst_at(S, i).gpus[0]).pool).head
@@ -230,7 +233,7 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 
 @jit
 def alternates(S: int, lane: int) -> bool:
-    """Cut spans of the model's other batches in a lane's pool; return whether any of them has decodes in flight.
+    """Cut spans of other batches of the same model in a lane's pool; return whether any of these has decodes in flight.
 
     Such batches may take blocks of the same account, in which the first batch to need a page gets it.
     """

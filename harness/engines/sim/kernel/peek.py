@@ -34,7 +34,7 @@ def decode_lane(S: int, b: int) -> int:
 
 @jit
 def ahead(S: int, b: int, i: int) -> int:
-    """Return the blocks of an account that a batch's span holds for steps not begun."""
+    """Return the blocks of an account that a batch's span holds for steps that have not begun."""
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
         return 0
@@ -80,7 +80,8 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
 def peek_free(S: int, g: int) -> int:
     """Return the free bytes of a GPU.
 
-    Blocks that spans hold for steps not yet begun count as free; memory for which loads and moves wait does not.
+    Blocks that spans hold for steps not yet begun count as free. Memory that loads and moves are waiting for does not
+    count as free.
     """
     W = world(S)
     G = gpu_at(S, g)
@@ -160,7 +161,10 @@ def tie(S: int, gpu: int, other: int) -> None:
 
 @jit
 def settle(S: int, t: float) -> None:
-    """Book all time up to t at the end of a run, also of steps in flight; `settle_requests` follows."""
+    """Book all time up to t at the end of a run, including the time of steps in flight.
+
+    `settle_requests` must follow.
+    """
     W = world(S)
     for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
@@ -199,7 +203,7 @@ def settle(S: int, t: float) -> None:
 
 @jit
 def settle_requests(S: int, t: float, begin: int, end: int) -> None:
-    """Book all time up to t of the requests [begin, end), after `settle`."""
+    """Book the time up to t of the requests [begin, end); `settle` must have been called before."""
     W = world(S)
     for r in range(begin, end):
         q = req_at(S, r)

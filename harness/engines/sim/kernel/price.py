@@ -48,8 +48,8 @@ def price(
 
     The step has `decodes` members that decode, and `pieces` prompts or pieces of prompts. These have `tokens` tokens
     and `area` pairs of causal attention; `out` tokens are sampled. Decode attention covers `context` tokens of local
-    KV, and `each` tokens per member with remote KV (-1: the member's context). Return three times in seconds: matrix
-    products and polls, the host's work, and the whole step or slice without competition.
+    KV, and `each` tokens per member with remote KV (-1: the member's context). Return three durations in seconds: that
+    of matrix products and polls, that of the host's work, and that of the whole step or slice without competition.
     """
     W = world(S)
     n = lane_at(S, lane)

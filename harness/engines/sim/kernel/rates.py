@@ -34,7 +34,7 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 @jit
 def set_part(S: int, lane: int, part: float) -> None:
-    """Set the share of its GPUs' time that a lane's process has from now on."""
+    """Set the share of GPU time that a lane's process has from now on."""
     n = lane_at(S, lane)
     if part != n.part:
         W = world(S)
@@ -48,7 +48,7 @@ def set_part(S: int, lane: int, part: float) -> None:
 
 @jit
 def share(S: int, p: int) -> None:
-    """Share the GPUs of a pool out to its lanes."""
+    """Set the rates at which a pool's lanes run while they share the pool's GPUs."""
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
@@ -75,9 +75,9 @@ def take_turns(S: int, p: int) -> None:
     """Set the rate (`given`) of each lane of a pool in which kernels take turns.
 
     A round has one turn of each lane. Without MPS, processes take turns as well: a round then has one time slice of
-    each process, as long as that of its longest lane. A turn or slice counts by the share of time that its kernels are
-    on the GPU. That share is `duty` for a lone step, and it grows as other lanes keep the kernels waiting. Up to SWEEPS
-    sweeps over the lanes find it.
+    each process, as long as that of its longest lane. The length of a turn or slice is weighted by the share of time in
+    which its kernels are on the GPU. That share is `duty` for a lone step, and it grows as other lanes keep the kernels
+    waiting. It is found by up to SWEEPS sweeps over the lanes.
     """
     W = world(S)
     lane = gpu_at(S, p).head
@@ -163,7 +163,8 @@ def among(S: int, p: int, lane: int, d: int) -> float:
     """Return a lane's `stretch` on the GPU of its demand `d`.
 
     Lanes on the same SMs take turns with it. Lanes in other SM partitions take no turns with it, but slow it through
-    the shared memory bandwidth. If processes run in time slices, lanes of other processes do not slow it here.
+    the shared memory bandwidth. If processes run in time slices, the lanes of other processes are left out of this
+    factor.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -225,7 +226,10 @@ def add_slices(S: int, p: int) -> None:
 
 @jit
 def slice_out(S: int, p: int) -> None:
-    """Set `given` of each process's lanes to its time slice over the longest round of its GPUs; 1 if it is alone."""
+    """Set `given` of each process's lanes: the GPU seconds of its longest step over the longest round of its GPUs.
+
+    It is 1 if the process is alone on its GPUs.
+    """
     W = world(S)
     lane = gpu_at(S, p).head
     while lane >= 0:

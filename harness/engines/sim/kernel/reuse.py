@@ -142,7 +142,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Evict cached KV on an instance's GPUs that has no room beside the KV that requests hold."""
+    """Evict cached KV from an instance's GPUs where requests' KV leaves no room for it."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -160,7 +160,10 @@ def forget_cached(S: int, i: int) -> None:
 
 @jit
 def held_hits(S: int, r: int, i: int) -> int:
-    """Count the prefix-cache hits of a prompt that other requests hold; these blocks take no more memory."""
+    """Count a prompt's prefix-cache hits in blocks that other requests hold already.
+
+    Hits in these blocks take no more memory.
+    """
     n = 0
     for k in range(req_at(S, r).ids):
         E = entry_at(S, entry_of(S, i, r, k))
@@ -193,7 +196,7 @@ def leading(S: int, r: int, i: int) -> int:
 
 @jit
 def hold(S: int, r: int, i: int, n: int) -> None:
-    """Let a request hold the n leading blocks that it found."""
+    """Let a request hold the n leading blocks of its prompt that it found in the prefix cache."""
     q = req_at(S, r)
     q.shared = n
     for k in range(entries_of(S, r)):
@@ -205,9 +208,9 @@ def hold(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def publish(S: int, r: int) -> None:
-    """Let other prompts hit the full prompt blocks of a request's step.
+    """Add the full prompt blocks of a request's step to the prefix cache, so that other prompts can hit them.
 
-    A copy of a block that is cached already stays private.
+    A block that the cache has already from another request stays private.
     """
     W = world(S)
     q = req_at(S, r)
@@ -224,10 +227,11 @@ def publish(S: int, r: int) -> None:
 
 @jit
 def give_up(S: int, r: int) -> None:
-    """Free the blocks that a request has at its home account; if the weights are in, they stay cached until evicted.
+    """Free the blocks that a request has at its home account.
 
-    The private blocks are released first, then the prompt's blocks from the last to the first. Private blocks that the
-    request left in the cache before a preemption become free memory.
+    If the instance's weights are in memory, the freed blocks stay cached until they are evicted. The private blocks are
+    released first, then the prompt's blocks from the last to the first. Private blocks that the request left in the
+    cache before a preemption become free memory.
     """
     q = req_at(S, r)
     i = q.home

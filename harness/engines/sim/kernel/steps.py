@@ -176,7 +176,7 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
 
 @jit
 def tally(S: int, lane: int, k: int) -> None:
-    """Count k steps of a lane that are over, in all and for each cap that bound them."""
+    """Count k finished steps of a lane: in its batch's total, and for each cap that bound the steps."""
     W = world(S)
     batch_at(S, lane >> 1).steps += k
     bound = lane_at(S, lane).bound
@@ -274,7 +274,10 @@ def end_step(S: int, lane: int) -> None:
 
 @jit
 def evict(S: int, i: int, drain: int, action: int) -> None:
-    """Order an eviction: weights leave once no member is left (`drain`), else at the next boundary of their lanes."""
+    """Order an eviction of an instance's weights.
+
+    With `drain`, the weights leave once the instance has no member left, else at the next step boundary of its lanes.
+    """
     W = world(S)
     I = inst_at(S, i)
     if I.state != DRAINING:  # else it was counted when its drain was ordered

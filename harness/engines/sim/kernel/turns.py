@@ -54,7 +54,7 @@ def forget_turn(S: int, lane: int) -> None:
 
 @jit
 def shut(S: int, lane: int) -> None:
-    """Close a lane; members that waited for memory wait for a turn now."""
+    """Close a lane. Prompts that waited for memory wait for a turn from now on."""
     b = lane >> 1
     lane_at(S, lane).open = 0
     if lane == 2 * b:
@@ -91,7 +91,7 @@ def deserted(S: int, lane: int) -> bool:
 
 @jit
 def busy(S: int, i: int) -> bool:
-    """Tell whether a step is in flight on a GPU of an instance, or attends to KV there."""
+    """Tell whether a GPU of an instance runs a step, or serves a step that attends to KV on it."""
     for j in range(inst_at(S, i).gpu_count):
         if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
             return True
@@ -100,7 +100,7 @@ def busy(S: int, i: int) -> bool:
 
 @jit
 def stuck(S: int, lane: int) -> bool:
-    """Tell whether nothing is under way that could let an idle lane with members step."""
+    """Tell whether an idle lane with members waits in vain: nothing that is under way could let it step."""
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -138,7 +138,10 @@ def stuck(S: int, lane: int) -> bool:
 
 @jit
 def settle_turns(S: int) -> bool:
-    """End the turns of idle lanes that are deserted or stuck, at an instant's end. False: a log is full."""
+    """End the turns of idle lanes that are deserted or stuck, at the end of an instant.
+
+    Return False if a log is full.
+    """
     lane = world(S).turn_head
     while lane >= 0:
         n = lane_at(S, lane)
@@ -156,7 +159,10 @@ def settle_turns(S: int) -> bool:
 
 @jit
 def own_caps(S: int, seqs: int, chunk: int) -> int:
-    """Return the step caps (BY_* bits) that are the engine's own; those that an order sets are the policy's choice."""
+    """Return the step caps (BY_* bits) that are the engine's own.
+
+    Caps that an order sets are left out, as they are the policy's choice.
+    """
     W = world(S)
     caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
     if chunk == 0 or (chunk < 0 and W.chunk_tokens == 0):
@@ -182,8 +188,8 @@ def run_lane(
 ) -> None:
     """Open or close a lane by a policy's standing order.
 
-    `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that the order leaves out is -1; `for_s` is INF
-    then.
+    `phase` is 0 for mixed, 1 for prefill and 2 for decode. A field that the order leaves out is -1, except that `for_s`
+    is INF.
     """
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)

@@ -27,8 +27,9 @@ def out_s(S: int, k: int, t: float) -> float:
 
 @jit
 def clocks(S: int, b: int, t: float) -> None:
-    """Advance the clocks of a batch's waits to time t: for weights, and for KV memory by prompts and by decodes.
+    """Advance the wait clocks of a batch to time t.
 
+    One clock counts the wait for weights, one the prompts' wait for KV memory, and one the decodes' wait for KV memory.
     No member is charged for two of these waits at a time.
     """
     B = batch_at(S, b)

@@ -52,7 +52,7 @@ def count_on_gpus(S: int, i: int, n: int) -> None:
 
 @jit
 def place(S: int, i: int) -> bool:
-    """Place weights at no cost before the start, if there is room."""
+    """Place an instance's weights at no cost before the start, if there is room; return whether there was."""
     W = world(S)
     I = inst_at(S, i)
     for j in range(I.gpu_count):
@@ -67,7 +67,7 @@ def place(S: int, i: int) -> bool:
 
 @jit
 def leave(S: int, i: int) -> None:
-    """Remove weights; KV that requests hold stays."""
+    """Remove an instance's weights; the KV that requests hold stays."""
     W = world(S)
     shed(S, i)
     forget_cached(S, i)
@@ -94,7 +94,7 @@ def elsewhere(S: int, i: int, first: int, last: int) -> bool:
 
 @jit
 def just_left(S: int, i: int) -> bool:
-    """Tell whether an eviction of the model from another place was ordered at this very instant."""
+    """Tell whether an eviction of an instance's model from another place was ordered at this very instant."""
     j = inst_at(S, i).kin
     while j != i:
         if inst_at(S, j).left_s == world(S).now:
@@ -107,8 +107,9 @@ def just_left(S: int, i: int) -> bool:
 def route_weights(S: int, x: int, i: int, source: int) -> None:
     """Add a load's parts on the links of its source.
 
-    PCIE: the links of the instance's GPUs; DISK: those and the node's disk; SPREAD: the links of all GPUs of the node,
-    in equal parts.
+    PCIE uses the links of the instance's GPUs. DISK uses these links and the node's disk. SPREAD uses the links of all
+    GPUs of the node, in equal parts; the instance's GPUs also gather what the others fetch, over peer links if there
+    are any.
     """
     W = world(S)
     I = inst_at(S, i)
@@ -167,7 +168,10 @@ def granted(S: int, x: int) -> bool:
 
 @jit
 def barred(S: int, i: int) -> bool:
-    """Tell whether earlier loads or moves wait for memory of every GPU of an instance, so that it can get none."""
+    """Tell whether each GPU of an instance has an earlier load or move that waits for memory there.
+
+    If so, the instance can get no memory now.
+    """
     for j in range(inst_at(S, i).gpu_count):
         if not gpu_at(S, inst_at(S, i).gpus[j]).barred:
             return False
