@@ -208,7 +208,7 @@ def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Se
 def listeners(ports: set[int | None]) -> list[int]:
     """Return the ids of this machine's processes that listen at one of the ports.
 
-    It is empty if this process may not see the connections of others.
+    The list is empty if this process may not see the connections of others.
     """
     try:
         every = psutil.net_connections("tcp")

@@ -82,13 +82,14 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class PdMux:
-    """The settings of SGLang's PD-multiplexing, which runs prefill and decode on parts of the SMs, and their file.
+    """The settings of SGLang's PD-multiplexing, and the path of the file that holds them.
 
-    The source is `sglang/srt/multiplex`. A division is the SMs of prefill, the SMs of decode, and the least decode
-    batch for which it holds. The first group gives all SMs to prefill, the last all to decode. Without divisions SGLang
-    chooses the `groups - 2` between them itself. A decode batch below that of the first division would crash SGLang
-    (`multiplexing_mixin.py`), so the first one holds from 1. Raises ValueError for fewer than 3 groups, for divisions
-    of another number than `groups - 2`, and for divisions whose batches do not rise from 1.
+    PD-multiplexing runs prefill and decode on parts of the SMs; its source is `sglang/srt/multiplex`. A division is the
+    SMs of prefill, the SMs of decode, and the least decode batch for which it holds. The first group gives all SMs to
+    prefill, the last all to decode. Without divisions, SGLang chooses the `groups - 2` between them itself. A decode
+    batch below that of the first division would crash SGLang (`multiplexing_mixin.py`), so the first one holds from 1.
+    Raises ValueError if there are fewer than 3 groups, if the number of divisions is not `groups - 2`, or if their
+    batches do not rise from 1.
     """
 
     file: Path

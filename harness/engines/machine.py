@@ -70,7 +70,10 @@ class Served(NamedTuple):
     degrees: tuple[int, ...] = ()  # at which it may be served beside `tp`
 
     def at(self, tp: int) -> Served:
-        """Return the same model at another degree. Raises ValueError if it may not be served at it."""
+        """Return the same model at another tensor-parallel degree.
+
+        Raises ValueError if the model may not be served at that degree.
+        """
         if tp != self.tp and tp not in self.degrees:
             raise ValueError(f"{self.name} runs on {self.tp} GPUs, not {tp}")
         return self._replace(tp=tp, degrees=(self.tp, *self.degrees))
@@ -127,7 +130,7 @@ class Config:
 
     @property
     def group_gpus(self) -> int:
-        """The most GPUs of a tensor-parallel group, which lies within a node and has one kind."""
+        """The largest number of GPUs that a tensor-parallel group can have: it lies within a node and has one kind."""
         return min(self.node_gpus, max(n for _, n in mix.copies(self.gpu, self.gpus)))
 
 
@@ -217,10 +220,11 @@ def power_above(n: Tokens) -> Tokens:
 def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
     """Return the KV blocks that each request reserves when it is admitted, under the option `kv`.
 
-    Contiguous KV is a chunk whose blocks are a power of two. It holds, with `max`, the longest sequence of the
-    request's model (or its own, if that is longer); with `pow2`, its prompt and its output rounded up to a power of two
-    of tokens; with `oracle`, its prompt and its output. These are the three versions of Orca in PagedAttention (SOSP
-    2023, section 6.1). Paged KV reserves the blocks of its prompt and output.
+    Contiguous KV is one chunk, whose number of blocks is rounded up to a power of two. With `max`, the chunk holds the
+    longest sequence of the request's model, or the request's own if that is longer. With `pow2`, it holds the prompt
+    and the output, where the output is rounded up to a power of two of tokens. With `oracle`, it holds the prompt and
+    the output. These are the three versions of Orca in PagedAttention (SOSP 2023, section 6.1). Paged KV reserves the
+    blocks of the prompt and the output.
     """
     prompt, output = jobs.prompt_tokens.astype(np.int64), jobs.output_tokens.astype(np.int64)
     tokens = prompt + (power_above(output) if kv == "pow2" else output)
@@ -231,7 +235,10 @@ def reserved_blocks(config: Config, kv: str, jobs: Jobs) -> Tokens:
 
 
 def priced_models(config: Config) -> list[Served]:
-    """List the models of the cost tables' rows: every model at its own degree, then each at its others."""
+    """List the models to which the rows of the cost tables belong.
+
+    First comes every model at its own tensor-parallel degree, then each model at its other degrees.
+    """
     return [*config.models, *(m.at(tp) for m in config.models for tp in m.degrees if tp != m.tp)]
 
 

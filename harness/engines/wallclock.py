@@ -198,13 +198,13 @@ class WallClock:
         return None
 
     def freed(self) -> None:
-        """Queue a `Freed`, if an action was refused "not now" since the last one."""
+        """Queue a `Freed` event, if an action was refused "not now" since the last such event."""
         if self._lacking:
             self._told.append(Freed())
             self._lacking = False
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Queue the events of one instant that the policy hears, in their ORDER."""
+        """Queue those events of one instant to which the policy listens, sorted by ORDER."""
         wanted = (e for e in events if type(e) in self._hears or (type(e) is Done and self._wanted(e)))
         self._told.extend(sorted(wanted, key=lambda event: ORDER.index(type(event))))
 
@@ -277,7 +277,7 @@ class WallClock:
         return RequestState(request.batch, request.made, self.kv_bytes(request), home)
 
     def admit(self, action: Admit) -> Refusal | None:
-        """Make a request, or all later ones of a model, members of a batch; return the reason of a refusal."""
+        """Make a request, or all later ones of a model, members of a batch; return the reason if refused, else None."""
         who, batch = action.who, action.batch
         if isinstance(who, str):
             if who != batch.inst.model:

@@ -58,7 +58,10 @@ def _on_host(c: np.void, gpu_s: F8) -> F8:
 
 
 def _at(grid: NDArray[np.int64], f: F8, x: NDArray[Any]) -> F8:
-    """Return `f` at `x`, which is at least 1: linear between grid points, and beyond the last two."""
+    """Return `f` at `x`, which is at least 1.
+
+    `f` is linear between grid points. Beyond the last point it continues the line through the last two.
+    """
     i = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
     values: F8 = f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
     return values

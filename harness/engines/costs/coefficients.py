@@ -59,9 +59,9 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
-    """Return the same as `tables`, from quantities that the caller holds.
+    """Return the same as `tables`, computed from quantities that the caller passes.
 
-    A fit evaluates quantities in this way before it writes them.
+    In this way a fit evaluates quantities before it writes them.
     """
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))

@@ -48,7 +48,7 @@ def of(factors: Factors, name: str) -> float:
 
 
 def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
-    """Scale the links of a card and its node."""
+    """Scale the rates of the links of a card and its node."""
     pcie = of(factors, "pcie")
     return spec._replace(
         h2d=pcie * spec.h2d,

@@ -30,7 +30,7 @@ def read(path: Path, form: type[T]) -> T:
 def shipped(path: Path, form: type[T]) -> T:
     """Read a flat TOML file of the bench into a dataclass, without pydantic's checks.
 
-    So torch and NumPy are the only packages that a reader needs.
+    Code that reads the file therefore needs no packages but torch and NumPy.
     """
     return form(**toml.tables(path))
 

@@ -163,9 +163,10 @@ def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
     """Return the seconds of an all-reduce of bf16 `elements` over `tp` GPUs.
 
-    They are interpolated in the logarithms of elements and seconds between measured points, and are linear beyond the
-    last point. They are at least those of a ring over the quantity's link (`wire`), if it names one. All bytes pass a
-    link of the ring `passes` times: twice in an all-reduce, once in an all-gather or a reduce-scatter.
+    They are interpolated in the logarithms of elements and seconds between measured points. Beyond the last point they
+    grow in proportion to the elements. If the quantity names a link (`wire`), they are at least the seconds of a ring
+    over this link. All bytes pass a link of the ring `passes` times: twice in an all-reduce, once in an all-gather or a
+    reduce-scatter.
     """
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:

@@ -48,8 +48,9 @@ class Least(NamedTuple):
 def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) -> Least:
     """Return the lower bounds of row k, for a group of `tp` GPUs and steps of at most `cap` members.
 
-    `token_s` is the price of a prompt's token, of which each cut charges its part. It is at most the row's own least
-    seconds of a token, and None stands for these. Bounds over several rows use the least of the rows' prices for all.
+    `token_s` is the seconds of one prompt token; each cut in CUTS charges prompts a fraction of it. It must not exceed
+    the row's own least seconds of a token, which are used for None. For bounds over several rows, pass the smallest
+    value of these rows to each of them.
     """
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
@@ -132,6 +133,9 @@ def _slope(t: Tables, f: F8) -> float:
 
 
 def _at(t: Tables, f: F8, m: F8) -> F8:
-    """Return `f` at `m`, which is at least 1: linear between grid points, and beyond the last two."""
+    """Return `f` at `m`, which is at least 1.
+
+    `f` is linear between grid points. Beyond the last point it continues the line through the last two.
+    """
     values: F8 = np.interp(m, t.grid, f) + _slope(t, f) * np.maximum(0.0, m - t.grid[-1])
     return values

@@ -108,7 +108,7 @@ def process_bytes(at: Parts, configured: Parts, every: Sequence[Parts], layout: 
     """Return the bytes that a model's process takes of the memory that engines may use.
 
     `at` are the parts of the process at the tensor-parallel degree asked for. `configured` are its parts at the degree
-    that the model set gives the model, and `every` those of all models.
+    that the model set gives the model. `every` has the parts of all models' processes.
     """
     if layout == "gpu":  # the one process of a GPU is there all the time, as large as any model makes it
         most = Parts(max(taken.inside for taken in every), max(taken.outside for taken in every))

@@ -58,7 +58,10 @@ def attend_s(r: Row, B: int, C: float) -> float:
 
 
 def _at(grid: list[int], f: list[float], x: int) -> float:
-    """Return `f` at `x`: linear between grid points, and beyond the last two; f(0) = 0."""
+    """Return `f` at `x`; f(0) = 0.
+
+    `f` is linear between grid points. Beyond the last point it continues the line through the last two.
+    """
     if x <= 0:
         return 0.0
     i = min(bisect_right(grid, x) - 1, len(grid) - 2)
@@ -140,7 +143,10 @@ class TableProfile:
         return (*(layer * shape.layers), _at(r.grid, r.head, seqs))
 
     def load_s(self, inst: Inst, way: str, *, from_disk: bool = False) -> float:
-        """Return the seconds of a `Load` by `way` on idle links; `from_disk`: of weights not in host memory."""
+        """Return the seconds of a `Load` by `way` on idle links.
+
+        With `from_disk`, the weights are not in host memory and come from the disk.
+        """
         if way not in self.ladder:
             raise UserError(f"unknown way to load {way!r}; known: {', '.join(self.ladder)}")
         fixed_s, link, _ = rung = self.ladder[way]

@@ -131,8 +131,8 @@ def degrees(path: str, shape: Shape) -> tuple[int, ...]:
 def measured_profile(path: str, models: Mapping[str, tuple[Shape, int]], sms: int, table: Profile) -> MeasuredProfile:
     """Return the profile of measured steps for models, each with its shape and tensor-parallel degree.
 
-    `sms` is the number of SMs of a GPU, and `table` the profile of all else. Raises UserError if a model was not
-    measured at its degree.
+    `sms` is the number of SMs of a GPU. `table` is the profile that answers all queries but those of prefills and
+    decode steps. Raises UserError if a model was not measured at its degree.
     """
     for shape, tp in models.values():
         if tp not in (known := degrees(path, shape)):
@@ -143,7 +143,7 @@ def measured_profile(path: str, models: Mapping[str, tuple[Shape, int]], sms: in
 
 @dataclass(frozen=True, slots=True)
 class MeasuredProfile:
-    """`types.Profile` with the measured seconds of prefills and decode steps; all else is of the cost table.
+    """`types.Profile` with the measured seconds of prefills and decode steps; all else comes from the cost table.
 
     The degrees at which a model may be served are those at which it was measured (`degrees`).
     """
@@ -154,7 +154,7 @@ class MeasuredProfile:
     table: Profile
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of a prefill of these tokens alone on its GPUs."""
+        """Return the seconds of a prefill of `tokens` tokens alone on its GPUs."""
         return self._shared(inst, sms, lambda steps: steps.prefill.at(tokens))
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:

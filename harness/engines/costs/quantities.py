@@ -173,7 +173,10 @@ def machine(table: str | None) -> whole.Machine | None:
 
 
 def settings(table: str | None) -> dict[str, Any]:
-    """Return the settings of a spec under which a table's machine was measured; empty where there is none."""
+    """Return the settings of a spec under which a table's machine was measured.
+
+    They are empty if the table describes no machine, or if there is no table.
+    """
     return {} if (measured := machine(table)) is None else {str(key): value for key, value in measured.settings.items()}
 
 
@@ -197,10 +200,11 @@ def quantities(kind: str, table: str | None = None) -> Toml:
 
 @cache
 def _committed(kind: str) -> Toml:
-    """Return the committed quantities of a GPU kind: its file, over that of the kind that it is `like`, if any.
+    """Return the committed quantities of a GPU kind, as its file states them.
 
-    The sources of quantities state what was inherited. Coefficients that a chip with other peaks inherits are
-    unmeasured on it, and lose their errors. Raises UserError for a key that is missing or of a wrong type.
+    If the file names another kind in `like`, the kind inherits all other quantities from that one. The sources of
+    quantities state what was inherited. Coefficients that a chip with other peaks inherits are unmeasured on it, and
+    lose their errors. Raises UserError for a key that is missing or of a wrong type.
     """
     path = TABLES / f"{kind}.toml"
     file = _read(path)
@@ -257,7 +261,7 @@ def _type(value: Any) -> str:
 def _turns(q: Toml) -> Toml:
     """Return the constants by which kernels take turns on a GPU kind.
 
-    Those that its file does not state are the ones of `TURNS_OF`.
+    Constants that the kind's file does not state are taken from the kind `TURNS_OF`.
     """
     base, stated = _committed(TURNS_OF)["co_run"], q.get("co_run", {})
     if q["kind"] == TURNS_OF:
@@ -269,7 +273,7 @@ def _turns(q: Toml) -> Toml:
 def over(base: Toml, file: Toml) -> dict[str, Any]:
     """Return the quantities of a GPU kind's file, laid over those of the kind that it is `like`.
 
-    A quantity that the file states in part keeps the rest of the other kind's, without its errors.
+    If the file states only a part of a quantity, the rest is taken from the other kind, but without the errors.
     """
     merged = dict(base)
     for key, q in file.items():
@@ -383,7 +387,7 @@ def switching() -> float:
 def poll_s() -> float:
     """Return the seconds for which a step polls, after each kernel, for attention that other GPUs ask for.
 
-    The number is of `[poll]` in `hosts.toml`.
+    The number is stated under `[poll]` in `hosts.toml`.
     """
     return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
 

@@ -56,7 +56,7 @@ class Long:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The default settings of a server's release, and of those after it up to the next entry of the series."""
+    """The default settings of a server's release, and of later releases up to the next entry of the series."""
 
     series: str
     since: str
@@ -130,7 +130,10 @@ def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[],
 
 
 def release(name: str) -> Release:
-    """Return the release that holds for a series and version, as `vllm-0.15`. Raises UserError if none does."""
+    """Return the release whose settings hold for a series and version, such as `vllm-0.15`.
+
+    Raises UserError if there is no such release.
+    """
     series, _, text = name.rpartition("-")
     mine = [entry for entry in _file().release if entry.series == series]
     held = [entry for entry in mine if version(text) and version(entry.since) <= version(text)]

@@ -23,7 +23,7 @@ def params(shape: Shape) -> int:
 def weight_bytes(shape: Shape, tp: int = 1) -> int:
     """Return the weight bytes on each GPU of a tensor-parallel group of `tp`.
 
-    Raises UserError if parts do not divide.
+    Raises UserError if a part of the model does not divide over the GPUs.
     """
     _check(shape, tp)
     return stored_bytes(shape, tp)
@@ -35,7 +35,7 @@ def format_of(shape: Shape, group: str) -> Format:
 
 
 def in_numbers(shape: Shape, number_bytes: int) -> Shape:
-    """Return a shape whose weights and KV are all in bf16 (2 bytes) or in float32 (4)."""
+    """Return the shape with all weights and KV in bf16 (2 bytes a number) or in float32 (4 bytes)."""
     if number_bytes == FP32:
         return shape._replace(formats=SINGLE, kv_format="fp32")
     return shape._replace(formats=None, kv_format="bf16")
@@ -72,9 +72,9 @@ def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
-    Latent KV is always copied. Sliding layers count as others do: blocks that have left a window are not given
-    back. The scales of an FP8 cache are one number a layer. With data-parallel attention a token lies in one of `dp`
-    groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
+    Latent KV is always copied. Layers with a sliding window count like the others, as blocks that have left a window
+    are not given back. The scales of an FP8 cache are one number a layer. With data-parallel attention, a token lies in
+    one of `dp` groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
     """
     _check(shape, tp)
     return -(-KV_BYTES[shape.kv_format] * kv_numbers(shape, tp) // min(shape.dp, tp))

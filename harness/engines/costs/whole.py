@@ -55,7 +55,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """[networks."SHAPE"]: fields of `Shape`."""
+    """A section [networks."SHAPE"]: fields of `Shape`."""
 
     layers: Positive
     hidden: Positive
@@ -69,7 +69,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """[pages]."""
+    """The section [pages]: the pages of elastic KV memory."""
 
     buffer_bytes: Positive
     kept: Number
@@ -77,7 +77,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The numbers of `GpuSpec`."""
+    """The sections [spec.FIELD]: the numbers of `GpuSpec`."""
 
     mem_bytes: Value
     sms: Value
@@ -94,7 +94,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Host(Quantity):
-    """[host]."""
+    """The section [host]: the seconds before a request is queued, and the spread of steps around the table."""
 
     api_in_s: Number
     sigma: Number
@@ -130,7 +130,7 @@ class Beside(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """[co_run]."""
+    """The sections under [co_run]: the shares, slowdowns and turns of steps that run side by side."""
 
     prefill: Beside
     decode: Beside
@@ -229,6 +229,9 @@ def _set_turns(c: np.void, co_run: CoRun, model: str) -> None:
 
 
 def _lines(x: np.ndarray[Any, np.dtype[np.int64]], tokens: Sequence[int], seconds: Sequence[float]) -> Any:
-    """Return the seconds at `x`: linear between the points of `tokens`, and beyond the last two."""
+    """Return the seconds at `x`, interpolated linearly between the points of `tokens`.
+
+    Beyond the last point they continue the line through the last two.
+    """
     slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
     return np.interp(x, tokens, seconds) + slope * np.maximum(0, x - tokens[-1])

@@ -29,7 +29,7 @@ SAID = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns")
 
 
 class Chunks(NamedTuple):
-    """The chunks of all answers that came by the run's end, in arrays as `Log` has them."""
+    """The chunks of all answers that came by the run's end, in the same arrays as those of `Log`."""
 
     offsets: NDArray[np.int64]
     ns: NDArray[np.int64]  # from the window's start
@@ -130,7 +130,7 @@ def whole(log: Log, errors: Mapping[int, str]) -> list[str]:
 
 
 def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
-    """Return the table of what the client recorded of each request beside its row.
+    """Return a table of what the client recorded of each request beyond its row in requests.parquet.
 
     Its columns are stamps in ns from the window's start, status, tries, usage, error and chunks.
     """

@@ -121,7 +121,7 @@ class Servers(Requests):
         client.begin(self._zero_ns, True)
 
     def close(self) -> None:
-        """Stop every process, whatever it does; see Engine."""
+        """Stop every process, even one that is still at work; see Engine."""
         client, self.client = self.client, None
         try:
             if client is not None:

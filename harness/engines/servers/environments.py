@@ -27,9 +27,9 @@ def lacking(name: str, root: Path | None = None) -> str:
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a server: those of ours that it needs, and those of its command line.
+    """Return a server's environment variables: the ones of `ours` that it needs, ALWAYS, and its command's own.
 
-    Variables of ours that may hold a key or a token are left out. Raises UserError where the command line names one.
+    Variables of `ours` that may hold a key or a token are left out. Raises UserError if `of_the_command` names one.
     """
     for name in of_the_command:
         if SECRET.search(name):

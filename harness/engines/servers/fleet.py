@@ -35,7 +35,7 @@ TRIES = 3  # starts of a server whose port is taken meanwhile
 
 
 class Seat(NamedTuple):
-    """The address of a server, and its process if it is ours."""
+    """The address of a server, and its process if we start it."""
 
     at: Server
     process: Process | None  # not started yet; None: the server is not ours, and runs already
@@ -259,7 +259,7 @@ class Fleet:
         up.state = state
 
     def load(self, action: Load, kv_bytes: int) -> Up:
-        """Enter and return the server that a Load asks for: the instance's sleeping one, or a new one to `start`."""
+        """Register and return the server that a Load asks for: the instance's sleeping one, or a new one to `start`."""
         up = self.asleep.pop(action.inst, None) or Up(action.inst, action.way)
         up.kv_bytes, up.asked = kv_bytes, [action]
         self.dead.pop(up.inst, None)
@@ -389,7 +389,7 @@ class Fleet:
                 os.close(fd)
 
     def changes(self) -> Iterator[Change]:
-        """Yield the changes of servers since the last call; those that have ended are no longer in `up`."""
+        """Yield the changes of servers since the last call; servers that have ended are no longer in `up`."""
         yield from self._ended()
         while True:
             try:

@@ -21,7 +21,7 @@ RESERVED = 3 + 256  # ids below are special tokens and bytes; words follow
 
 
 def write(path: Path, shape: dict[str, Any], seed: int) -> None:
-    """Write the file whole or not at all: under another name, and renamed to `path` at the end."""
+    """Write the file whole or not at all: it is written under another name, and renamed to `path` at the end."""
     import gguf
     import numpy as np
 

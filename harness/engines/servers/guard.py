@@ -28,8 +28,8 @@ KILL_S = 10.0  # most seconds of a wait for a process, which can outlive SIGKILL
 def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the living processes of a server: its session's, its descendants in any session, and `others`.
 
-    `others` are processes found before. A descendant in another session cannot be found once the processes between it
-    and the server are gone, so the caller has to remember it.
+    `others` are processes of the server that were found earlier. A descendant in another session cannot be found once
+    the processes between it and the server are gone, so the caller has to remember it.
     """
     members = set(others)
     with suppress(psutil.NoSuchProcess):

@@ -19,7 +19,7 @@ MOUNTED = Path("/usr/local/nvidia/bin")  # containers have the driver's programs
 
 
 class Card(NamedTuple):
-    """The cards of a host, and the ways to share them that an environment has."""
+    """The cards of a host, and the ways to share them that an environment supports."""
 
     gpus: int = 1
     mps: str | None = None  # the program that starts the daemon of MPS

@@ -19,7 +19,10 @@ FIELDS = struct.Struct("<qqq")  # limit, used, prepared
 
 
 def limit(account: str, limit_bytes: int) -> None:
-    """Limit a running server's KV memory. Raises UserError where it has no account, or the limit does not hold."""
+    """Limit a running server's KV memory.
+
+    Raises UserError if the server has no account of kvcached, or if the account does not show the new limit.
+    """
     path = FOLDER / account
     try:
         with path.open("r+b", buffering=0) as file:

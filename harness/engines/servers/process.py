@@ -97,7 +97,7 @@ class Process:
             self._fail(f"is not what answers at {self.ready_url}", PortTaken)
 
     def alive(self) -> bool:
-        """Tell whether the process runs; its children may, even where it does not."""
+        """Tell whether the server's main process runs; its children may outlive it."""
         return self._child is not None and self._child.poll() is None
 
     def stop(self, grace_s: float = 5.0) -> None:
@@ -127,7 +127,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Its name in messages: that of its log."""
+        """The server's name in messages, which is the name of its log."""
         return self.log.stem
 
     def members(self) -> list[psutil.Process]:
@@ -167,7 +167,7 @@ class Process:
             connection.close()
 
     def _listens(self) -> bool:
-        """Tell whether one of the server's processes has the port: another server may answer in its place."""
+        """Tell whether one of the server's processes listens at the port; if not, another server may answer there."""
         port = urlsplit(self.ready_url).port
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
@@ -212,7 +212,7 @@ def free_port() -> int:
 
 @cache
 def _guard(pid: int) -> subprocess.Popen[bytes]:
-    """Return the guard process of this process, started by the first call; a fork starts its own."""
+    """Return the guard process of this process, started by the first call; a forked process starts its own guard."""
     started = subprocess.Popen(
         [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
     )

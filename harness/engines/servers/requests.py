@@ -21,7 +21,7 @@ IGNORED = "the server ignores ignore_eos"  # every request sets it
 
 
 class Requests(WallClock):
-    """The requests of an engine of servers: while they wait to be sent, and from their first token on."""
+    """The part of an engine of servers that follows requests as the client reports them, and sends them to servers."""
 
     def __init__(self, config: Config, kind: Kind) -> None:
         super().__init__(config)
@@ -102,7 +102,10 @@ class Requests(WallClock):
         return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
 
     def _offer(self, request: Live) -> None:
-        """Send a member of a batch if its server takes it; it fails where its server ended by itself."""
+        """Send a member of a batch to its server, if the server takes it.
+
+        If the server ended by itself, the request fails.
+        """
         assert request.batch is not None
         assert self.client is not None
         self._pass(request, self.now_s)
@@ -148,7 +151,7 @@ class Requests(WallClock):
                 self._route(model)
 
     def _route(self, model: str) -> None:
-        """Send the client the address of the server to which it sends a model's requests by itself."""
+        """Tell the client to which server it sends a model's requests by itself, if that server has changed."""
         to = self._at(self.routes[model])
         if self.client is not None and to != self.routed.get(model):
             self.client.route(model, to)
@@ -156,7 +159,7 @@ class Requests(WallClock):
             self.unsure += self.begun
 
     def _pass(self, request: Live, at_s: float) -> None:
-        """Charge a request's wait up to `at_s`, then start the next cause."""
+        """Charge a request's time up to `at_s` to its present cause, then set the cause of its later time."""
         self._R[request.cause][request.rid] += max(0.0, at_s - request.since_s)
         request.since_s, request.cause = at_s, "admission" if request.batch is None else self.waits_for(request)
 

@@ -42,7 +42,7 @@ MODELS = "MODELS_DIR"
 
 
 class Started:
-    """Servers of one program, in the environment of its name."""
+    """Servers of one program, in the environment that has the program's name."""
 
     name: str
     package: str  # `measured_on` holds its version
@@ -122,7 +122,7 @@ class Started:
         return {"weights": "drawn", **instead, "threads a server": f"{self.threads}, not pinned"}
 
     def ready(self, at: Path) -> None:
-        """Write the models, unless they are in the user's cache, and start MPS if servers share by it; see Kind."""
+        """Write the models, unless they are in the user's cache; start MPS if servers share a GPU by it. See Kind."""
         if self.lacks:
             raise UserError(f"{self.name} needs {self.lacks}")
         self.python = environments.python(self.name)
@@ -140,7 +140,7 @@ class Started:
             self.mps.start()
 
     def close(self) -> None:
-        """End what `ready` started, after the servers."""
+        """End what `ready` started, once the servers have ended."""
         mps, self.mps = self.mps, None
         if mps is not None:
             mps.stop()

@@ -76,7 +76,7 @@ class Timing(NamedTuple):
 
 
 class Unseen(Exception):
-    """The error of a measurement that shows no seconds of what it measures."""
+    """The error of a measurement in which its quantity was never observed."""
 
 
 class Subject(NamedTuple):
@@ -93,7 +93,10 @@ class Subject(NamedTuple):
 
 
 def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
-    """Return servers of a kind as a subject to measure, each with the KV memory that it takes if there is room."""
+    """Return servers of a kind as a subject to measure.
+
+    Each starts with the KV memory that it would take if the whole GPU were free.
+    """
     servers: dict[str, list[Inst]] = {}
     for model in config.models:
         servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
@@ -108,13 +111,13 @@ def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
 
 
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
-    """List every measurement in order, as many times as there are rounds."""
+    """List every measurement in order; the whole list comes once per round."""
     once = _once(subject)
     return [each._replace(source=f"round {k}") for k in range(1, rounds + 1) for each in once]
 
 
 def _once(subject: Subject) -> list[Wanted]:
-    """List the measurements of a round shape by shape, those of one server first."""
+    """List the measurements of one round, shape by shape; those with a single server come first."""
     each, most = list[Wanted](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
@@ -160,8 +163,8 @@ class Rig:
     def measured(self, wanted: Wanted) -> Timing:
         """Make a measurement, and return its seconds.
 
-        There are no seconds if these servers cannot be measured so, or if no try showed any. In the second case the
-        result's `why` has the reason.
+        The result has no seconds if these servers do not allow the measurement, or if its quantity was not observed in
+        any try. In the second case the result's `why` has the reason.
         """
         best, others, tries, why = Timing([]), math.inf, 0, ""
         while tries < TRIES:
@@ -186,7 +189,7 @@ class Rig:
         return Timing([round(s, 9) for s in best.seconds], facts)
 
     def _prepare(self, wanted: Wanted) -> None:
-        """Start the servers that a measurement needs and stop the others, before its time counts."""
+        """Start the servers that a measurement needs and stop all others, before the timing begins."""
         count = 0 if wanted.quantity in {"start", "stop"} else int(wanted.at.get("servers", 1))
         needed = self._subject.servers[str(wanted.at["shape"])][:count]
         for inst in [inst for inst in self._up if inst not in needed]:
@@ -219,7 +222,7 @@ class Rig:
     # ------------------------------------------------------------ servers
 
     def _start(self, inst: Inst) -> float | None:
-        """Start a server and return the seconds until it answers; None if it is not ours, and runs already."""
+        """Start a server and return the seconds until it answers; None if it runs already and is not ours to start."""
         for left in (2, 1, 0):
             seat = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
             self._up[inst] = seat
@@ -262,7 +265,7 @@ class Rig:
         return None if start_s is None else (start_s, stop_s)
 
     def _nap(self, inst: Inst, way: str) -> tuple[float, float] | None:
-        """Put a server to sleep and wake it; return the seconds of each, None if it is not ours to order."""
+        """Put a server to sleep and wake it; return the seconds of each, or None if we did not start the server."""
         process, sleep = self._up[inst].process, self._subject.sleeps[way]
         if process is None:
             return None
@@ -332,7 +335,10 @@ class Rig:
 
 
 def _why_unseen(servers: int, seqs: int) -> str:
-    """Explain, by the number of streams, why no step was seen in which all of them made a token."""
+    """Explain, in words, why no step was seen in which all streams made a token.
+
+    The explanation depends on the numbers of servers and of streams.
+    """
     if servers * seqs == 1:
         return "all tokens of its request came at once: the client was kept from reading, or the server is too fast"
     where = f"{servers} servers with a request each" if seqs == 1 else f"{seqs} requests of a server"

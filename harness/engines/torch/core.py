@@ -33,7 +33,7 @@ class Kv:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its blocks."""
+        """The bytes of the request's KV blocks."""
         return len(self.blocks) * self.account.pages.block_bytes
 
 
@@ -136,5 +136,5 @@ class Core(WallClock):
         return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
 
     def refuse(self, done: Done) -> None:
-        """Queue a Done that the policy receives even if it listens to no Done of that action."""
+        """Queue a Done for the policy, which receives it even if it does not listen to Done events of this action."""
         self._told.append(done)

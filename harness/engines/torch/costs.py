@@ -67,9 +67,9 @@ def numbers() -> Numbers:
 
 
 def features(net: Net, work: Work) -> list[float]:
-    """Return the factors of the coefficients in NAMES, in their order.
+    """Return a list of factors, one for each coefficient in NAMES, in the order of NAMES.
 
-    The sum of factors times coefficients is the seconds of a step.
+    The seconds of a step are the sum of all products of a factor and its coefficient.
     """
     s, rows = net.shape, work.decodes + work.prompts
     tokens = work.decodes + work.prompt_tokens

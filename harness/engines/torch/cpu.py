@@ -113,7 +113,7 @@ class Core:
         """Return None, as a fused kernel would save nothing on a core; see Device."""
 
     def graphs(self, order: Order, ids: Sequence[int], weights: Weights, kv: Tensor) -> None:
-        """Return None, as a kernel launch costs nothing on a core that a graph could save; see Device."""
+        """Return None, as kernel launches cost nothing on a core, so that graphs would save nothing; see Device."""
 
     def export(self, *tensors: Tensor) -> Any:
         """Return the tensors as NumPy arrays, which can be sent to another process; see Device."""

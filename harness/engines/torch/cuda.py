@@ -70,11 +70,11 @@ class Heap:
         self._splits: dict[int, tuple[Any, Any]] = {}  # the two green contexts, by SMs of the first
 
     def stream(self) -> Any:
-        """Make a stream on all its SMs."""
+        """Make a stream on all SMs of the device."""
         return torch.cuda.Stream(self.card) if self.green is None else self._stream(self.green)
 
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
-        """Make a stream on about `sms` SMs; return it and its number of SMs.
+        """Make a stream on about `sms` SMs; return the stream, and the number of SMs that it really has.
 
         The SMs are split in two, and the stream gets the first part or, with `rest`, the second. If `sms` is not below
         the device's SMs, the stream has all of them.
@@ -135,7 +135,7 @@ class Cards:
         return ""
 
     def export(self, what: Any) -> int:
-        """Keep an object until another worker takes it; return its number."""
+        """Keep an object until another worker takes it; return the number under which `take` finds it."""
         number = next(self._numbers)
         self._exported[number] = what
         return number
@@ -225,7 +225,8 @@ class Card:
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Compile kernels and capture graphs for each model; see Device.
 
-        The memory of its weights, and one block of its KV, are mapped for this time only.
+        While a model is prepared, the address ranges of its weights and of one KV block are mapped to memory.
+        Afterwards they are unmapped again.
         """
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():
@@ -254,8 +255,8 @@ class Card:
     def lane(self, share: float | None, phase: str) -> Iterator[None]:
         """Return a context that computes on a stream with a share of the SMs; see Device.
 
-        In the phase "attend" the end of the context does not wait for its kernels: the worker that imports the result
-        does.
+        In the phase "attend", the context ends without waiting for its kernels. The worker that imports the result
+        waits for them instead.
         """
         before = self.sms
         stream, self.sms = self._stream(share, phase)
@@ -284,7 +285,7 @@ class Card:
     def _fuses(self, kv: Tensor) -> bool:
         """Tell whether the fused kernels can serve this KV and its model.
 
-        It depends on the data type, the sizes of the KV, and the queries per KV head.
+        The answer depends on the data type, the sizes of the KV, and the number of queries per KV head.
         """
         return fused.serves(kv) and kv.data_ptr() not in self._unfused
 
@@ -311,14 +312,15 @@ class Card:
     def prompt(self, part: Part, kv: Tensor) -> Any:
         """Copy the block numbers of a prompt piece to the card, once per step; see Device.
 
-        A copy between two layers would wait until the first of them is computed.
+        If they were copied between two layers, the copy would wait until the earlier layer is computed.
         """
         return part, model.block_ids(part, kv), edges(part.tokens, part.context, self.place)
 
     def prompt_attention(self, kv: Tensor, layer: int, prompt: Any, q: Tensor) -> Tensor:
         """Return the attention of a prompt piece by torch's attention of packed sequences; see Device.
 
-        That kernel takes fewer queries than keys. Networks in float32 use `model.prompt_attention`.
+        Torch's kernel accepts a piece with fewer queries than keys. Networks in float32 use `model.prompt_attention`
+        instead.
         """
         part, blocks, ends = prompt
         if kv.dtype == torch.float32:
@@ -341,7 +343,7 @@ class Card:
         return None if chosen is None else chosen.begin(order, ids)
 
     def export(self, *tensors: Tensor) -> Any:
-        """Export tensors under a number, with an event that tells when they are computed; see Device."""
+        """Export tensors and return their number, with an event that tells when they are computed; see Device."""
         event = torch.cuda.Event()
         event.record()
         return self.cards.export((tensors, event))
@@ -355,7 +357,10 @@ class Card:
         return [tensor.to(self.place) for tensor in tensors]
 
     def export_attention(self, kv: Tensor, slots: model.Slots, contexts: Any) -> Any:
-        """Export the attention over this KV, and return its number; see Device."""
+        """Export a callable that computes attention over this KV; return the number by which a worker takes it.
+
+        See Device.
+        """
         return self.cards.export(partial(self._attention_for, kv, slots, contexts))
 
     def imported_attention(self, handle: Any) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
@@ -369,9 +374,10 @@ class Card:
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Write the new KV and compute the attention on this device, called in the thread of the worker that asks.
+        """Write the new KV, and compute the attention on this device.
 
-        The streams of the two devices wait for each other; the thread does not wait.
+        Another worker calls this in its own thread to ask for the attention. The streams of the two devices wait for
+        each other; the thread does not wait.
         """
         asking, (attending, _) = torch.cuda.current_stream(), self._stream(None, "attend")
         attending.wait_stream(asking)

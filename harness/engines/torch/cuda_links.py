@@ -51,9 +51,10 @@ class Line:
         self.more = threading.Condition()
 
     def run(self) -> None:
-        """Copy chunks until the link ends, with up to AHEAD of them on their way and chunks of KV first.
+        """Copy the chunks of the ordered copies until the link ends; chunks of KV go first.
 
-        A chunk counts as done no sooner than the link's rate allows.
+        Up to AHEAD chunks are on their way at the same time. A chunk counts as done no sooner than the link's rate
+        allows.
         """
         stream, flying, free_s = torch.cuda.Stream(), deque[Flying](), 0.0
         while True:
@@ -99,7 +100,7 @@ class Links:
         self._memory: list[mmap.mmap] = []
 
     def serve(self) -> None:
-        """Carry out the copies that the engine orders until it is gone. Raises EOFError then."""
+        """Carry out the copies that the engine orders. Raises EOFError once the engine is gone."""
         try:
             while True:
                 self._do(self.engine.recv())
@@ -129,7 +130,7 @@ class Links:
     def _take(self, numbers: Sequence[int], served: Sequence[Net]) -> None:
         """Register the heaps and the files of host memory as stores of the links.
 
-        Files are locked in memory, and those of models are filled with their weights.
+        Files are locked in memory. The files of models are then filled with the models' weights.
         """
         files = take_files(self.engine, len(numbers))
         by_inode: dict[int, Store] = {}  # weights on disk have the file of those in host memory
@@ -146,7 +147,7 @@ class Links:
             draw(net, k, self.stores[len(self.cards.heaps) + 1 + k].at, self.cards.dtype)
 
     def _locked(self, file: int) -> Store:
-        """Map a file of host memory, touch it by several threads, and lock it."""
+        """Map a file of host memory, touch its pages in several threads, and lock it; return it as a store."""
         memory = mmap.mmap(file, os.fstat(file).st_size)
         self._memory.append(memory)
         at, size = ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory)

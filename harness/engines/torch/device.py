@@ -27,7 +27,7 @@ class Space(Protocol):
         """Unmap `size` bytes of the range from `at` on."""
 
     def leave(self, size: int) -> None:
-        """Release the first `size` bytes of the range; they may stay mapped until others are mapped there."""
+        """Release the first `size` bytes of the range; they may stay mapped until other memory is mapped there."""
 
     def tensor(self) -> Tensor:
         """Return the whole range, mapped or not, as one flat tensor."""
@@ -43,7 +43,10 @@ class UnderWay(Protocol):
         """Return the result after the last layer; `wait` returns once all that was launched is computed."""
 
     def kernels_s(self, times: int) -> float | None:
-        """Return the mean seconds of the step's kernels, run `times` times back to back; None if it is no graph."""
+        """Return the mean seconds of the step's kernels, run `times` times back to back.
+
+        Return None if the step is not run as graphs.
+        """
 
 
 class Device(Attention, Protocol):
@@ -59,7 +62,7 @@ class Device(Attention, Protocol):
         """Do before a run the one-time work that its first steps would otherwise wait for."""
 
     def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:
-        """Return a context that computes on a share of the device, and ends when all in it is computed."""
+        """Return a context in which kernels run on a share of the device; it ends when all of them are computed."""
 
     def wait(self) -> None:
         """Wait until all kernels that were launched are done, calling `meanwhile` again and again."""
@@ -68,7 +71,7 @@ class Device(Attention, Protocol):
         """Begin a step as graphs, and return it; return None if its kernels have to be launched one by one."""
 
     def export(self, *tensors: Tensor) -> Any:
-        """Return a handle by which another worker of the engine can import tensors."""
+        """Return a handle by which another worker of the engine can import these tensors."""
 
     def imported(self, handle: Any) -> list[Tensor]:
         """Return the tensors that another worker exported."""

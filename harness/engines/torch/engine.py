@@ -117,7 +117,7 @@ class Torch(Stepping):
         self.workers.start(self.nets)
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Wait until the workers that were asked for are there, and start the clock; see Engine."""
+        """Wait until the workers started so far are ready, then start the clock; see Engine."""
         if self.layout == "gpu":
             for device in range(self.config.gpus):
                 self.workers.worker(device)
@@ -152,9 +152,9 @@ class Torch(Stepping):
 
     @cached_property
     def _cores(self) -> tuple[float, float]:
-        """The cores that this process kept busy, and those that processes outside the engine did.
+        """The number of cores that this process kept busy, and the number that processes outside the engine kept busy.
 
-        They are read once, when the run is over.
+        Both are read once, when the run is over.
         """
         return (0.0, 0.0) if self.workers.load is None else self.workers.load.cores()
 
@@ -316,7 +316,8 @@ class Torch(Stepping):
     def withdrawn(self, request: Live) -> None:
         """Take a request out of its batch; see WallClock.
 
-        Its KV stays where it is. Only the KV of a prompt that is computed in part, and is in no step now, is freed.
+        Its KV stays where it is, with one exception: if its prompt is computed only in part, and is in no step now, the
+        KV is freed.
         """
         if request.batch is not None:
             batch, kv = request.batch, self.kv.get(request.rid)
@@ -326,7 +327,7 @@ class Torch(Stepping):
             self.residents.leave_if_due(batch.inst)
 
     def preempt(self, request: Live) -> Preempted:
-        """Take a member's KV to free memory: it is recomputed later, or swapped to the host and back."""
+        """Take a member's KV to free memory: the KV is recomputed later, or swapped to the host and back."""
         if self.swap and request.kv_tokens:
             self.moves.begin(Transfer(request, Host(0), attend=False, under=None))
         else:

@@ -62,14 +62,14 @@ def anchor(kv: Tensor) -> Tensor:
 
 
 def units(kv: Tensor) -> tuple[int, int]:
-    """Return the offset of the first block from the anchor, and the distance of two blocks, in units of 256 bytes."""
+    """Return two offsets in units of 256 bytes: from the anchor to the first block, and from each block to the next."""
     return kv.storage_offset() * kv.itemsize // UNIT_BYTES, kv.stride(0) * kv.itemsize // UNIT_BYTES
 
 
 def scratch(kv: Tensor, rows: int, sms: int) -> tuple[Tensor, Tensor, int]:
     """Return the scratch tensors of `rows` contexts, and the number of parts into which each context is split.
 
-    The number is a power of two, at most 32, and gives each SM two programs or more if it can.
+    The number is a power of two, at most 32. Within this limit it is large enough for two programs or more on each SM.
     """
     heads, dim, splits = kv.shape[4], kv.shape[5], 1
     while splits < 32 and rows * heads * splits < 2 * sms:
@@ -150,8 +150,8 @@ def tables(weights: Weights, kv: Tensor, sms: Callable[[], int]) -> Tables:
 class Graphs:
     """The CUDA graphs of a model's steps on a device, and the buffers that they read and write.
 
-    There is a graph for each size, range of layers and stream. `sizes` are the lengths of the staging buffer's arrays
-    by name, in int32; `rows` and `parts` are the most tokens and parts of a step.
+    There is a graph for each size, range of layers and stream. The staging buffer consists of named arrays, whose
+    lengths in int32 numbers are `sizes`. A step has at most `rows` tokens and `parts` parts.
     """
 
     def __init__(self, shared: Tables, sizes: Mapping[str, int], rows: int, parts: int) -> None:
@@ -192,8 +192,8 @@ class Graphs:
     def _slot(self, block: Any, within: Any) -> Any:
         """Return the index in the KV at which rope_write stores the first layer's key of each token.
 
-        The index counts all numbers of the KV. `block` is the token's block, and `within` its place in the block; both
-        may be numbers or arrays.
+        The index counts elements of the KV's storage. `block` is the token's block, and `within` its place in the
+        block; both may be numbers or arrays.
         """
         kv = self.shared.kv
         return kv.storage_offset() + block * kv.stride(0) + within * kv.stride(3)
@@ -249,8 +249,8 @@ class Graphs:
     ) -> Tensor:
         """Launch layers `first` to `end` over tokens; after the last layer return the output of the final norm.
 
-        `at` are the tokens' positions and slots. `_x` holds the residual, and `_out` the layer's output that is still
-        to be added to it, also between two graphs.
+        `at` are the tokens' positions and slots. `_x` holds the residual, and `_out` the last output that is still to
+        be added to it. Both keep their content from one graph to the next.
         """
         W, s, kv, n = self.shared.weights, self.shared.weights.net.shape, self.shared.kv, len(ids)
         x, out, y, attended = self._x[:n], self._out[:n], self._y[:n], self._attended[:n]

@@ -24,7 +24,7 @@ MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs
 
 
 class Kind(NamedTuple):
-    """A kind of device: the sizes, shares and rates that the engine counts with."""
+    """A kind of device: the sizes, numbers of SMs and rates of links with which the engine calculates."""
 
     name: Literal["cpu", "cuda"]
     fidelity: Fidelity

@@ -24,7 +24,7 @@ class Turn:
     began_s: float | None = None
 
     def over(self, now_s: float) -> bool:
-        """Tell whether its time is up."""
+        """Tell whether the quota's `for_s` seconds have passed."""
         return self.for_s is not None and self.began_s is not None and now_s >= self.began_s + self.for_s
 
 
@@ -99,10 +99,10 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
-    """Return a part of one token for each decode that holds the block for it.
+    """Return a part of one token for each decode that holds the block for this token.
 
     A decode that finds no free block preempts the request that was admitted last. It fails if no other request of its
-    model holds KV there.
+    model holds KV on the device.
     """
     for request in decodes:
         while request.kv_tokens and not engine.hold(request, request.ctx_tokens):
@@ -124,15 +124,15 @@ def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: lis
 
 
 def _latest(engine: Core, members: list[Live], account: Account) -> Live:
-    """Return the member with KV in an account that was admitted last; it is preempted when blocks are short."""
+    """Return the last admitted of the members that hold KV in an account; it is preempted when blocks are short."""
     return [v for v in members if v.rid in engine.kv and engine.kv[v.rid].account is account][-1]
 
 
 def _tokens(engine: Core, request: Live, done: int) -> int:
     """Return the number of tokens for which a prompt holds blocks once `done` of its tokens are computed.
 
-    With admission "output" these are the prompt and the whole output. With "chunk" they are the `done` tokens, until
-    the prompt's last token is computed. In all other cases they are the context and one token more.
+    With admission "output", these are the prompt and the whole output. With "chunk", they are the `done` tokens until
+    the prompt's last token is computed. In all other cases, they are the context and one token more.
     """
     if engine.config.admission == "output":
         return request.prompt_tokens + request.output_tokens

@@ -40,7 +40,7 @@ class Job:
             room -= size
 
     def move(self, stores: dict[int, int]) -> int:
-        """Copy a chunk between files; return its bytes."""
+        """Copy a chunk between files; return the number of bytes copied."""
         moved = 0
         for source, a, target, b, size in self.cut():
             os.pwrite(stores[target], os.pread(stores[source], size, a), b)
@@ -49,7 +49,7 @@ class Job:
 
 
 def serve(engine: Connection) -> None:
-    """Carry out the copies that the engine orders until it is gone. Raises EOFError then."""
+    """Carry out the copies that the engine orders. Raises EOFError once the engine is gone."""
     stores: dict[int, int] = {}
     links: dict[str, list[Job]] = {}
     free_s: dict[str, float] = {}  # when a link has moved its last chunk

@@ -11,7 +11,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
-    """The processor seconds spent since its creation by this process, by given processes, and by all others.
+    """The processor seconds that this process, given processes and all others spent since the object was created.
 
     They are read from `/proc` of Linux.
     """
@@ -22,7 +22,7 @@ class Load:
         self._gone_s = 0.0
 
     def join(self, pid: int) -> None:
-        """Count a process that has been started since."""
+        """Count a process that was started after this object was created."""
         self._pids.setdefault(pid, 0.0)
 
     def leave(self, pid: int) -> None:
@@ -31,7 +31,7 @@ class Load:
             self._gone_s += max(0.0, _spent_s(pid) - self._pids.pop(pid))
 
     def cores(self) -> tuple[float, float]:
-        """Return the cores that this process kept busy, and those that processes outside the engine did."""
+        """Return the numbers of cores that this process kept busy, and that processes outside the engine kept busy."""
         span_s = max(time.monotonic() - self._since_s, TICK_S)
         here_s = time.process_time() - self._here_s
         others_s = sum(max(0.0, _spent_s(pid) - before_s) for pid, before_s in self._pids.items())

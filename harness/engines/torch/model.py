@@ -26,7 +26,7 @@ class Attention(Protocol):
     def contexts(self, parts: Sequence[Part], kv: Tensor) -> Any:
         """Return the block table of a step's decodes, in the form that `decode_attention` takes at every layer.
 
-        Each part is of one token.
+        Each of the `parts` computes one token.
         """
 
     def decode_attention(self, kv: Tensor, layer: int, contexts: Any, q: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ class Attention(Protocol):
     def rope_write(self, step: Pass, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Apply RoPE to queries and keys, and write keys and values to the KV, in one kernel.
 
-        Return the queries, and keys and values that are empty, as they are needed again only for KV on other devices.
-        Return None if the device has no such kernel for this step.
+        Return the queries, and empty tensors in place of keys and values, which are needed again only for KV on other
+        devices. Return None if the device has no such kernel for this step.
         """
 
 
@@ -165,7 +165,7 @@ class Pass:
         self.layer = until
 
     def _rope_write(self, layer: int, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Apply RoPE, and write keys and values of parts whose KV lies here; return queries, keys and values."""
+        """Return queries, keys and values after RoPE; write keys and values of parts whose KV is on this device."""
         s, norms = self.weights.net.shape, self.weights.layers[layer].norms
         q, key, value = torch.split(qkv, [s.q_heads, s.kv_heads, s.kv_heads], 1)
         if norms is not None:

@@ -167,7 +167,7 @@ class Moves:
         self._over(transfer)
 
     def stalled(self) -> bool:
-        """Fail the first move that waits for memory, as nothing can free any; return False if none waits."""
+        """Fail the first move that waits for memory, as nothing can free any memory; return False if no move waits."""
         for transfer in self.moving.values():
             if transfer.kv is None and transfer.under is not None:
                 self.moves.remove(transfer.under)

@@ -62,7 +62,7 @@ class Net(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights."""
+        """The bytes of the network's weights."""
         return self.float_bytes * sum(math.prod(size) for _, size in tensors(self))
 
     @property
@@ -73,7 +73,7 @@ class Net(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its dimensions, for the facts of a run."""
+        """The network's dimensions in words, for the facts of a run."""
         s = self.shape
         return f"{s.name}, {s.layers} layers of {s.hidden}, {s.q_heads}/{s.kv_heads} heads of {s.head_dim}"
 
@@ -163,7 +163,7 @@ def blocks(shape: Shape) -> list[tuple[str, int]]:
 
 
 def blob(net: Net, seed: int) -> F4:
-    """Return the weights, in float32: read from the checkpoint, else drawn."""
+    """Return a network's weights in float32, read from its checkpoint or, if it has none, drawn at random."""
     out, at = np.empty(net.weight_bytes // net.float_bytes, np.float32), 0
     read = checkpoint(Path(net.folder)) if net.folder else {}
     draw = np.random.default_rng(seed)

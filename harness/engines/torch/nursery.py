@@ -27,7 +27,7 @@ SWITCH_S = 2e-4  # after which a thread of the cards' process asks for the inter
 
 
 def main() -> None:
-    """Start the processes that the engine asks for until it is gone."""
+    """Start processes at the engine's request, until the engine is gone."""
     import torch
 
     from harness.engines.torch import cpu, links, worker
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def threads(engine: Connection) -> None:
-    """Start workers and links as threads of this process until the engine is gone.
+    """Start workers and links at the engine's request, as threads of this process, until the engine is gone.
 
     The threads share the memory of the cards, and their kernels run side by side.
     """

@@ -78,8 +78,8 @@ class Arena:
     def take(self, size: int, last_granules: Sequence[int] = ()) -> list[int]:
         """Take whole granules for `size` bytes, which must be free, and return their indices.
 
-        Each of `last_granules` that is free is taken again, at the same position of the list. The others are the lowest
-        free ones, so that runs of adjacent granules are long.
+        Each of `last_granules` that is free is taken again, and keeps its position in the list. The others are the
+        lowest free ones, so that runs of adjacent granules are long.
         """
         count = self.whole(size) // self.granule
         for account in self.accounts:
@@ -151,7 +151,10 @@ class Account:
         return -(-max(0, blocks - len(self._blocks)) // self._of_page) * self.page_bytes
 
     def fits(self, blocks: int, reserve_bytes: int = 0) -> bool:
-        """Tell whether `blocks` more blocks fit into pages in use, or into others that leave `reserve_bytes` free."""
+        """Tell whether `blocks` more blocks fit into pages in use, or into further pages.
+
+        Further pages must leave `reserve_bytes` free.
+        """
         need = self.need_bytes(blocks)
         return not need or need + reserve_bytes <= self.room_bytes
 

@@ -48,7 +48,7 @@ class Nursery:
             raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
 
     def open_cards(self, sizes: Sequence[int], kind: Kind) -> None:
-        """Let cards hold the memory of devices of these `sizes`, in bytes. Raises UserError if they cannot."""
+        """Reserve the memory of devices on the cards; `sizes` has the bytes of each. Raises UserError if that fails."""
         self._end.send((tuple(sizes), kind.granule, kind.sms, kind.float_bytes))
         try:
             if refusal := self._end.recv():
@@ -91,7 +91,7 @@ class WorkerProcess:
         self.step: Any = None  # the step in flight
 
     def send(self, *message: Any) -> None:
-        """Send the worker a message; a worker that is gone is noticed where its answers are read."""
+        """Send the worker a message. If the worker is gone, this shows only when its answers are read."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.conn.send(message)
 
@@ -101,7 +101,7 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection to the worker, at which it ends."""
+        """Close the connection to the worker, which then ends."""
         with suppress(OSError):
             self.conn.close()
 
@@ -194,7 +194,7 @@ class Workers:
         self._poll.register(file, select.POLLIN)
 
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
-        """Return the worker of a device that has this `key`; start it if there is none."""
+        """Return the worker of `device` that has this `key`; start it if it does not exist."""
         if (worker := self.processes.get((device, *key))) is None:
             assert self._nursery is not None
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
@@ -224,7 +224,10 @@ class Workers:
         return [worker for worker in self.processes.values() if time.monotonic() - worker.since_s > limit_s]
 
     def late_link(self, limit_s: float) -> str:
-        """Describe a link that has moved nothing for `limit_s` longer than its copies take; "" if none is late."""
+        """Describe a link that is late, or return "" if no link is.
+
+        A link is late if it has moved nothing for the time that its copies take and `limit_s` more.
+        """
         for link, copies in self._copying.items():
             for_s = time.monotonic() - self._moved_s[link]
             if copies and for_s > sum(copies.values()) + limit_s:
@@ -232,10 +235,11 @@ class Workers:
         return ""
 
     def receive(self, wait_s: float | None) -> list[tuple[float, WorkerProcess | None, Any]]:
-        """Return the processes' messages in order of their times; wait `wait_s` for one, or without limit if None.
+        """Return the processes' messages in order of their times.
 
-        Each is (time, worker, message); messages of the links have None for the worker. A worker that ended has the
-        message None, which comes last.
+        If there is no message, wait for one, at most `wait_s` (None: without limit). Each entry is (time, worker,
+        message); messages of the links have None for the worker. A worker that ended has the message None, which comes
+        last.
         """
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
@@ -258,7 +262,7 @@ class Workers:
     # ------------------------------------------------------------ messages to them
 
     def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
-        """Order a copy at `rate` bytes/s; return its number, None if there is nothing to copy."""
+        """Order a copy at `rate` bytes/s; return the copy's number, or None if there is nothing to copy."""
         if not (every := tuple(parts)):
             return None
         assert self._links is not None
@@ -271,7 +275,7 @@ class Workers:
         return self._copies
 
     def fill(self, parts: Iterable[Bytes]) -> None:
-        """Copy without a limit of rate and wait for the end, as is done before a run starts."""
+        """Copy at unlimited rate, and wait until the copy is done. This is used before a run starts."""
         if (number := self.copy("fill", math.inf, parts)) is not None:
             assert self._links is not None
             while self._links.recv().number != number:
@@ -313,7 +317,7 @@ class Workers:
 
 
 def _mapping(account: Account, page: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (place in the account's range, place in the device's memory, bytes) of a page."""
+    """Yield a page's runs, each as (place in the account's range, place in the device's memory, bytes)."""
     at = page * account.page_bytes
     for offset, size in account.runs(page):
         yield at, offset, size

@@ -51,7 +51,7 @@ class Resident:
 
 
 class Residents:
-    """The instances of an engine whose weights are in or on their way, in order of Load."""
+    """The instances of an engine whose weights are on a device or on their way to it, in order of Load."""
 
     def __init__(self, engine: Core) -> None:
         self.engine = engine
@@ -97,7 +97,7 @@ class Residents:
         return None
 
     def _keep(self, resident: Resident, action: Load) -> None:
-        """Accept a Load of weights that are in or on their way; weights that were leaving stay in."""
+        """Accept a Load of weights that are on the device or on their way; weights that were leaving stay."""
         if resident.state == "leaving":
             resident.state = "in"
             self.engine.refuse(Done(resident.evict or action, "gone", "loaded again"))
@@ -106,7 +106,7 @@ class Residents:
             self.engine.tell([Done(action)])
 
     def _copy_parts(self, inst: Inst, resident: Resident, way: Way) -> list[Bytes]:
-        """Return the copies of a model's weights to the memory that it has taken, in parts."""
+        """Return the copies, part by part, that bring an instance's weights into the granules of `resident`."""
         index, place = list(self.engine.nets).index(inst.model), inst.place
         source = len(self.engine.arenas) + index + (len(self.engine.nets) if way.source == "disk" else 0)
         size, at, parts = self.engine.nets[inst.model].weight_bytes, 0, []
@@ -121,7 +121,7 @@ class Residents:
         return parts
 
     def landed(self, insts: Iterable[Inst]) -> None:
-        """Mark the weights of instances as in, if their copies are done and their worker is ready."""
+        """Set the weights of instances to the state "in", if their copies are done and their worker is ready."""
         for inst in insts:
             resident = self.by_inst[inst]
             ready = resident.worker is None or resident.worker.ready
@@ -157,7 +157,7 @@ class Residents:
     def leave_if_due(self, inst: Inst) -> None:
         """Free the weights of an instance under an Evict, if no step of its batches is in flight.
 
-        If the Evict drains, its batches must also have no members left.
+        If the Evict drains, the instance's batches must also have no members left.
         """
         resident = self.by_inst.get(inst)
         if resident is None or resident.evict is None:

@@ -25,7 +25,7 @@ class Fields:
 
 
 def rates(config: Config, on: Kind) -> dict[str, float]:
-    """Return the GB/s of each link: as the run sets it, else as its cost table measured it, else the kind's."""
+    """Return the rate of each link in GB/s: the run's setting, else the cost table's, else the device kind's."""
     given, measured = on.links, quantities.machine(config.table)
     if measured is not None:
         spec = measured.spec
@@ -50,8 +50,8 @@ def cluster(config: Config, on: Kind, nets: Mapping[str, Net], page_bytes: Mappi
 def _profile(config: Config, on: Kind, nets: Mapping[str, Net], mem_bytes: int) -> TableProfile:
     """Return the profile of step seconds that policies see.
 
-    It is that of the run's cost table on cards, and if the table describes a machine that was measured whole. Else it
-    is that of the coefficients that are shipped for a core.
+    On cards, it is made from the run's cost table. On a CPU core, it is made from that table only if the table
+    describes a machine that was measured whole; else from the coefficients that are shipped for a core.
     """
     if on.name != "cpu" or quantities.machine(config.table) is not None:
         return profile(config, machine(config))

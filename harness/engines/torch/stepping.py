@@ -159,13 +159,13 @@ class Stepping(Core):
         return [part.request for part in step.parts if self.stepping.get(part.request.rid) is step]
 
     def _charge_members(self, step: Step, cause: str) -> None:
-        """Charge the members of a step for the time up to now, and count their time under `cause` from now on."""
+        """Charge the members of a step for the time up to now; from now on their time counts under `cause`."""
         for request in self._members_of(step):
             self._book(request)
             request.cause = cause
 
     def _finish_step(self, worker: WorkerProcess, done: Stepped) -> None:
-        """Take in a step, or a slice, that a worker has done."""
+        """Record the result of a step, or of a slice of a step, that a worker has done."""
         step, worker.step, worker.since_s = worker.step, None, math.inf
         self._lost_in_a_row = 0
         lane, inst = step.lane, step.lane.batch.inst

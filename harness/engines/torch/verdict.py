@@ -25,14 +25,14 @@ class Share(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The parts got and asked for, in words."""
+        """The parts of the device that the lane got and asked for, in words."""
         return f"{self.model} got {self.got:.0%} of its device, asked were {self.asked:.0%}"
 
 
 def verdict(here: float, others: float, cores: int, devices: int, lanes: Iterable[Share]) -> dict[str, Any]:
     """Judge whether a run measured its devices, by the load of the processors and by the shares that its lanes got.
 
-    `here` and `others` are the cores that its own process and processes outside the engine kept busy.
+    `here` and `others` are the numbers of cores that the run's own process and processes outside the engine kept busy.
     """
     shares = [share for share in lanes if share.all_s >= LEAST_S]
     reasons = list(_reasons(here, others, cores, devices, shares))

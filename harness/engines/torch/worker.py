@@ -47,7 +47,7 @@ class Worker:
         self.logits = False
 
     def serve(self) -> None:
-        """Handle messages and do steps until the engine is gone. Raises EOFError then."""
+        """Handle messages and do steps. Raises EOFError once the engine is gone."""
         while True:
             if not self.orders:
                 select.select([self.engine, *self.askers], [], [])
@@ -90,7 +90,7 @@ class Worker:
                 raise ValueError(what)
 
     def _open(self, number: int, cores: set[int], given: dict[str, Given], logits: bool) -> None:
-        """Open a device for the models that are served on it, and say that it is ready."""
+        """Open a device for the models that are served on it, and tell the engine that it is ready."""
         self.given, self.logits = given, logits
         (memory,) = take_files(self.engine, 1)
         if cores:
@@ -161,7 +161,7 @@ class Worker:
     def ask(
         self, name: str, device: int, layer: int, parts: list[Part], q: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """Have another device attend to KV that lies there; answer other workers meanwhile."""
+        """Return the attention over KV on another device, which computes it; answer other workers meanwhile."""
         peer, fresh = self.peers[device], None
         if self.last_parts.get(device) is not parts:
             self.last_parts[device], self.remote_attention[device], fresh = parts, None, tuple(parts)
