@@ -17,8 +17,8 @@ from probe.plan import DRY, PLAN
 def main(argv: list[str]) -> int:
     """Run a probe of this machine, or the worker or lane that the arguments name, and return the exit code.
 
-    It is 0 once the machine is probed, also if single probes failed, which the table shows. It is 2 if no GPU can be
-    probed or the folder's rows have an older form, and 130 if interrupted.
+    The code is 0 once the machine is probed, even if single probes failed; the printed table shows which did. It is 2
+    if no GPU can be probed or the folder's rows have an older form, and 130 if interrupted.
     """
     if argv[:1] == ["worker"]:
         worker.main(argv[1], int(argv[2]))

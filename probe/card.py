@@ -79,7 +79,7 @@ class Card:
         return self._kv[of]
 
     def _part(self, work: Work, lane: int) -> rig.Part:
-        """Return a lane's partition of the SMs, with a stream that belongs to lane number `lane` of a cell alone."""
+        """Return a lane's partition of the SMs, with a stream of its own; `lane` is the lane's number in its cell."""
         key = work.part, work.priority, lane
         if key not in self._streams:
             if not work.part:

@@ -71,8 +71,8 @@ def seen(p: rig.Part) -> set[int]:
 def splits(box: Box) -> Iterator[Sample]:
     """Split the SMs into about n and the rest, for every eighth n, and time each split.
 
-    A sample's facts are the true SM counts of both partitions, the SMs that their kernels ran on and those that both
-    share, the seconds to create a partition, and the bytes that both take.
+    A sample's facts count the SMs of the rest, the SMs that kernels of each partition ran on, and the SMs that both or
+    either of them ran on. Further facts are the seconds to create a partition, and the bytes that the two take.
     """
     dev, everything = driver.device(), seen(rig.whole())
     yield sample("seen", len(everything), "SMs", rig.sms(), of="whole")
@@ -148,7 +148,7 @@ def gemm(box: Box) -> Iterator[Sample]:
 
 @contextmanager
 def sm_target(count: int) -> Iterator[None]:
-    """Set the number of SMs that cuBLAS assumes for what is captured in the context; 0 keeps its default, all SMs."""
+    """Make cuBLAS assume `count` SMs for the calls captured in the context; 0 keeps its default, all SMs."""
 
     def tell(n: int) -> None:
         status = ctypes.CDLL("libcublas.so.13").cublasSetSmCountTarget(
@@ -322,7 +322,7 @@ Edges = tuple[torch.Tensor, torch.Tensor]
 
 
 def edges(queries: int, keys: int, device: torch.device) -> Edges:
-    """Return the start and end of one packed sequence, first among all queries, then among all keys (int32)."""
+    """Return the start and end of one packed sequence, as two int32 tensors: one for queries, one for keys."""
     of = torch.tensor([[0, queries], [0, keys]], dtype=torch.int32).to(device)
     return of[0], of[1]
 

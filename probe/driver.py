@@ -20,7 +20,7 @@ AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 class DriverError(RuntimeError):
-    """A driver call failed; `name` as in CUDA_ERROR_OUT_OF_MEMORY."""
+    """A failed driver call; `name` is the driver's name for the error, such as CUDA_ERROR_OUT_OF_MEMORY."""
 
     def __init__(self, name: str, call: str = "") -> None:
         super().__init__(f"{call}: {name}" if call else name)
@@ -65,7 +65,7 @@ def set_current(context: Any) -> None:
 
 
 def bind(ordinal: int = 0) -> None:
-    """Let this thread use the primary context: the first line of every helper thread."""
+    """Let this thread use the primary context; every helper thread must call this first."""
     set_current(primary(device(ordinal)))
 
 

@@ -49,7 +49,10 @@ def layer_s(work: Work) -> float:
 
 
 def prompts(work: Work) -> bool:
-    """Tell whether the law counts a lane's steps as prompts: prefills, and mixed steps of over MIXED tokens."""
+    """Tell whether the law of rounds counts a lane's steps as prompts.
+
+    It does so for prefills, and for mixed steps of over MIXED tokens.
+    """
     return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
 
 
@@ -78,7 +81,10 @@ class Dry:
         return law.Lane(layer_s(work), prompts(work), busy_s / unit_s, bandwidth, work.part), unit_s
 
     def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-        """Return kernels of lanes in turns (see Device): one layer of prompts or two of decode, a kernel each."""
+        """Return kernels as if lanes took turns (see Device).
+
+        A turn is one layer of prompts or two layers of decode, and each layer is one kernel.
+        """
         events, now = list[tuple[int, str, float, float]](), 0.0
         while now < seconds:
             for k, (work, _) in enumerate(cell):

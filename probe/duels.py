@@ -66,7 +66,7 @@ Cell = tuple[Work, ...]
 
 
 class Ran(NamedTuple):
-    """The units of a lane in a duel."""
+    """A lane in a duel: the seconds of its units, and its number of SMs."""
 
     seconds: list[float]  # from the end of a unit to the end of the next
     sms: int
@@ -216,7 +216,7 @@ def missing(box: Box, row: str, cell: Cell, turn: int, **more: Value) -> bool:
 def duelled(row: str, cells: Sequence[Cell], box: Box, rounds: int = ROUNDS) -> Iterator[Sample]:
     """Measure in each round the lanes of a row alone, then its cells in shuffled order.
 
-    Alone, a lane has no gaps and priority 0.
+    Alone, a lane runs at priority 0 and without gaps.
     """
     on = device()
     singles: list[Cell] = [(work,) for work in dict.fromkeys(w.alone for cell in cells for w in cell)]

@@ -29,9 +29,9 @@ def decode(
     """Compute attention of one token per sequence over one split of its paged KV; grid (sequences, KV heads, splits).
 
     Inputs: q (B, HKV * G, D); ctx int32 (B,), the tokens of each sequence, 0 for a padded row; scale, which is D **
-    -0.5 * log2(e). `table`, int32 (B, blocks), holds the offset in `kv` of each block of BS tokens: that of its K in
-    the first layer, in units of 256 bytes. `layer` is the offset from there to K of this layer, and `v_off` from that K
-    to V, both in numbers.
+    -0.5 * log2(e). `table`, int32 (B, blocks), has an offset in `kv` for each block of BS tokens: the place of the
+    block's K in the first layer, in units of 256 bytes. `layer` is the offset from that K to K of this layer, and
+    `v_off` the offset from this layer's K to its V. Both are in elements.
 
     Outputs, fp32: acc (B, HKV, S, GP, D), ml (B, HKV, S, GP, 2). GP is at least 16, the least size that `tl.dot` takes.
     """
@@ -105,8 +105,8 @@ def rope_write(
     """Apply rotary embedding to a token's heads; write K and V to their place in paged KV; grid (tokens, HQ + HKV).
 
     Shapes: qkv (tokens, HQ + 2 HKV, D); cosine and sine (positions, D / 2), fp32; q (tokens, HQ, D). `slot`, int64
-    (tokens,), is the offset in numbers from `k` to the token's K in the first layer. Where it is below 0, K and V are
-    not written. If K and V lie in the same pages, pass `k` as `v` too.
+    (tokens,), is the offset, in elements, from `k` to the token's K in the first layer. Where it is below 0, K and V
+    are not written. If K and V lie in the same pages, pass `k` as `v` too.
     """
     t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1)
@@ -165,7 +165,7 @@ def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def where(out, spin_ns, N: tl.constexpr):
-    """Store the SM of each program; it first waits `spin_ns` (int64 tensor), so that all are there at once."""
+    """Store the SM of each program. Each first waits `spin_ns` (int64 tensor), so that all programs run at once."""
     now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     end = now + tl.load(spin_ns)
     while now < end:
@@ -176,7 +176,7 @@ def where(out, spin_ns, N: tl.constexpr):
 
 @jit
 def touch(x):
-    """Add one to one number: the smallest kernel."""
+    """Add 1 to a single number: the smallest kernel."""
     tl.store(x, tl.load(x) + 1)
 
 

@@ -33,7 +33,7 @@ class Rounds(NamedTuple):
 
 
 def slowdown(lanes: Sequence[Lane], rounds: Rounds = Rounds()) -> list[float]:  # noqa: B008 - immutable
-    """Return the slowdown of each lane: the seconds of its step beside the others over those of its step alone."""
+    """Return each lane's slowdown: the seconds of its step beside the other lanes, divided by its seconds alone."""
     turn = [1.0 if lane.prompts else rounds.passes for lane in lanes]
     fill = [rounds.prompt_fill if lane.prompts else rounds.decode_fill for lane in lanes]
     slow = [1.0] * len(lanes)

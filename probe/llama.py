@@ -32,7 +32,7 @@ class Dims(NamedTuple):
 
     @property
     def token(self) -> int:
-        """Numbers of K, which are also those of V, that a token has in a layer."""
+        """The elements of K that a token has in a layer; V has as many."""
         return self.kv * self.d
 
     @property
@@ -94,12 +94,12 @@ class Kv:
 
     @property
     def layer(self) -> int:
-        """Offset in numbers from K of one layer to K of the next, within a page."""
+        """Offset, in elements, between K of one layer and K of the next, within a page."""
         return 2 * self.tokens * self.m.token
 
     @property
     def v_off(self) -> int:
-        """Offset in numbers from K to V of the same layer, within a page."""
+        """Offset, in elements, between K and V of the same layer, within a page."""
         return self.tokens * self.m.token
 
     def table(self, rows: int, ctx: int, block: int, seed: int = 0) -> Tensor:
@@ -119,7 +119,7 @@ class Kv:
         return (out // kernels.UNIT).to(torch.int32).to(self.data.device)
 
     def slots(self, table: Tensor, position: Tensor, block: int) -> Tensor:
-        """Return where K of each row's token at `position` lies in the first layer: an int64 offset in numbers."""
+        """Return where K of each row's token at `position` lies in the first layer: an int64 offset in elements."""
         held = table.gather(1, (position // block).view(-1, 1).long()).view(-1).long()
         return held * kernels.UNIT + (position % block).long() * self.m.token
 
@@ -241,7 +241,7 @@ class Model:
 
 
 class Layers:
-    """The common part of decode and prefill: static activations of `rows` tokens, all kernels but attention's."""
+    """The common part of decode and prefill: static activations of `rows` tokens, and all kernels except attention."""
 
     def __init__(self, model: Model, rows: int) -> None:
         m, self.model, self.rows = model.m, model, rows
@@ -377,9 +377,9 @@ class Prefill(Layers):
 
 
 class Mixed(Prefill):
-    """The buffers of a step with a prompt and with one token of each of some decoding sequences.
+    """The buffers of a step that prefills a prompt and decodes one token of each of several sequences.
 
-    K and V of both are written to scratch.
+    K and V of the prompt and of the decoded tokens are written to scratch.
     """
 
     def __init__(self, model: Model, tokens: int, a: Attend) -> None:

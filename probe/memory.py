@@ -33,7 +33,10 @@ def clocked(call: Callable[[], Any]) -> float:
 
 
 def vmm(box: Box) -> Iterator[Sample]:
-    """Time each call on pages, by size; then the calls whose rules differ between drivers."""
+    """Time each driver call that reserves or maps memory, by page size.
+
+    Then try to map a handle from an offset, which some drivers refuse, and time Python beside a thread that maps pages.
+    """
     if box.todo("reserve", size=64 * GIB):
         spans: list[int] = []
         taken = [clocked(lambda: spans.append(driver.reserve(64 * GIB, 2 * MIB))) for _ in range(20)]
@@ -58,7 +61,7 @@ def vmm(box: Box) -> Iterator[Sample]:
 
 
 def paged(size: int, count: int) -> Iterator[Sample]:
-    """Time each call on `count` pages of `size` bytes."""
+    """Time each driver call on `count` pages of `size` bytes."""
     base = driver.reserve(count * size, size)
     handles: list[Any] = []
     taken = [clocked(lambda: handles.append(driver.create(size))) for _ in range(count)]
@@ -93,7 +96,7 @@ def refusable(what: str, call: Callable[[], None], **params: Any) -> Sample:
 
 
 def beside_a_thread() -> float:
-    """Return this thread's speed in Python beside a thread that maps pages, relative to its speed alone.
+    """Return how fast this thread runs Python while another thread maps pages, relative to its speed alone.
 
     It is near 1 if the calls that map do not hold Python's lock.
     """
@@ -142,7 +145,7 @@ class Locked:
             self.pieces.append((memory, at))
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
-        """Split a blob stored from the first piece on into chunks: (host address, offset, bytes) of each."""
+        """Split a blob, stored from the first piece on, into chunks: (host address, offset, bytes) of each."""
         self.grow(-(-nbytes // GIB))
         out, first = [], 0
         while first < nbytes:
@@ -191,7 +194,10 @@ def rounds(stream: Any, work: Callable[[], None], n: int = 3) -> list[float]:
 
 
 def copies(box: Box) -> Iterator[Sample]:
-    """Time pinning by two methods, and copies by chunk: each way alone, both at once, and under a decode."""
+    """Time pinning by two methods, then copies by chunk size.
+
+    Copies are timed in each direction alone, in both directions at once, and beside a decode.
+    """
     yield from pinning(box)
     LOCKED.grow(8)
     up, down = torch.cuda.Stream(), torch.cuda.Stream()
@@ -211,7 +217,10 @@ def copies(box: Box) -> Iterator[Sample]:
 
 
 def pinning(box: Box) -> Iterator[Sample]:
-    """Time pinning of memory that is there already, which is kept, and allocation of pinned memory."""
+    """Time the pinning of memory that exists already, and the allocation of pinned memory.
+
+    The memory of the first kind stays pinned for the probes that follow.
+    """
     if box.todo("pin", method="register"):
         begun = time.perf_counter()
         with ThreadPoolExecutor(8) as threads:
@@ -238,7 +247,10 @@ def finished(work: Callable[[], None], stream: Any) -> float:
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
-    """Copy a GiB to the device while another goes to the host; return the seconds until both end, three times."""
+    """Copy a GiB to the device and another GiB to the host at once, in three rounds.
+
+    Return the seconds of each round, until both copies end.
+    """
     out = []
     for _ in range(3):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
@@ -334,7 +346,10 @@ def evict(box: Box) -> Iterator[Sample]:
 
 
 def overwritten(handles: Sequence[Any], other: rig.Pages, seed: int) -> list[Any]:
-    """Write other data to pages at addresses of `other`, so that a restore must bring all back; return the handles."""
+    """Overwrite the pages of handles with random numbers, so that a restore must bring back all data.
+
+    The pages are mapped at addresses of `other` meanwhile. Return the handles.
+    """
     for i, handle in enumerate(handles):
         other.put(i, handle)
     other.open(0, len(handles))

@@ -35,7 +35,10 @@ EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the tr
 
 
 class Step(NamedTuple):
-    """A command of the order. {python}, {engine}, {gpu} and {out} in it stand for values of this machine."""
+    """A step of the order in which a card is measured: a command with a time limit.
+
+    In the command, {python}, {engine}, {gpu} and {out} stand for values of this machine.
+    """
 
     name: str
     call: int
@@ -76,7 +79,10 @@ STEPS = (
 
 
 def card() -> str:
-    """Return the kind of the first card by the last word of its name (h200 of "NVIDIA H200"); "" without one."""
+    """Return the kind of the first card: the first word of its name that is no brand; "" without a card.
+
+    It is h200 for "NVIDIA H200".
+    """
     if (tool := shutil.which("nvidia-smi")) is None:
         return ""
     ask = [tool, "--query-gpu=name", "--format=csv,noheader"]
@@ -131,7 +137,7 @@ def run(
 
 
 def page() -> str:
-    """Return ORDER.md."""
+    """Return the text of ORDER.md."""
     lines = [
         "# What a card measures, in order",
         "",

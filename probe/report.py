@@ -32,7 +32,7 @@ class ReportLine(NamedTuple):
 
 
 class Book:
-    """The samples of a folder; of those with equal parameters the latest counts."""
+    """The samples of a folder. If several have equal parameters, only the latest counts."""
 
     def __init__(self, samples: Iterable[Line]) -> None:
         self.samples = [line for line in samples if "quantity" in line]
@@ -161,7 +161,7 @@ def _step(book: Book) -> Found:
 
 
 def _duels(row: str, book: Book) -> Found:
-    """List what a row measured: seconds of builds, kernels of timelines, and the slow-down of each lane of a cell."""
+    """List the results of a row of duels: seconds of builds, kernels of timelines, and slow-downs of a cell's lanes."""
     for line in book.all("build") if row == "graphs" else ():
         yield line["at"]["work"], f"{line['seconds']:.1f} s"
     for line in book.all("timeline", row=row):
@@ -255,7 +255,10 @@ def rows(book: Book) -> list[ReportLine]:
 
 
 class Duel(NamedTuple):
-    """A cell of lanes that ran at once: the seconds of each lane's unit, as medians over rounds, and those alone."""
+    """A cell of lanes that ran at once.
+
+    It has the seconds of each lane's unit beside the other lanes and alone, both as medians over rounds.
+    """
 
     row: str
     works: tuple[Work, ...]
@@ -273,7 +276,10 @@ class Duel(NamedTuple):
 
     @property
     def slow(self) -> list[float]:
-        """The slow-down of each lane: the seconds of its unit beside the others over those alone, both with the gap."""
+        """The slow-down of each lane: the seconds of its unit beside the others, divided by those alone.
+
+        Both times include the lane's gap.
+        """
         every = zip(self.seconds, self.alone_s, self.works, strict=True)
         return [s / (alone_s + 1e-3 * work.gap_ms) for s, alone_s, work in every]
 
@@ -327,7 +333,7 @@ ACTS = {
 def _interfered(book: Book) -> Iterator[Duel]:
     """Yield the pairs that the earlier probe `interfere` measured, as duels.
 
-    The seconds of the other lane are a mean. Alone, that lane was measured on the SMs of the first.
+    The seconds of the second lane beside the first are a mean. Its seconds alone were measured on the first lane's SMs.
     """
     for line in book.all("unit", of="8B"):
         p = line["at"]
@@ -345,7 +351,7 @@ def _interfered(book: Book) -> Iterator[Duel]:
 
 
 def finding(book: Book) -> list[str]:
-    """Return in a sentence how long a decode step takes beside a prefill, where that was measured."""
+    """Return a sentence on how long a decode step takes beside a prefill; an empty list where that was not measured."""
     beside: dict[str, list[float]] = {}
     for duel in duelled(book):
         if tuple(work.act for work in duel.works) == ("decode", "prefill") and not any(w.priority for w in duel.works):

@@ -89,7 +89,7 @@ def l2_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Return the device memory that a probe may take, a GiB kept back."""
+    """Return the bytes of device memory that a probe may take: all free memory except one GiB."""
     gc.collect()
     torch.cuda.empty_cache()
     return driver.memory()[0] - GIB
@@ -101,7 +101,7 @@ def random(numbers: int, scale: float = 0.02, seed: int = 0) -> Tensor:
 
 
 def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
-    """Fill with normal numbers, piece by piece."""
+    """Fill a tensor with normal numbers, piece by piece."""
     generator = torch.Generator(device=x.device).manual_seed(seed)
     for piece in x.view(-1).split(1 << 28):
         piece.normal_(0.0, scale, generator=generator)
@@ -153,12 +153,12 @@ def pair(n: int) -> tuple[Part, Part]:
 
 
 def part(n: int) -> Part:
-    """Return a part of about n SMs, or of all."""
+    """Return a part of about n SMs; if the card has no more than n, of all SMs."""
     return whole() if n >= sms() else pair(n)[0]
 
 
 def shares(counts: Sequence[int]) -> list[int]:
-    """Return the SM count of the whole card, then the smaller ones of `counts`, the largest first."""
+    """Return the SM count of the whole card, followed by the smaller ones of `counts` in descending order."""
     return [sms(), *sorted((n for n in counts if n < sms()), reverse=True)]
 
 
@@ -167,7 +167,7 @@ def shares(counts: Sequence[int]) -> list[int]:
 
 @contextmanager
 def capture(stream: Any) -> Iterator[Any]:
-    """Capture a graph of what is launched inside; each kernel is bound to `stream`'s partition."""
+    """Capture a CUDA graph of the kernels launched in the context; each kernel is bound to `stream`'s partition."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -179,9 +179,9 @@ def capture(stream: Any) -> Iterator[Any]:
 
 
 def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
-    """Return a graph of `calls` calls of `work(i)`; runs before it keep compilation out of the capture.
+    """Return a CUDA graph of `calls` calls of `work(i)`. Calls before the capture keep compilation out of it.
 
-    A graph holds addresses, not tensors: `work`, whose buffers it reads and writes, lives as long as the graph.
+    A graph holds addresses, not tensors. It therefore keeps `work`, whose buffers it reads and writes, alive.
     """
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
@@ -238,7 +238,7 @@ class Pages:
         self.handles: dict[int, Any] = {}
 
     def put(self, i: int, handle: Any) -> None:
-        """Map a handle as page i, still closed."""
+        """Map a handle as page i; the device may not use the page before `open`."""
         driver.map_at(self.base + i * self.page, self.page, handle)
         self.handles[i] = handle
 
@@ -252,7 +252,7 @@ class Pages:
         driver.allow(self.base + first * self.page, (self.count if count is None else count) * self.page)
 
     def fill(self) -> Pages:
-        """Map new handles everywhere."""
+        """Map a new handle as each page, and let the device use them all."""
         for i in range(self.count):
             self.put(i, driver.create(self.page))
         self.open()

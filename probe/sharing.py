@@ -18,7 +18,10 @@ HAND = 1000  # hand-overs of a measurement
 
 
 def host(box: Box) -> Iterator[Sample]:
-    """Run 1 to 8 models from one Python thread; time its work per step and the interval between polls of a model."""
+    """Run 1 to 8 models from one Python thread.
+
+    Time the thread's work per step, and the interval between two polls of the same model.
+    """
     m, rows, steps = llama.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
     kv = llama.pool(m, (rows, 256))
@@ -119,7 +122,10 @@ def events(box: Box) -> Iterator[Sample]:
 
 
 def memops(box: Box) -> Iterator[Sample]:
-    """Time a hand-over by words that streams write and wait for (device seconds); all is enqueued behind a gate."""
+    """Time a hand-over between two streams by memory words: one stream writes a word, and the other waits for it.
+
+    All operations are enqueued behind a gate before they run. Times are device seconds.
+    """
     words = torch.zeros(3 * 64, dtype=torch.int32, device=rig.DEVICE)  # apart by 256 bytes
     gate, ping, pong = (words.data_ptr() + 256 * i for i in range(3))
     opener, n = torch.cuda.Stream(), 200

@@ -139,7 +139,7 @@ def _times(q: Quantity, names: Sequence[str], x: F8) -> Quantity:
 
 
 def errors(predicted: F8, rows: Rows) -> Quantity:
-    """Return the errors on fitted rows, on all that were left out and on each kind of them."""
+    """Return the errors on fitted rows, on all held-out rows, and on the rows held out for each reason."""
     out: Quantity = {"fit": error(predicted[~rows.out], rows.seconds[~rows.out])}
     out["held"] = error(predicted[rows.out], rows.seconds[rows.out])
     out["held_parts"] = {why: error(predicted[s], rows.seconds[s]) for why, s in rows.held_out.items() if s.any()}

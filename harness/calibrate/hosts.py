@@ -21,11 +21,11 @@ def fit(
     most: int,
     robust: float | None = None,
 ) -> HostProfile:
-    """Return a host profile whose constants, those that `start` names, have the least squared `log_error`.
+    """Fit the constants of a host profile that `start` names, so that `log_error` has the least squares.
 
-    The search begins at `start`, and makes at most `most` evaluations. `step`, the relative step of the numerical
-    derivative, is wide, because requests end at whole steps of the engine. Rows with an error above `robust`, if given,
-    count less.
+    Return the profile. The search begins at `start`, and makes at most `most` evaluations. `step` is the relative step
+    of the numerical derivative. It must be wide, because requests end at whole steps of the engine. Rows with an error
+    above `robust`, if given, count less.
     """
     names, scale = list(start), np.array(list(start.values()))
 

@@ -57,7 +57,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
 
 
 def fit_decode(kind: str, rows: Rows) -> Quantity:
-    """Fit decode attention of a layer, apart for grouped heads and for one query head a KV head."""
+    """Fit decode attention of a layer, separately for grouped heads and for one query head per KV head."""
     mha = rows.at["heads"] == rows.at["kv"]
     q = {"gqa": _fit_decode(kind, rows.pick(~mha)), "mha": _fit_decode(kind, rows.pick(mha))}
     return {
@@ -175,7 +175,8 @@ def fit_exchanges(kind: str) -> dict[str, Quantity]:
 def small(kind: str) -> Quantity:
     """Estimate the small kernels of a layer, which have no measurements per GPU, from a launch floor and their bytes.
 
-    The floor of a kind without a known one lies on the line, in 1 / bandwidth, through those of A100 and H100.
+    For a GPU kind without a known floor, it is read off a straight line over 1 / bandwidth, which passes through the
+    floors of A100 and H100.
     """
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
     ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
@@ -212,7 +213,8 @@ def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     """Fit the host seconds of eager vLLM, per step and per sequence, and its two kernel scales, on one model.
 
-    The fit is by reweighted relative least squares. Return it, and all measured steps with their predicted seconds.
+    The fit is by reweighted relative least squares. Return the fitted quantity, and all measured steps with their
+    predicted seconds.
     """
     spec, base = quantities.gpu(kind), quantities.host("none", kind)
     q = {**q, "co_run": quantities.quantities(kind)["co_run"]}  # which is not fitted here
@@ -252,8 +254,8 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) -> F8:
     """Return the predicted speed of steps at shares of the SMs, relative to their speed on all SMs.
 
-    Only the kernels of a step slow down. MuxServe's kernels were slower than ours: a decode step's are taken as `scale`
-    times ours, and a prefill is taken as kernels alone.
+    Only the kernels of a step slow down. MuxServe's kernels were slower than ours: those of a decode step are assumed
+    to take `scale` times our seconds, and a prefill is assumed to consist of kernels alone.
     """
     spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):
@@ -389,9 +391,9 @@ PUBLISHED = (
 
 
 def anchors() -> Iterator[tuple[str, float, float]]:
-    """Yield the slowdown on part of the SMs as (condition, by our tables, as published).
+    """Yield (condition, slowdown by our tables, published slowdown) of steps on part of the SMs.
 
-    The published results check the tables, of which none was fitted on them.
+    The published slowdowns check the tables, because no table was fitted on them.
     """
     shape = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
     for kind, of, whose, sms, decode, prefill in PUBLISHED:

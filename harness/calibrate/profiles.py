@@ -54,9 +54,9 @@ def source_of(kind: str, op: str) -> str:
 
 
 def within(kind: str, seconds: F8, nbytes: F8, flops: F8, flops_x: int = 1) -> tuple[F8, Mask]:
-    """Return measured seconds, none below those at 95 % of the GPU's peak, and a mask of the rows to keep.
+    """Return measured seconds, raised to those at 95 % of the GPU's peak where they are less, and a mask of rows.
 
-    The module's text gives the reasons.
+    The mask selects the rows to keep. The module's text gives the reasons.
     """
     spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * flops_x * spec.flops)))
@@ -153,7 +153,7 @@ def all_reduce(kind: str) -> pd.DataFrame:
 
 
 def exchanges(kind: str) -> tuple[pd.DataFrame, str]:
-    """Return collectives of NCCL in 16 bits, by GPUs and elements of all of them, and their source."""
+    """Return NCCL's collectives in 16 bits, by number of GPUs and elements of all GPUs, and their source."""
     new = kind == "rtx-pro-6000"
     path = folder() / (NEW if new else OLD) / FOLDERS[kind].rpartition("/")[2] / "nccl_perf.parquet"
     d = pd.read_parquet(path)

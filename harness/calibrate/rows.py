@@ -36,7 +36,7 @@ class Measurement(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """True for a row that fits leave out, so that it can judge them."""
+        """True for a row that is held out of fits in order to judge them."""
         return bool(self.at.get("held"))
 
     @property
@@ -78,7 +78,7 @@ def append(path: Path, *made: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read the rows of a journal that are seconds. UserError for those of an older form."""
+    """Read the rows of a journal that were measured in seconds. Raises UserError for rows of an older form."""
     known = list[Measurement]()
     for line in lines(path):
         if "quantity" in line and "seconds" in line:
@@ -101,7 +101,7 @@ class Journal:
 
 
 def of(rows: Iterable[Measurement], quantity: str, **at: Any) -> Iterator[Measurement]:
-    """Yield the rows of a quantity with these values."""
+    """Yield the rows of a quantity whose conditions include `at`."""
     return (row for row in rows if row.quantity == quantity and at.items() <= row.at.items())
 
 
@@ -116,7 +116,7 @@ def disturbed(rows: Sequence[Measurement], most: float) -> Iterator[str]:
 
 
 class Rows(NamedTuple):
-    """Rows of one quantity, as columns, and which of them a fit leaves out (and why)."""
+    """Rows of one quantity as columns, and masks of those that a fit leaves out, by reason."""
 
     at: Mapping[str, Any]  # arrays by name
     seconds: F8

@@ -71,9 +71,9 @@ def _servers(engine: str, make: Callable[..., Any], config: machine.Config) -> A
 
 
 def timed(rig: Any, folder: Path, say: Callable[[str], None], rounds: int) -> tuple[list[Measurement], list[Gap]]:
-    """Make the measurements of a rig's plan that the folder's journal lacks; return all its rows, and those left out.
+    """Make the measurements of a rig's plan that are missing from the folder's journal.
 
-    Raises UserError if a server fails.
+    Return all rows of the journal, and the measurements that were left out. Raises UserError if a server fails.
     """
     book = Journal(folder / RAW)
     _same_machine(folder / HOST, rig.about)
@@ -130,7 +130,7 @@ def _about(engine: str, kind: Any, config: machine.Config, facts: Mapping[str, s
 
 
 def _processor() -> dict[str, tuple[float, str]]:
-    """Describe a processor in the words of a GPU's specification."""
+    """Describe the host's processor by the numbers that a GPU's specification has."""
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     numbers: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
     numbers |= dict.fromkeys(("flops", "hbm"), (1e15, steps.NOTHING))

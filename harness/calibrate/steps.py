@@ -215,7 +215,7 @@ def table(rows: Sequence[Measurement], about: About) -> tuple[dict[str, Any], Fi
 
 
 def ladder(rows: Sequence[Measurement], about: About) -> dict[str, dict[str, Any]]:
-    """Return a rung for each way to load: the seconds of a start or a wake beyond those of copying the weights.
+    """Return a rung for each way to load: the seconds of a start or a wake, less those of copying the weights.
 
     A run adds the seconds of that copy.
     """

@@ -71,8 +71,8 @@ def networks(models: Shapes, wide: int = 1) -> dict[str, Shape]:
 def link_gbps(rows: Iterable[Measurement], models: Shapes, wide: int) -> dict[str, float]:
     """Return link rates in GB/s, by their fields of `Config`, for an engine on cores.
 
-    At the rate of a load, the largest model has a GPU's ratio of load to decode step. The other rates are in the same
-    ratio to that rate as on the GPU.
+    The rate of a load is set so that loading the largest model takes as many decode steps as on a GPU. The other links
+    have the same ratios to that rate as on the GPU.
     """
     sizes = {name: nets.net(shape, wide=wide).weight_bytes for name, shape in models.items()}
     largest = max(sizes, key=lambda name: sizes[name])
@@ -108,7 +108,7 @@ class Card(NamedTuple):
 
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
-        """Its numbers, each with its source."""
+        """The numbers of the card's specification, each with its source."""
         part = self.on.partition(";")[0]
         links = {"nvlink" if link == "peer" else link: (1e9 * rate, part) for link, rate in self.gbps.items()}
         return steps.specification(self.gpu) | links | {"sms": (self.sms, part)}
@@ -155,7 +155,7 @@ def table(rows: Sequence[Measurement], models: Shapes, wide: int = 1) -> tuple[T
 
 
 def staged(folder: Path) -> Table:
-    """Fit the table of what the stages of `make gpu` measured in a folder.
+    """Fit a cost table to the measurements that stages of `make gpu` stored in a folder.
 
     Measurements that are missing become a note if the table can do without them. Raises UserError if it cannot.
     """
@@ -201,7 +201,7 @@ def taking_turns(
 
 
 def _cores(rows: Sequence[Measurement], models: Shapes, wide: int) -> dict[str, tuple[float, str]]:
-    """Describe cores in the words of a GPU's specification."""
+    """Describe the host's cores by the numbers that a GPU's specification has."""
     links: dict[str, Any] = link_gbps(rows, models, wide)
     gbps = rates(Config((), **links), CPU)
     by_name = {"h2d": "h2d", "d2h": "d2h", "nvlink": "peer", "net": "peer", "disk": "disk"}
@@ -273,7 +273,10 @@ SIZES = ("weights", "kv token", "step", "load")  # bytes, and seconds of a decod
 
 
 def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
-    """Return SIZES of each shape by a table or, without one, those of the shape itself on a GPU."""
+    """Return the values that SIZES names, for each shape.
+
+    They come from the table at `path`. Without a table, they are those of the shape itself on a GPU.
+    """
     measured = None if path is None else quantities.machine(str(path))
     each = {name: shape if measured is None else measured.served(shape) for name, shape in models.items()}
     served = tuple(Served(name, shape) for name, shape in each.items())
@@ -291,7 +294,10 @@ def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
 
 
 def relative(models: Shapes, path: Path) -> Iterator[str]:
-    """Yield each shape's ratios of SIZES to those of the first: by the table, and of the originals on a GPU."""
+    """Yield a line for each shape but the first: the values that SIZES names, as ratios to those of the first shape.
+
+    Each ratio is given by the table, and for the original shapes on a GPU.
+    """
     here, there, (first, *others) = sizes(models, path), sizes(models, None), models
     for name in others:
         each = zip(SIZES, here[name], here[first], there[name], there[first], strict=True)

@@ -127,7 +127,7 @@ def _hot(case: Case) -> Case:
 
 
 def _to(case: Case, model: NDArray[Any]) -> Case:
-    """Return a case whose requests go to the models in `model`, with the plan that follows from that."""
+    """Return a case whose requests go to the models in `model`, with a plan that has each model's new rate."""
     span_s = float(case.jobs.arrival_s[-1])
     plan = {
         m: case.config.plan[m]._replace(rate_rps=float((model == k).sum()) / span_s)

@@ -105,9 +105,10 @@ Start = Callable[[IO[bytes]], subprocess.Popen[bytes]]  # starts a process that 
 def _broken(
     trials: Mapping[str, Subject], laws: set[str], reached: Reached | None, second: Start | None
 ) -> Iterator[tuple[str, str, Breach, str | None]]:
-    """Run the trials, and yield each broken law with the place, its first breach and the case, if it is of one.
+    """Run the trials, and yield (law, place, first breach, case) of each broken law.
 
-    `second` starts the process of the law about two processes; it is None without a test of that law.
+    The case is None where the breach is not of one case. `second` starts the process of the law about two processes; it
+    is None without a test of that law.
     """
     here: dict[str, list[str]] = {}
     reasons = []  # why subjects could not run
@@ -170,7 +171,8 @@ def _prefix(n: int) -> str:
 def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
     """Write the `prints` of every trial, by system, as JSON to standard output.
 
-    The second process of the law "deterministic" runs this. Systems cannot write there: theirs leads to /dev/null.
+    The second process of the law "deterministic" runs this. Systems cannot write there, because their standard output
+    leads to /dev/null.
     """
     with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)

@@ -148,7 +148,7 @@ def run(name: str, case: Case) -> Trial | None:
 
 
 def checked(part: Any, script: Script) -> Any:
-    """Return a batch of rows, and note a breach if its schema is another one."""
+    """Return a batch of rows unchanged, and note a breach if its schema is not SCHEMA."""
     if not part.schema.equals(SCHEMA):
         script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
     return part
@@ -192,7 +192,7 @@ def _looked_at_model(m: str, view: View) -> Iterator[tuple[str, str]]:
 
 
 def _looked_at_requests(event: Event, view: View, n: int) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the state of a request that has just arrived, and which unknown ones the view knows."""
+    """Yield errors in the state of a request that has just arrived, and requests of the view that do not exist."""
     if isinstance(event, Arrived):
         try:
             state_of = view.request(event.request.id)
@@ -291,7 +291,7 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 
 
 def waits(trial: Trial) -> Iterator[Breach]:
-    """Check that no wait is negative, that a request's waits sum to its latency, and that one with tokens has computed.
+    """Check that no wait is negative, that waits sum to the latency, and that a request with tokens has compute time.
 
     Of each wait, the part until the first token is at most the whole. These parts sum to the TTFT of a request that is
     done. The waits in the longest gap between tokens, where an engine reports them, sum to that gap. A dropped request
@@ -362,7 +362,10 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """Yield (time in ns, model, tokens of KV) for what requests take at least then, or give back if negative."""
+    """Yield (time in ns, model, tokens) of each change of the KV that requests must hold at least.
+
+    Tokens are negative where KV is given back.
+    """
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
         if len(stamps) > 1 and not row["preemptions"]:

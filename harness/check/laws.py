@@ -96,7 +96,7 @@ def pure(name: str) -> Iterator[Breach]:
 
 
 def named(name: str) -> Iterator[Breach]:
-    """Check that the name of every action that the file builds is a text in it, as `uses` needs.
+    """Check that the file names every action that it builds in a string, because `uses` must list these names.
 
     The lines that no case runs are checked too.
     """

@@ -84,7 +84,7 @@ DEFINED = {
 
 
 def impure(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a system's source that break a rule, each with what stands there. Raises SyntaxError."""
+    """Yield each breach of a rule in a system's source: its line, and a text on it. Raises SyntaxError."""
     tree = ast.parse(source)
     reader = Reader(tree)
     reader.visit(tree)
@@ -103,7 +103,7 @@ class Reader(ast.NodeVisitor):
             self._imports(node)
 
     def note(self, node: ast.AST, what: str) -> None:
-        """Note something that may not stand at a node."""
+        """Note that a node breaks a rule; `what` says in which way."""
         self.breaches.append((getattr(node, "lineno", 1), what))
 
     # ------------------------------------------------------------ modules
@@ -125,7 +125,10 @@ class Reader(ast.NodeVisitor):
                         self.note(node, f"imports {whole}")
 
     def _of_module(self, node: ast.Attribute, path: Sequence[str]) -> None:
-        """Check a dotted name: listed modules and their members, then attributes that any object may have."""
+        """Check a dotted name that begins with a module.
+
+        The module and its member must be listed. Names after the member must be attributes that any object may have.
+        """
         module = self.modules[path[0]]
         for k, name in enumerate(path[1:], 2):
             inner = f"{module}.{name}"
@@ -184,7 +187,7 @@ class Reader(ast.NodeVisitor):
             self.note(node, f"uses {name}, which is not its own")
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Check a call, and allow some names there that may only be called."""
+        """Check a call. Some names, such as `getattr` and `type`, are allowed only where they are called."""
         match node:
             case ast.Call(func=ast.Name(id=call)) if call in BY_NAME:
                 match node.args[1:2]:
@@ -256,7 +259,7 @@ class Reader(ast.NodeVisitor):
             self._hidden(node, name, DEFINED)
 
     def _annotation(self, node: ast.expr | None) -> None:
-        """Check an annotation, where `type` may stand; text in it is parsed as Python would."""
+        """Check an annotation. It may contain `type`, and text in it is parsed as a type, as Python would do."""
         if node is None:
             return
         before, self.annotates = self.annotates, True

@@ -111,7 +111,7 @@ def _functions(code: CodeType) -> Iterator[tuple[CodeType, set[int]]]:
 
 
 def _runs(lines: list[int]) -> list[str]:
-    """Return lines as runs: 47, 58-66."""
+    """Return line numbers as texts, in which consecutive lines are joined: 47, 58-66."""
     runs: list[list[int]] = []
     for line in lines:
         if runs and line == runs[-1][-1] + 1:

@@ -55,7 +55,7 @@ MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # actions of an answer; processor second
 
 
 class Subject(NamedTuple):
-    """A system in a case, with one of its presets or with its defaults, apart from the values in `fields`."""
+    """A system in a case, with one of its presets or its defaults, whose values `fields` replaces in part."""
 
     make: Any
     preset: str | None
@@ -96,7 +96,7 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
 
 
 class Held(NamedTuple):
-    """The GPUs that are empty and the models that are loaded, from a time on."""
+    """The GPUs that are empty and the models that are loaded, from the time `from_s` on."""
 
     from_s: float
     empty: frozenset[int]  # GPUs without KV, and without weights in or under way
@@ -271,7 +271,7 @@ def held(engine: Engine, by_gpu: Sequence[tuple[int, int]]) -> Held:
 
 
 class Stand:
-    """An engine around another that now and then refuses an action for lack of something.
+    """An engine around another one. Now and then it refuses an action, as if something were lacking.
 
     The lack ends after LACK_S seconds. If `watched`, the memory of the inner engine is read after every event.
     """
@@ -456,7 +456,7 @@ def run(
 
 
 def _seen(engine: Engine, n: int) -> int:
-    """Return how many of n requests have come; those that have are the first ones."""
+    """Return how many of n requests have arrived; requests arrive in the order of their ids."""
     view = engine.view()
 
     def there(r: int) -> bool:

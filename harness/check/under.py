@@ -25,7 +25,7 @@ FILES = (
 
 @cache
 def under() -> str:
-    """Return the SHA-256 over the files' meaning: a rewrite that makes the same rows leaves it as it was."""
+    """Return the SHA-256 over the meaning of the files. A rewrite that makes the same rows does not change it."""
     rewritten = {ROOT / name for now, _ in meaning.rewrites() for name, _ in now}
     every = {file for pattern in FILES for file in ROOT.glob(pattern)} | {file for file in rewritten if file.is_file()}
     known = meaning.as_before({(str(file.relative_to(ROOT)), meaning.digest(file)) for file in every})

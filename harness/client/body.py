@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
 
 class Style(NamedTuple):
-    """Differences between servers: members of the request's body, and their treatment of connections."""
+    """Settings that differ between servers: members of the request's body, and the treatment of connections."""
 
     ignore_eos: bool = True
     min_tokens: bool = False  # sent as well as max_tokens

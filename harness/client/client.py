@@ -29,9 +29,9 @@ Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropp
 class Told(NamedTuple):
     """An event of a request or of a route.
 
-    "routed" has no request (`rid` is -1): the route applies to requests that leave after it. At a first chunk `tokens`
-    counts the tokens of that chunk, and at the end those of all chunks. For a request that arrived it is 1 if the
-    request left by its model's route.
+    "routed" has no request (`rid` is -1): the route applies to requests that leave after it. For "first", `tokens`
+    counts the tokens of the first chunk. At the end of a request, it counts those of all chunks. For "arrived", it is 1
+    if the request left by its model's route.
     """
 
     kind: Kind

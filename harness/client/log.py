@@ -53,9 +53,9 @@ class Log(NamedTuple):
 
     @property
     def by_event(self) -> NDArray[np.bool_]:
-        """Mask of the finished requests whose tokens by the server's usage differ from the sum over their chunks.
+        """Mask of the finished requests whose token count in the server's usage differs from the sum over their chunks.
 
-        Only the times of their events are known, not the tokens in each.
+        For these requests only the times of events are known, not the tokens in each event.
         """
         some = np.diff(self.offsets) > 0
         return np.asarray((self.done_ns >= 0) & some & (self.usage_tokens > 0) & (self.usage_tokens != self.tokens))
@@ -91,7 +91,7 @@ CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The columns while a run fills them: plain arrays, to which a number is written in tens of nanoseconds."""
+    """The columns while a run fills them. They are plain arrays, where writing a number takes tens of nanoseconds."""
 
     def __init__(self, n: int) -> None:
         def column(name: str, of: int) -> array[int]:

@@ -124,7 +124,7 @@ class Sender:
     # ------------------------------------------------------------ the schedule
 
     def _due(self) -> None:
-        """Make all requests arrive whose time has come, and set the timer for the next arrival."""
+        """Let all requests that are due arrive, and set the timer for the next arrival."""
         order, intended, later = self._order, self._book.intended_ns, self._later
         n = len(order)
         while True:

@@ -69,7 +69,8 @@ class Duel:
 def units_s(victim: str, other: str, *, split: bool, gpu: str, table: str | None) -> tuple[float, float]:
     """Return the simulated seconds of a unit of each of two models that run side by side.
 
-    The act "" sends no requests, and the seconds of its unit are NaN.
+    `victim` and `other` name the acts of the two models. The act "" sends no requests, and the seconds of its unit are
+    NaN.
     """
     served = tuple(Served(name, shape(MODEL)) for name in ("victim", "other"))
     config = Config(
@@ -122,7 +123,7 @@ class Pair(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The largest ratio of measured to simulated slow-downs."""
+        """The larger one of both lanes' ratios of measured to simulated slow-down."""
         return max(seen / ours for seen, ours in zip(self.measured, self.simulated, strict=True))
 
 
@@ -164,7 +165,7 @@ def holds(folder: Path) -> bool:
 
 
 def compare(folder: Path, table: str | None) -> Comparison:
-    """Compare the simulator with two models that ran at once on a GPU, as a folder of `make gpu` has them.
+    """Compare the simulator with a GPU on which two models ran at once, as measured in a folder of `make gpu`.
 
     The card's own cost table is used unless `table` is given. Raises UserError if the folder has no such measurements.
     """

@@ -74,10 +74,11 @@ def _folder() -> Path:
 
 
 def usable(setting: Setting) -> bool:
-    """Tell whether a host profile may be fitted on a row: its KV memory suffices, and each kernel has a table.
+    """Tell whether a host profile may be fitted on a row.
 
-    A kernel without one is Mistral-7B's on vLLM 0.5 and 0.6 above 512 sequences x heads: its sliding window selects the
-    first paged-attention kernel, which reads grouped KV once for every query head.
+    The row's KV memory must suffice, and each of its kernels must have a cost table. One kernel has none: that of
+    Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads. Its sliding window selects the first paged-attention
+    kernel, which reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):
@@ -90,7 +91,7 @@ def usable(setting: Setting) -> bool:
 
 
 def groups(case: Case) -> tuple[str, ...]:
-    """Return the groups of a case, each of which a refit leaves out as a whole."""
+    """Return the groups to which a case belongs. Each refit leaves out one group as a whole."""
     setting, load = case.setting, case.setting.load
     if isinstance(load, Closed):
         return f"prompt {load.prompt}", f"output {load.output}"
@@ -146,9 +147,9 @@ def vars_of(config: Config) -> dict[str, Any]:
 
 
 def stages(cases: Sequence[Case]) -> list[Case]:
-    """Select the rows of the newest engine that are single stages.
+    """Select the newest engine's rows of single stages.
 
-    The row of a whole Poisson run only repeats its stages.
+    A row of a whole Poisson run is left out, as it only repeats its stages.
     """
     return [c for c in cases if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
@@ -168,7 +169,7 @@ def whole(case: Case) -> str:
 
 
 def first_token(base: quantities.HostProfile) -> Fit:
-    """Return a fit of `api_in_s`, of API and tokeniser: the median of measured less simulated TTFT."""
+    """Return a fit of `api_in_s`, the seconds of API and tokeniser, as the median of measured minus simulated TTFT."""
 
     def fit(cases: Sequence[Case]) -> quantities.HostProfile:
         left = [c.measured["ttft"] - simulated["ttft"] for c, simulated in zip(cases, ours(cases, base), strict=True)]
@@ -193,7 +194,7 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
 
 
 def errors(cases: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
-    """Return the median and P95 of the absolute relative error, and the median signed one, by metric."""
+    """Return for each metric the median and P95 of the absolute relative error, and the median of the signed one."""
     out = {}
     for metric in MEANS:
         pairs = [

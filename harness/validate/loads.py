@@ -30,7 +30,7 @@ class Poisson(NamedTuple):
     output: int
 
     def jobs(self, seed: int = 0) -> Jobs:
-        """Draw the arrivals of all stages; prompts share the system prompt, and PROMPTS of them are sent in turn."""
+        """Draw the arrivals of all stages. PROMPTS distinct prompts, with a common system prompt, are sent in turn."""
         draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
@@ -135,7 +135,7 @@ class Setting(NamedTuple):
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that fit beside weights and process."""
+        """KV blocks that fit into GPU memory beside the weights and the process."""
         its = cluster(self.config)
         gpu, model = its.gpus[0], its.models["model"]
         return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)

@@ -101,7 +101,10 @@ class CsvRow:
         return value
 
     def seconds(self, column: str, per_s: float) -> float:
-        """Return the latency in a column of `per_s` units a second, in s: a nanosecond to a day, or UserError."""
+        """Return the latency in a column, in seconds; the column has `per_s` units a second.
+
+        Raises UserError unless the latency is between a nanosecond and a day.
+        """
         value = self.number(column) / per_s
         if not 1e-9 <= value <= MOST_S:
             raise self.bad(column, f"between a nanosecond and a day ({1e-9 * per_s:g} to {MOST_S * per_s:g})")
@@ -135,8 +138,8 @@ class CsvRow:
     def sampling(self) -> str:
         """Return the sampling that the client asked for, as its column has it.
 
-        Without a value there, it is greedy if the model's script is known to ask so, else the checkpoint's. Raises
-        UserError for an unknown word.
+        Without a value there, it is "greedy" if the model's script is known to ask for greedy sampling, else
+        "checkpoint". Raises UserError for an unknown word.
         """
         known = "greedy" if self.values.get("model_path") in names.GREEDY else "checkpoint"
         word = self.values.get("sampling") or known
@@ -207,9 +210,9 @@ def _closed(row: CsvRow) -> Found:
 def _quantised(row: CsvRow) -> Found:
     """Read a row of a closed loop of a quantised model or a mixture of experts, with times in ms.
 
-    The number format is that of the checkpoint, not that of the columns. Where attention spans fewer GPUs than the
-    experts, attention is data-parallel, and the row counts the clients of one of its groups. Rows without a version, or
-    with a TTFT above LOST_S, are skipped.
+    The number format is that of the checkpoint, not that of the columns. If attention spans fewer GPUs than the experts
+    do, attention is data-parallel, and the row counts the clients of a single attention group. Rows without a version,
+    or with a TTFT above LOST_S, are skipped.
     """
     clients, tp = row.count("batch_size", MOST_REQUESTS // WAVES), row.count("tp_size")
     cut, spread = row.count("moe_tp_size"), row.count("moe_ep_size")

@@ -109,8 +109,8 @@ KV_FORMAT = {("openai/gpt-oss-120b", "b200"): ":kv_dtype=fp8"}
 def quantised(name: str, dtype: str) -> tuple[str, str, str]:
     """Return a model's name with its formats, its number format in a word, and "MoE" or "dense".
 
-    Raises UnknownName if we lack the model. The column `dtype` counts only for a 16-bit checkpoint. Any other has the
-    format of its own, as all rows of gpt-oss say nvfp4.
+    Raises UnknownName if we lack the model. The column `dtype` counts only for a 16-bit checkpoint. Any other
+    checkpoint has its own format, whatever the column says: it says nvfp4 in all rows of gpt-oss.
     """
     from workloads.models import repos, shape, shapes
 

@@ -142,7 +142,10 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
 
 
 def _waits_s(run: Path) -> dict[str, float]:
-    """Return the mean seconds of each cause over the requests of a run's window that ended."""
+    """Return the mean seconds that requests waited for each cause.
+
+    The mean is over the requests that arrived in the run's window and are done.
+    """
     columns = [f"{cause}_ns" for cause in record.WAITS]
     rows = record.read(run, ["arrival_ns", "state", *columns]).to_pandas()
     done = rows[(rows["arrival_ns"] >= 0) & (rows["state"].astype(str) == "done")]
@@ -207,7 +210,8 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 def slo_rule(plan: Plan) -> str:
     """Return an SLO rule in seconds, computed from the simulated seconds of one request alone.
 
-    TTFT is the start of a server and TTFT_X first tokens; TPOT is TPOT_X decode steps.
+    The TTFT limit is the start of a server plus TTFT_X times the time to a first token. The TPOT limit is TPOT_X times
+    a decode step.
     """
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine

@@ -73,7 +73,7 @@ class Cell(NamedTuple):
 
 
 def draw(path: Path = REQUESTS) -> Path:
-    """Write the campaign's requests: staggered ramps of equal models."""
+    """Write the campaign's requests, which are staggered ramps of equal models, to a file; return its path."""
     return ramps.store(path, PEAK, MODELS, PROMPT, CAP, MEAN)
 
 
@@ -149,9 +149,10 @@ def page(path: Path) -> str:
 
 
 def orders_held(predicted: Sequence[Cell], measured: Sequence[Cell]) -> tuple[int, int]:
-    """Return how many predicted orders of two systems at one rate held, and how many were predicted and measured.
+    """Return how many predicted orders held, and how many could be checked.
 
-    A pair predicted within SAME of each other is not counted; one measured within SAME counts as an order not held.
+    An order says which of two systems is better at one rate; it can be checked if both were measured. A pair predicted
+    within SAME of each other is not counted. A pair measured within SAME counts as an order not held.
     """
     seen = {(cell.system, cell.rate): cell.attainment for cell in measured}
     held = pairs = 0

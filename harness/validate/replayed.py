@@ -29,8 +29,8 @@ def replayed(
 ) -> requests.Rows:
     """Run jobs under the system `name`, and return a row for each request.
 
-    If a fit tries a profile `host`, it replaces the one of the config, and steps have no noise. `quantum_s` replaces
-    the committed quantum of a turn.
+    `host`, a profile that a fit tries, replaces that of the config; steps then have no noise. `quantum_s` replaces the
+    committed quantum of a turn.
     """
     config = config if host is None else replace(config, noise=0.0)
     priced = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))

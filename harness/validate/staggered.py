@@ -67,7 +67,7 @@ Tell = Callable[[int, int], None]  # runs done, of how many
 
 
 class Load(NamedTuple):
-    """Equal models that share the card, and what each request asks of them."""
+    """Equal models that share the card, with the lengths of their requests."""
 
     shape: Shape
     models: int
@@ -85,7 +85,7 @@ class Load(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its models, in the order of their instances."""
+        """Names of the models, in the order of their instances."""
         return tuple(f"m{k}" for k in range(1, self.models + 1))
 
 
@@ -174,7 +174,7 @@ def _row(row: CsvRow) -> dict[str, Any]:
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
     """Return a measured load, in which repeated rows are replaced by their mean.
 
-    The total tokens of repeats differ no more than if they were drawn from one curve.
+    Repeats may be averaged: their total tokens differ no more than if all were drawn from one curve.
     """
     output = float(rows["output_tokens"].sum() / rows["requests"].sum())
     load = Load(its, int(rows["instance"].max()), prompt, cap, output)

@@ -139,7 +139,7 @@ def _plain(column: Any) -> list[Any]:
 def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
     """Yield the lines of the plan for each kind of device.
 
-    These are one rate for all seven systems, two rates for `validate`, and two rates for each stage of chats on one
+    The plan has one rate for all seven systems, two rates for `validate`, and two rates for each stage of chats on one
     device.
     """
     for serving in SERVINGS:

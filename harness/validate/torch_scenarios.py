@@ -79,7 +79,11 @@ def then(first: Script, more: Callable[[Event], Iterable[Action]]) -> Script:
 
 
 def squeezed(event: Event) -> Iterator[Action]:
-    """Limit KV to less than requests need: 12 blocks of 12 KiB (16 tokens), or on a card 4 of a 2 MiB page (64)."""
+    """Limit KV to less than the requests need.
+
+    On a CPU the limit is 12 blocks of 12 KiB (16 tokens each). On a card it is 4 blocks, each a page of 2 MiB (64
+    tokens).
+    """
     if event == Woke("start"):
         yield Limit("m", 0, 12 * 12288 if os.environ.get("DEVICE", "cpu") == "cpu" else 4 * 2 * MIB)
 
@@ -240,10 +244,10 @@ def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
 
 
 def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow: bool) -> Iterator[tuple[float, str]]:
-    """Yield for each request how far its logits are from those of its whole context, and an error text or "".
+    """Yield for each request the distance of its logits from the true ones, and an error text or "".
 
-    In float32 the distance is the largest difference, and tokens must agree. In bfloat16 (`narrow`) it is the relative
-    error in norm.
+    The true logits are those that `whole` gives for the request's whole context. In float32 the distance is the largest
+    difference, and tokens must agree. In bfloat16 (`narrow`) it is the relative error in norm.
     """
     for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
         mine = np.stack(logits[rid])

@@ -95,7 +95,7 @@ class Workload(NamedTuple):
         return Config(models, gpu=gpu, plan=plan, **self.config)
 
     def requests(self) -> Jobs:
-        """Return the requests; null in the file, as for no SLO, becomes infinity."""
+        """Return the requests. A null in the file, which stands for no SLO for example, becomes infinity."""
         whole = {"model", "prompt_tokens", "output_tokens"}
         none = {name: [math.inf if x is None else x for x in column] for name, column in self.jobs.items()}
         columns: dict[str, Any] = {
@@ -160,8 +160,8 @@ def conduct(
 ) -> dict[str, int]:
     """Do the runs that have no line in the journal yet or that `again` names, for at most `minutes`.
 
-    If `only` names stages, the runs of others are left out. Return the number of runs by their state now. Raises
-    UserError for an unknown stage or run, or if the folder was begun with another plan.
+    If `only` names stages, the runs of all other stages are left out. Return the number of runs by their state now.
+    Raises UserError for an unknown stage or run, or if the folder was begun with another plan.
     """
     every = list(runs(workloads(plan, device), device))
     if strange := sorted(set(only) - {run.stage for run in every}):
@@ -356,7 +356,7 @@ def _column(values: Sequence[float]) -> Any:
 def main(argv: Sequence[str]) -> int:
     """Run the plan, do one run of it, or list its runs; return the exit code.
 
-    It is 0, 1 if a run failed, was late or was wrong, 2 for an error, and 130 if interrupted.
+    The code is 0 on success, 1 if a run failed, was late or was wrong, 2 for an error, and 130 if interrupted.
     """
     parser = argparse.ArgumentParser("torch_stages", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=20.0, help="for all runs of this call (default 20)")

@@ -169,10 +169,10 @@ def ran(
 def measure(
     folder: Path, shapes: Mapping[str, Shape], say: Callable[[str], None], fields: Fields, given: Mapping[str, Any]
 ) -> list[Measurement]:
-    """Make the measurements of each shape that a folder lacks; return all rows of its journal.
+    """Make the measurements that a folder lacks, for each shape; return all rows of the folder's journal.
 
-    The links of a card have their own rates, and those of CPUs are set to rates. The calls of a card that map pages are
-    timed by the probe, not here.
+    A card's links have their own rates, whereas those of CPUs are set to given rates. The calls that map pages of a
+    card are timed by the probe, not here.
     """
     bench = Bench(folder, shapes, say, fields, given)
     on = kind.kind(bench.config([], ""))
@@ -277,10 +277,10 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
 
 def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Measurement], float]:
-    """Time steps of models of one shape, each in a process of its own, that share a device.
+    """Time steps of models of one shape that share a device, each model in a process of its own.
 
-    One model is timed alone, then more of them, as long as they fit. With `apart`, two models are timed on a device
-    each.
+    One model is timed alone, then more of them at once, as long as they fit. With `apart`, one model is timed and then
+    two, each on a device of its own.
     """
     config = bench.config([name], name)
     on = kind.kind(config)
@@ -357,7 +357,7 @@ def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) ->
 
 
 def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time a load by each way, the process that starts with it included."""
+    """Time a load by each way to load, including the start of a process where the way starts one."""
     inst, config = Inst(name, (0,)), bench.config([name], name)
     on, first = kind.kind(config), next(iter(bench.shapes))
     ways = [way for way, how in WAYS.items() if not how.starts or on.starts]
@@ -455,10 +455,7 @@ def pages() -> tuple[list[Measurement], float]:
 
 
 def alone(shapes: Mapping[str, Shape], say: Callable[[str], None]) -> tuple[list[Measurement], float]:
-    """Time the steps of models alone, and the seconds of starting a process, which policies may both know.
-
-    No journal is kept.
-    """
+    """Time the steps of models alone, and the start of a process. Policies may know both. No journal is kept."""
     rows = list[Measurement]()
     with TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), shapes, say, Fields(), {"pool_bytes": 2 * GIB})

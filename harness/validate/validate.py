@@ -44,8 +44,8 @@ def ours(
 ) -> list[dict[str, float]]:
     """Simulate each case, and return its measures by the names of `METRICS`; equal settings run once.
 
-    Steps have no noise, as in every fit, unless `draw` is given. It is the number of one of a setting's own seeds,
-    which vary the arrivals too. A profile `host` that a fit tries replaces those of the settings.
+    Steps have no noise, as in every fit, unless `draw` is given. `draw` selects one of the seeds of each setting, which
+    vary the arrivals too. `host`, a profile that a fit tries, replaces those of the settings.
     """
     ran: dict[Setting, requests.Rows | None] = {}
     for setting in dict.fromkeys(case.setting for case in cases):
@@ -153,7 +153,10 @@ SIGNS = "rows: fitted: the engine's host profile was fitted on them; left out: i
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """Return the start of a sentence: the median error of each metric that users meet, fitted rows and others."""
+    """Return the start of a sentence with the median errors of TTFT, TPOT, E2E and throughput.
+
+    Each median is over all scored rows, fitted or not. Return "" if there are none.
+    """
     told = []
     for metric in ("ttft", "tpot", "e2e", "throughput"):
         rows = frame[(frame["metric"] == metric) & (frame["unscored"] == "")]
@@ -163,9 +166,10 @@ def answer(frame: pd.DataFrame) -> str:
 
 
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return lines by engine, GPU, metric and whether fitted: cases, median and P95 absolute error, mean error.
+    """Return a table with a line for each engine, GPU and metric, separately for rows that were fitted and for others.
 
-    Medians of the spreads over seeds and over rows of equal conditions follow, or a dash where there are no spreads.
+    A line has the number of cases, the median and P95 of the absolute error, and the mean error. The medians of the
+    spreads over seeds and over rows of equal conditions follow, or a dash where there are no spreads.
     """
     lines: list[tuple[str, ...]] = [HEAD]
     order = frame.assign(at=frame["metric"].map(METRICS.index))
@@ -236,9 +240,9 @@ def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
 
 
 def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
-    """Count the cases that are slower in the simulator by a factor of at least `SLOW`, those faster, and all.
+    """Count the cases that are much slower in the simulator than measured, those that are much faster, and all cases.
 
-    Faster cases are those by the same factor. Cases are compared by E2E or throughput.
+    "Much" is a factor of at least `SLOW` in E2E or throughput.
     """
     ratio = frame["ours"] / frame["measured"]
     longer = pd.concat([ratio[frame["metric"] == "e2e"], 1 / ratio[frame["metric"] == "throughput"]])
@@ -246,9 +250,9 @@ def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
 
 
 def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return a line for each of the `most` cases with the largest errors, by ratio, in any mean.
+    """Return the `most` cases with the largest errors, a line each.
 
-    A line is of the metric with the case's largest error.
+    Errors are compared as ratios of simulated to measured means. The line of a case is that of its worst metric.
     """
     means = frame[frame["metric"].isin(MEANS) & (frame["unscored"] == "")]
     off = means.assign(off=np.abs(np.log(means["ours"] / means["measured"])))
