@@ -20,7 +20,7 @@ def unchecked_lines(rows: pa.Table) -> list[str]:
 
 
 def unchecked(systems: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a heading and a line for each system that has not passed `bench check`, or only in part.
+    """Yield a heading and a line for each system that has not passed `bench check`, or has passed only a part of it.
 
     `systems` has the name or path of each system by label.
     """
@@ -50,7 +50,7 @@ def invalid(rows: pa.Table) -> list[str]:
 
 
 def own_degrees(rows: pa.Table) -> list[str]:
-    """Say in a line which labels chose their own degrees of parallelism, if any did."""
+    """Return one line that says which labels chose their own degrees of parallelism; empty if there are none."""
     if "degrees" not in rows.column_names:
         return []
     degrees = setting.degrees(zip(memo.column(rows, "label"), memo.column(rows, "degrees"), strict=True))

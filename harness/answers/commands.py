@@ -18,7 +18,7 @@ def short_path(path: Path) -> str:
 
 
 def real(path: Path) -> Path:
-    """Return the path in full, without links; where links form a loop, as far as they go."""
+    """Return the path in full, with links resolved. If links form a loop, they are resolved only up to it."""
     return Path(os.path.realpath(path))
 
 

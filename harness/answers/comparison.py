@@ -45,7 +45,7 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
 
 
 def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
-    """Yield the lines above the table: the setting, what makes it doubtful, and the rate of the table.
+    """Yield the lines above the table: the setting, reasons to doubt it, and the rate of the table.
 
     With `every`, the setting is given in full.
     """
@@ -90,7 +90,10 @@ def _short(measured: Measured, setup: Setup) -> Iterator[str]:
 
 
 def _loose(measured: Measured) -> Iterator[str]:
-    """Warn of an SLO so long that hardly any request can miss it, as its P95 base was measured past the knee."""
+    """Warn of an SLO that is so long that hardly any request can miss it.
+
+    This happens if the SLO's P95 base was measured on an overloaded GPU, past the knee.
+    """
     limits = [(ttft_s, model) for model, (ttft_s, _) in (measured.target.seconds or {}).items()]
     most_s, model = max(limits, default=(0.0, ""))
     if LOOSE_S < most_s < math.inf and "P95" in measured.target.rule:
@@ -110,7 +113,7 @@ def _seeds(measured: Measured) -> str:
 def _prefix_cache(measured: Measured) -> str:
     """Say whether prefixes are cached.
 
-    If the trace has no ids of blocks, it is empty, unless the study asks for a prefix cache.
+    If the trace has no ids of blocks, return an empty string, unless the study asks for a prefix cache.
     """
     spec = measured.reference
     if spec.prefix_cache is None:
@@ -148,7 +151,10 @@ def _setting(measured: Measured, shown: Summary, setup: Setup) -> Iterator[str]:
 
 
 def _load(measured: Measured, shown: Summary, *, every: bool) -> str:
-    """Return the rate that the table is at; with `every` also how many rates ran, and the warm-up."""
+    """Return a line with the rate for which the table is shown.
+
+    With `every`, the line also has the number of rates that ran, and the warm-up.
+    """
     spec, scale = measured.reference, f"{shown.rate_scale:g} x the trace's rate"
     at = [scale] if math.isnan(shown.offered_rps) else [f"{shown.offered_rps:.3g} req/s", scale]
     facts = at[1:] + [f"--scaling {spec.scaling}"] * (spec.scaling != "rotate")
@@ -168,12 +174,13 @@ def _fit(fit: str | None) -> str:
 def next_command(
     measured: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()
 ) -> str:
-    """Return the command to run next, about the subject of the first line.
+    """Return the command to run next, about the subject: the system that the comparison's first line is about.
 
-    If `ways` has remedies that make all systems fit, it applies the first. Otherwise, if runs are invalid, it says how
-    to repeat them. Otherwise the subject decides. If it meets the level at the highest rate, the command doubles that
-    rate, or plots the comparison if its only rate cannot be scaled. In all other cases the command explains the
-    subject's misses at each of its rates. If no system ran, the command plots the comparison.
+    If `ways` has remedies that make all systems fit, the command applies the first remedy. Otherwise, if runs are
+    invalid, the result says how to repeat them. Otherwise the command depends on the subject. If the subject meets the
+    level at the highest rate, the command doubles that rate, or plots the comparison if its only rate cannot be scaled.
+    In all other cases the command explains the subject's misses at each of its rates. If no system ran, the command
+    plots the comparison.
     """
     if ways:
         return again(words, *ways[0].options)
@@ -193,7 +200,7 @@ def next_command(
 
 
 def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
-    """Say how to make runs on real servers valid, by the reason why they were not.
+    """Say how to make invalid runs on real servers valid, given the reason why they are invalid.
 
     The new runs go to another folder, and the present runs are kept.
     """
@@ -209,18 +216,21 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
 
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
-    """Render a system's value in a column; with `spread` its interval too, if the column says which is better."""
+    """Render a system's value in a column.
+
+    With `spread`, the interval is added, if more or less of the column's measure counts as better.
+    """
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
 def terminal(
     shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
 ) -> list[str]:
-    """Return the lines of the aligned table: groups, names, one line per system; with `bold` the best are bold.
+    """Return the lines of the aligned table: titles of groups, heads of columns, then one line per system.
 
-    A system without room stands below the others, with its text in `unfit` in place of cells. Without `every` only the
-    brief columns are shown. Where a line would be longer than `room` characters, only the last headline keeps its
-    intervals: the rate, or attainment where there is one rate.
+    With `bold`, the best values are bold. A system without room stands below the others, with its text in `unfit` in
+    place of cells. Without `every`, only the brief columns are shown. If a line would be longer than `room` characters,
+    only the last headline keeps its intervals: the rate, or attainment if there is one rate.
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]

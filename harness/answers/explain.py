@@ -73,7 +73,7 @@ def request(
 ) -> Iterator[str]:
     """Yield lines about one request: its SLO, the causes of a miss, its `parts` in order, and their sums by cause.
 
-    `made_ns` is when the engine made its first token. Without parts the order in time is not known.
+    `made_ns` is when the engine made its first token. Without `parts`, the order in time is not known.
     """
     q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
@@ -150,8 +150,8 @@ def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
 def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str, again: str) -> Iterator[str]:
     """Yield lines about all misses: by model, their main causes, and the longest ones.
 
-    A miss scores less than 1 by a definition of attainment. `again` is the command that explains this run, to which
-    the last line adds --request.
+    A miss is a request that scores less than 1 by a definition of attainment. `again` is the command that explains this
+    run. The last line shows this command with --request added.
     """
     rows = requests.rows(table)
     offered = requests.in_window(rows, window_s)

@@ -128,7 +128,7 @@ def _row(letter: str, idea: Idea) -> Sequence[str]:
 
 
 def _world(idea: Idea, *, every: bool) -> str:
-    """Describe a world, with `every` its SLO too, and why the result is as it is."""
+    """Describe a world and why the result there is as it is; with `every`, also name its SLO."""
     panel, why = idea.panel, idea.claim["why"]
     slo = f", SLO {panel['slo']}" if every else ""
     place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}{slo})"

@@ -17,7 +17,10 @@ UNKNOWN = "nothing is known that is sufficient"
 
 
 def markdown(ledger: Ledger) -> Iterator[str]:
-    """Yield the ledger as Markdown: classes by paper, what they mean, then every statement with its comparisons."""
+    """Yield the ledger as Markdown.
+
+    First come a table of classes by paper and the meaning of each class, then every statement with its comparisons.
+    """
     yield "# Claims"
     yield ""
     yield from _wrapped(
@@ -84,7 +87,7 @@ def _comparison(line: Evidence) -> str:
 
 
 def _why(statement: Statement) -> str:
-    """Return the reason for a class; empty for "size" and "up to"."""
+    """Return the reason why a statement has its class; empty for the classes "size" and "up to"."""
     match statement.verdict:
         case "size" | "up to":
             return ""
@@ -108,7 +111,10 @@ def escaped(text: str) -> str:
 
 
 def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
-    """Yield a table with a row per statement, its class, the paper's number, ours and words, then what classes mean."""
+    """Yield a table of statements, and a line that says what their classes mean.
+
+    The row of a statement has its class, the paper's number, our number, and the statement in words.
+    """
     standing = [s for s in statements if s.stands]
     several = len({_of(s) for s in standing}) > 1
     stated = [(s.verdict, s.number, _here(s), s.says + f" ({_of(s)})" * several) for s in standing]

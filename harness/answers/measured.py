@@ -64,7 +64,10 @@ def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
 
 
 def claimed(lines: Sequence[SectionVerdict]) -> Iterator[str]:
-    """Yield the claims as text: class, the paper's number, the result here, the claim; below it why they differ."""
+    """Yield a line for each claim: its class, the paper's number, the result here, and the claim in words.
+
+    If the verdict has a note, or the numbers differ for a known reason, that text follows below.
+    """
     width = max((len(line.verdict.text) for line in lines), default=0)
     for section, verdict, law in lines:
         of = f", {law}" if law else ""

@@ -15,7 +15,10 @@ LEAST = 0.01  # share of a row's seconds; smaller causes have no column unless a
 
 
 def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """Yield a sentence on the systems or rates with least and most misses, and their causes; none where nothing ran."""
+    """Yield a sentence on the systems or rates with the least and the most misses, and their causes.
+
+    If nothing ran, yield nothing.
+    """
     ran = sorted((row for row in rows if not row.hollow), key=lambda row: row.missed / max(1, row.offered))
     if not ran:
         return
@@ -30,10 +33,10 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
 
 
 def table(rows: Sequence[Misses], by: str, *, every: bool = True) -> Table:
-    """Return the table, with a row per system or (by "rate") per rate, and with a note on what its columns mean.
+    """Return the table of misses, with a note on what its columns mean.
 
-    Rates come in rising order, systems by rising share of misses. Without `every` a cause has a column only where it
-    took more than LEAST of a row's seconds.
+    There is a row for each system or, if `by` is "rate", for each rate. Rates come in rising order, systems by rising
+    share of misses. Without `every`, a cause has a column only if it took more than LEAST of some row's seconds.
     """
     least = 0.0 if every else LEAST
     shown = [wait for wait in WAITS if any(row.ns.get(wait, 0) > least * sum(row.ns.values()) for row in rows)]

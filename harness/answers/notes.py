@@ -40,7 +40,7 @@ ROOFLINE = 0.01  # share of a step; a smaller one is left out
 def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False) -> Iterator[str]:
     """Yield the lines under the table: the systems that are not in it, its limits, and its findings.
 
-    With `every` they include caps that limited only controls, and the bound on all policies.
+    With `every`, these include the bound on all policies, and caps that limited only controls.
     """
     if every and (above := bound.line(measured.about)):
         yield above
@@ -176,9 +176,9 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
 
 
 def roofline(spec: Spec) -> Iterator[str]:
-    """Yield a line with the unmeasured share of a decode step for models that have one, if there are any.
+    """Yield a line with the models whose decode steps were measured only in part, and the share that was not.
 
-    Such are models with quantised formats, experts or latent KV. The time of kernels that were not measured comes from
+    These are models with quantised formats, experts or latent KV. The time of kernels that were not measured comes from
     a roofline.
     """
     shares = [f"{name} {100 * share:.0f} %" for name, share in rooflines(spec).items() if share >= ROOFLINE]
@@ -187,7 +187,10 @@ def roofline(spec: Spec) -> Iterator[str]:
 
 
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str:
-    """Render the A/A line: a system against its copy on other seeds; the interval should cover 0 (empty: none ran)."""
+    """Render the A/A line, which compares a system with its copy on other seeds.
+
+    The interval should cover 0. The line is empty if either of the two did not run.
+    """
     ours, theirs = (list(scores(table, x, rate, definition).values()) for x in (label, copy))
     n = min(len(ours), len(theirs))
     if not n:
@@ -201,7 +204,10 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
 
 
 def why(table: pa.Table, shown: Summary, definition: str) -> str:
-    """Name the most frequent cause of misses of each contestant that is below the level (rows/causes.py), if any is."""
+    """Name the most frequent cause of misses (rows/causes.py) of each contestant that is below the level.
+
+    The line is empty if there is no such contestant.
+    """
     reasons = []
     for system in shown.systems:
         if not system.judged or system.mean(definition) >= 100 * shown.level:
@@ -231,7 +237,10 @@ def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[st
 
 
 def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
-    """Yield each model of each system at a rate with the means of measures over all seeds; NaN if one is missing."""
+    """Yield the label, the model, and the means of measures over all seeds, for each model of each system at a rate.
+
+    A mean that is missing is NaN.
+    """
     frame = summaries.summary(scored, names, ("model",))
     frame = frame[frame["rate_scale"] == rate_scale]
     for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):

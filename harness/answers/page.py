@@ -154,7 +154,7 @@ def _summary(shown: Summary) -> Table:
 
 
 def _head(column: Column) -> str:
-    """Return the head of a column: "pooled %", "TTFT s P95"; groups of shares are left to the page's definitions."""
+    """Return the head of a column: "pooled %", "TTFT s P95". For shares, the page's definitions explain the group."""
     return f"{column.name} %" if column.definition and column.unit == "%" else f"{column.group} {column.name}"
 
 
@@ -240,7 +240,7 @@ def _seconds(about: About) -> str:
 
 
 def _fidelity(table: pa.Table) -> str:
-    """Say whether runs are simulated or real, and whether measured runs have checked the simulation."""
+    """Say whether runs are simulated or real and, if simulated, whether measurements have checked the simulation."""
     kinds = sorted(table["fidelity"].cast("string").unique().to_pylist())
     if kinds != ["simulated"]:
         on = table["machine"].cast("string").unique().to_pylist() if "machine" in table.column_names else []

@@ -96,7 +96,10 @@ def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
 
 
 def _short(pair: Standing | None, *, spread: bool) -> str:
-    """Render a standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
+    """Render a standing in a few letters, or "-" if one of the two systems does not fit.
+
+    With `spread`, intervals and differences are shown.
+    """
     if pair is None or pair.says == ranking.NO_ROOM:
         return NONE
     if spread or pair.ratio is None:
@@ -105,9 +108,10 @@ def _short(pair: Standing | None, *, spread: bool) -> str:
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: About, over: str) -> str:
-    """Render the rate at which a system holds the level, of all requests or of the worst model.
+    """Render the rate at which a system holds the level.
 
-    For a system that fits with no seed, return a word that says so.
+    `over` says whether attainment is over all requests or that of the worst model. If the system fits with no seed,
+    return a word that says so.
     """
     gone = by_window.unfit(rows, name)
     if gone and gone.every:

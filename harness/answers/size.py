@@ -70,7 +70,7 @@ def _share(verdict: Outcome, word: str = "") -> str:
 
 
 def rent(sized: Sized) -> str:
-    """Say what to rent for the best, and what that costs: `rent 8 h200 (7 + 1 spare, one node): $857 a day`."""
+    """Say what to rent for the best strategy, and its cost: `rent 8 h200 (7 + 1 spare, one node): $857 a day`."""
     assert sized.best is not None
     asked, (kind, _, gpus) = sized.asked, sized.best
     bought, parts = asked.bought(gpus), []
@@ -227,7 +227,7 @@ def _view(view: View) -> str:
 
 
 def details(sized: Sized) -> Iterator[tuple[str, str]]:
-    """Yield the lines below the table in pairs: on all kinds of GPU, then on the best; last the models by GPU."""
+    """Yield the lines below the table, as pairs of heading and text. Those on the best strategy come last."""
     of = {label: str(asked_system(text)["system"]) for label, text in named(sized.asked.systems).items()}
     yield from unchecked(of)
     yield from sized.refused.items()
@@ -245,7 +245,7 @@ def details(sized: Sized) -> Iterator[tuple[str, str]]:
 
 
 def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[str, str]]:
-    """Yield the lines on the best: what it attains and costs, how it grows, and where its models are."""
+    """Yield lines on the best strategy: its attainment and cost, how it grows, and where its models are."""
     views = sized.curves[kind, name].tried[gpus].views
     if len(views) > 1:
         yield "attainment", ", ".join(f"{100 * met.share.mean:.1f} % in the {view}" for view, met in views.items())

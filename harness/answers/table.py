@@ -140,7 +140,10 @@ class Table:
 
 
 def value(cell: str) -> float | None:
-    """Return the number to sort a cell by, which stands at its start or after signs such as "<"; else None."""
+    """Return the number by which to sort a cell, or None if the cell does not begin with a number.
+
+    Signs such as "<" may stand before the number.
+    """
     match = NUMBER.match(cell)
     number = float(match[1].replace(",", "")) if match else None
     return number if number is not None and math.isfinite(number) else None
@@ -199,7 +202,7 @@ def joined(names: Sequence[str]) -> str:
 def clause(text: str, room: int) -> str:
     """Return the longest start of a sentence, of at most `room` characters, up to a comma, semicolon or colon.
 
-    It is the whole sentence where that fits, or where no part does.
+    If the whole sentence fits, or if no such start fits, return the whole sentence.
     """
     if len(text) <= room:
         return text

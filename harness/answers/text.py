@@ -88,9 +88,10 @@ def parts(shown: Shown) -> tuple[Iterable[str | Table], Iterable[str | Table]]:
 
 
 def _answer(cells: str, standings: Standings) -> Iterator[str]:
-    """Say which others each system is ahead of, equal to or behind in most cells, and against which it has no verdict.
+    """Say which others each system is ahead of, equal to or behind on most panels.
 
-    Cells of a single window, which has no interval, have no verdict and do not count.
+    Also say against which others it has no verdict. Panels of a single window, which has no interval, have no verdict
+    and do not count.
     """
     standings = {key: standing for key, standing in standings.items() if standing.says != CASE}
     many = len({cell for cell, *_ in standings})
@@ -279,7 +280,8 @@ def _title(about: About, panels: Sequence[Panel]) -> str:
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
     """Return the label of each system of a panel: its name, its GPUs if they are not the panel's, and its marks.
 
-    Marks are "(unchecked)", "(checked in part)", and † where a system meets no SLO of some model.
+    The marks are "(unchecked)" and "(checked in part)". MARK is added if all requests of some model miss their SLO,
+    even at the least load.
     """
     took: dict[str, set[int]] = {}
     for name, gpus in zip(memo.column(rows, "label"), memo.column(rows, "gpus"), strict=True):
@@ -292,9 +294,9 @@ def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
 
 
 def _below(rows: pa.Table, name: str, about: About) -> str:
-    """Return the reason why the next fewer GPUs tried do not suffice: models do not fit, or SLOs are missed.
+    """Return the reason why the next smaller number of GPUs tried is too few: models do not fit, or SLOs are missed.
 
-    If no number suffices, it is about the largest number tried.
+    If no number suffices, return the reason for the largest number tried.
     """
     at = crossings.fewest(rows, name, "", about.definitions[0], about.level)
     runs = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
@@ -352,7 +354,7 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | N
 
 
 def _unserved(shown: Shown) -> Iterator[str]:
-    """Yield a line for each system that meets no SLO of some model even at the least load, which MARK stands for."""
+    """Yield a line for each system that has MARK: even at the least load, all requests of some model miss their SLO."""
     of = len(shown.about.panels)
     for name, words in crossings.all_unserved(shown.table, shown.about).items():
         yield f"{MARK} {name}: {max(words)} even where load is least, on {len(words)} of {of} panels"

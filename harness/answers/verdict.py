@@ -97,7 +97,7 @@ def _up_to(e: Estimate | None) -> str:
 
 
 def _each_model(system: SystemSummary, key: str) -> str:
-    """Say that a rate is pooled, with the rate of the worst model; empty if the two rates are about the same."""
+    """Return a note that a rate is pooled, with the worst model's rate; empty if the two rates are about the same."""
     all_, worst = system.values[key], system.values["worst_rate"]
     if all_ is None or all_.sign == "<":
         return ""
@@ -142,10 +142,10 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the other usual level at which a lead at this level shrinks most, or turns.
+    """Yield a clause on the other usual level at which a lead at this level shrinks most, or turns around.
 
-    A lead is the subject's, or another system's over the subject. Yield nothing if all leads stay above the factor
-    `pooled.NEAR` at all levels.
+    The lead is that of the subject over another system, or of another system over the subject. Yield nothing if all
+    leads stay above the factor `pooled.NEAR` at all levels.
     """
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:

@@ -17,7 +17,7 @@ Place = tuple[str, float]  # a panel's condition, and x
 
 
 class Ablation(NamedTuple):
-    """A part that is switched off, and what a paper says of it."""
+    """A part of a system that is switched off, and the paper's statement about it."""
 
     subject: str
     says: str

@@ -32,8 +32,9 @@ DRAIN_SLOS = 10  # a run drains for this multiple of the largest end-to-end SLO
 def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
     """List the runs that measure a spec's SLO bases: each model alone, by the bench's settings, on tuning seeds.
 
-    They have one kind of GPU (`Setup.base_gpu`), and as many as their models need. The limits on tokens and sequences
-    of a step are the same for every card and server, so that a strategy that sets its own does not change its SLO.
+    All runs use one kind of GPU (`Setup.base_gpu`), and as many GPUs as their models need. Their limits on tokens and
+    sequences of a step are the same for every card and server. A strategy that sets limits of its own therefore does
+    not change its SLO.
     """
     its = servers.bench()
     plain = Spec(BASE, engine=spec.engine, gpu=Setup(spec).base_gpu(gpu), node_gpus=spec.node_gpus,
@@ -50,8 +51,8 @@ def base_specs(spec: Spec, gpu: str = "") -> list[Spec]:
 def bases(folders: Sequence[Path]) -> dict[str, Pair]:
     """Return P95 of TTFT and TPOT in seconds by model, from base runs.
 
-    A model whose outputs all have one token gets its TTFT as TPOT, which every request meets. Raises UserError if over
-    5 % of the requests of a model never end.
+    If all outputs of a model have one token, its P95 of TTFT also stands for TPOT; every request meets that TPOT.
+    Raises UserError if over 5 % of the requests of a model never end.
     """
     pairs = tails(folders)
     for model, (first_s, later_s) in pairs.items():
@@ -62,9 +63,9 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
 
 
 def tails(folders: Iterable[Path]) -> dict[str, Pair]:
-    """Compute P95 of TTFT and TPOT in seconds by model, over all requests of runs in the window or after it.
+    """Compute P95 of TTFT and TPOT in seconds by model, over all requests that arrive after the warm-up of their run.
 
-    Requests that never end count as infinite; the TPOT of a model whose outputs all have one token is NaN.
+    Requests that never end count as infinite. If all outputs of a model have one token, its TPOT is NaN.
     """
     columns = ["model", "arrival_ns", "first_ns", "done_ns", "prompt_tokens", "output_tokens", "made_tokens"]
     columns += ["first_tokens", "state", *(f"{cause}_ns" for cause in record.WAITS)]

@@ -91,9 +91,9 @@ def crossing(
 def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], level: float) -> float | None:
     """Return the rate scale at which the bound on attainment falls below the level.
 
-    It is less than a factor NEAR above a rate scale at which the bound is not below the level. It is None if the bound
-    never falls below the level, or is below it at all rates. The first seed alone brackets the rate scale, by doubling
-    and bisection. All seeds together then move the bracket.
+    The answer is exact to a factor NEAR: at 1/NEAR of this rate scale, the bound still reaches the level. The answer is
+    None if the bound never falls below the level, or is below it at all rates. The first seed alone brackets the rate
+    scale, by doubling and bisection. All seeds together then move the bracket.
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:
@@ -148,7 +148,7 @@ def judged(setup: Setup, target: SloTarget) -> Jobs:
 def allowed(specs: Iterable[Spec]) -> bound.Sharing:
     """Return the ways in which any of these systems shares a GPU: by SMs, by time slices, both or neither.
 
-    The policy of a system that does not fit, or cannot be made, adds neither.
+    A system that does not fit, or whose policy cannot be made, adds only the sharing that its spec sets.
     """
     parted = sliced = False
     for spec in specs:

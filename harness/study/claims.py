@@ -84,8 +84,8 @@ class SectionVerdict(NamedTuple):
 def weak(verdict: Verdict) -> str:
     """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    It is also empty where the verdict's note states the number and a limit, as for claims about seeds and for bounds
-    (`limit_of_seeds`, `limit_of_bound`). A calculation has no windows, so it is never weak.
+    It is also empty if the verdict's note already states the number and a limit, as for claims about seeds
+    (`limit_of_seeds`) and for bounds (`limit_of_bound`). A calculation has no windows, so it is never weak.
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -136,7 +136,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Return a verdict's note, the datum that its claim lacks, or the reason why our number differs."""
+    """Return a verdict's note; if it is empty, the datum that the claim lacks, or else why our number differs."""
     claim = verdict.claim
     return verdict.note or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
@@ -222,8 +222,8 @@ def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Esti
     """Estimate the fewest GPUs that hold the level in the mean over seeds.
 
     The ends of the interval are the fewest and the most GPUs that a single seed needs. There is no such interval with
-    fewer than two seeds, or if the estimate or that of a seed is only a bound. With `over`, the estimate is the ratio
-    of two such numbers.
+    fewer than two seeds, or if the estimate, or the number of GPUs of some seed, is only a bound. With `over`, the
+    estimate is the ratio of two such numbers.
     """
     whole = fewest(rows, claim.system, claim.over, definition, level)
     seeds = sorted(by_window.curves(rows, claim.system, definition, "x"))
@@ -396,7 +396,7 @@ def _by_ratio(
 def _order(standing: Standing) -> float:
     """Return how far a claim's system is ahead: the log of the ratio, or else the mean difference of attainment.
 
-    Of several other systems, the best is the one against which this value is least.
+    Among several other systems, the best is the one over which this lead is smallest.
     """
     if standing.ratio is not None:
         return math.log(standing.ratio.mean)
@@ -420,8 +420,8 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Judge which of two systems is ahead.
 
-    At both ends of a cumulative study, the paper's number is judged instead. There is no ratio if a system does not
-    fit, or if both systems hold the level at every rate that was run, or both at no such rate.
+    At either end of a cumulative study, the claim is judged by the paper's number instead. There is no ratio if a
+    system does not fit, if both systems hold the level at every rate that was run, or if both hold it at no rate.
     """
     definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)

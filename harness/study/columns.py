@@ -203,10 +203,10 @@ def _token_share(setup: Setup, name: str) -> float:
 
 
 def _memory(ran: Ran, of: str) -> dict[str, float]:
-    """Compute the mean batch, or one share of KV memory (`of`), of a run with one model.
+    """Compute a measure of memory in a run with one model: the mean batch, or a share of KV memory.
 
-    A request counts from its first token to its end, or to the end of the window if it does not end. Its tokens are
-    taken to come evenly in that time. While it waits for KV after its first token, it holds no KV.
+    `of` names the measure. A request counts from its first token to its end, or to the end of the window if it does not
+    end. Its tokens are taken to come evenly in that time. While it waits for KV after its first token, it holds no KV.
     """
     rows, window_s = ran.rows, ran.window_s
     (model,) = ran.setup.cluster.models.values()
@@ -237,8 +237,9 @@ def _tokens_per_s(shape: Shape, gpu: str, host: str, batch: int, tp: int) -> flo
     """Compute the decode throughput of two GPUs in tokens/s, as in Weaver's table 1.
 
     The GPUs run two instances with TP 1, or one with TP 2. Each instance has a batch of `batch` requests. Only decode
-    steps count. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each GPU. Their
-    prompts, 131,072 tokens of 2 x 6.98e9 FLOP, would take 5.9 s at the card's peak.
+    steps count, as the paper's number leaves no time for prefill. At batch 128, its 8,011 tokens/s mean that 128
+    requests of 128 tokens on each GPU take 4.1 s. Their prompts alone, 131,072 tokens of 2 x 6.98e9 FLOP, would take
+    5.9 s at the card's peak.
     """
     prompt, output = TOKENS
     config = Config((Served("m", shape, 1, degrees=(2,)),), gpu=gpu, gpus=2, host=host)

@@ -63,9 +63,10 @@ def comparison(
 ) -> Study:
     """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
 
-    Without rates they are searched around the knee of the definition of attainment (None: the rule's). With controls,
-    CONTROLS and an A/A copy of the first system stand beside the others. With a budget of simulated requests, systems
-    that are not yet told apart get more seeds. UserError for a system that stands twice.
+    If no rates are given, they are searched around the knee. `definition` is the definition of attainment (None: that
+    of the SLO rule). With controls, CONTROLS and an A/A copy of the first system stand beside the others. With a budget
+    of simulated requests, systems that are not yet told apart get more seeds. Raises UserError for a system that is
+    listed twice.
     """
     listed = named(systems)
     if controls:
@@ -163,7 +164,7 @@ def clients(loop: Preset) -> str:
 
 
 def stream_rule(spec: Spec) -> str:
-    """Return the rule by which models are given streams of the trace, in words."""
+    """Describe the rule by which each model is given streams of the trace."""
     setup = Setup(spec)
     return assigned(setup.trace, setup.models, spec.seed, spec.assign).rule
 

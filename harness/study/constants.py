@@ -68,9 +68,9 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """List the changes to try of constants (`only` these; None: all), and why each other constant is not varied.
+    """List the changes of constants to try; also return, by constant, why each other constant is not varied.
 
-    Raises UserError for an unknown constant.
+    `only` limits the changes to these constants (None: all). Raises UserError for an unknown constant.
     """
     refuse_unknown("there is no constant", only or (), MEANS)
     changes, unchanged = list[Setting](), dict[str, str]()

@@ -27,8 +27,8 @@ class NoRoom(UserError):
 def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tuple[str, dict[str, int]]:
     """Return the model set with the smallest degree of parallelism at which each model fits on a kind of GPU.
 
-    A degree that the set gives stays where it fits; the set itself is returned where none is changed. Raises NoRoom
-    for a model that fits at no degree.
+    If a model fits at the degree that the set gives it, it keeps that degree. If no degree changes, the set itself is
+    returned. The changed degrees are returned too, by model. Raises NoRoom for a model that fits at no degree.
     """
     models = str(setting["models"])
     gpus = max(1, most // mix.size(kind)) * mix.size(kind)
@@ -54,7 +54,7 @@ def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tupl
 
 
 def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
-    """Write a model set with other degrees of parallelism for some of its models; returns its path."""
+    """Write a model set with other degrees of parallelism for some of its models, and return its path."""
     lines = []
     for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
         lines += [
@@ -82,7 +82,8 @@ def widened(setting: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], str]
     """Return a setting with degrees raised so that each model fits its GPUs, and a line that names these models.
 
     The setting is unchanged if all models fit. It is also unchanged if a model fits at no degree, as its run then
-    reports why. Other engines than the simulator, cost tables and mixes of kinds of GPU leave it unchanged too.
+    reports why. Degrees are not raised for engines other than the simulator, for cost tables, or for mixes of kinds of
+    GPU.
     """
     kind, given = str(setting["gpu"]), {key: value for key, value in setting.items() if value is not None}
     if given.get("engine", "sim") != "sim" or given.get("table") or mix.mixed(kind):

@@ -83,7 +83,7 @@ class Plan:
 def deployable(setting: Question) -> None:
     """Raise UserError if a question is not about vLLM servers, which are all that --deploy can start.
 
-    Such are questions about other engines than the simulator, and about SGLang hosts.
+    It is raised for an engine other than the simulator, and for an SGLang host.
     """
     engine, host = (str(setting.setting.get(key, default)) for key, default in (("engine", SIMULATOR), ("host", "")))
     if fields.asked(engine).name != SIMULATOR:
@@ -95,8 +95,8 @@ def deployable(setting: Question) -> None:
 def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
     """Write the files that start the servers of an answer into the folder `into`, and return their paths.
 
-    There is a file for each node where that is needed. The runs of the answer are below `out`. Raises UserError if
-    there is no answer, or if servers cannot be started in this way.
+    Servers on several nodes have a file for each node, except with Helm. The runs of the answer are below `out`. Raises
+    UserError if there is no answer, or if servers cannot be started in this way.
     """
     texts = files(plan(sized, out), way)
     for name, text in texts.items():

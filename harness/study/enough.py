@@ -74,10 +74,10 @@ def more(
 ) -> list[More]:
     """List the next runs of systems that are not yet told apart (see `unsettled`).
 
-    First come runs at an x that the interval of a system lacks (`_lacking`), with all seeds so far. Then come the next
-    `step` seeds, at the x around the crossings (`_around`). All systems get the same seeds, so that they stay paired,
-    and all seeds of a system get the same x. The list is empty where seeds would reach those of A/A copies. No rate
-    below `least` is asked for.
+    If the intervals of some systems lack an x (`_lacking`), only these x are run, with all seeds so far. Otherwise the
+    next `step` seeds run, at the x around the crossings (`_around`). All systems get the same seeds, so that they stay
+    paired, and all seeds of a system get the same x. The list is empty if the next seeds would overlap those of A/A
+    copies. No rate below `least` is asked for.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
@@ -97,9 +97,10 @@ def more(
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
     """Return the x at which a system has to be run before its interval can be trusted; None if there is no such x.
 
-    It is the crossing itself if no x within a quarter of an octave was run. Along rates, it is an x beyond an open end
-    of the interval. If the low end is open and nothing is missed at the x below the crossing, it is the geometric mean
-    of that x and the next. An episode of misses at the next x says nothing about lower rates.
+    If no x within a quarter of an octave of the crossing was run, the answer is the crossing itself. Along rates, an
+    open end of the interval also asks for an x, one beyond that end. There is an exception: if the low end is open and
+    nothing is missed at the x below the crossing, the answer is the geometric mean of the two sampled x around the
+    crossing. An episode of misses at the upper one says nothing about lower rates.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
@@ -118,7 +119,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the given x of a panel in the form that curves have, in which load rises with x.
+    """Return the given x of a panel on a scale on which load rises with x, as in curves.
 
     Along SLO scales and GPUs, these are the reciprocals.
     """

@@ -80,7 +80,10 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
 
 
 def _seeds_by_half(panel: Panel) -> list[list[int]]:
-    """Return the seeds that replay each half of a real trace, the first half first; empty where all replay one."""
+    """Return the seeds that replay each half of a real trace, the first half first.
+
+    The list is empty unless both halves are replayed.
+    """
     spec, halves = panel.first, dict[int, list[int]]()
     trace = load_trace(spec.trace)
     for seed in (spec.seed + k for k in panel.seeds):
@@ -90,7 +93,7 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Return the number of requests of each model that planners see, largest first.
+    """Return the number of requests of each model from which planners plan, largest first.
 
     There is one list for each fold of the trace that seeds replay.
     """

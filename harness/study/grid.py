@@ -57,7 +57,7 @@ class Panel:
 
     @property
     def scale(self) -> float:
-        """The SLO scale, where it does not run along x."""
+        """The SLO scale at which the panel is judged, unless x is the SLO scale."""
         return float(self.setting.get("slo_scale", 1.0))
 
     @property
@@ -77,7 +77,7 @@ class Panel:
 
     @property
     def drawn(self) -> bool:
-        """Tell whether each seed draws a window of its own; those of a real trace are parts of one."""
+        """Tell whether each seed draws a window of its own. For a real trace, all windows are parts of one log."""
         return load_trace(self.first.trace).maker is not None
 
     @property
@@ -87,7 +87,7 @@ class Panel:
 
 
 class Point(NamedTuple):
-    """A run as a panel shows it at x; one run may stand at many points."""
+    """A run at an x of a panel. The same run may be shown at many points."""
 
     panel: Panel
     x: float
@@ -97,7 +97,7 @@ class Point(NamedTuple):
 
     @property
     def place(self) -> tuple[str, float, str, int]:
-        """Its panel, x, system and seed."""
+        """The point's panel, x, system and seed."""
         return self.panel.key, self.x, self.system, self.spec.seed
 
 
@@ -122,7 +122,10 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
 
 
 def _runs(panel: Panel) -> tuple[Any, ...]:
-    """Return all that decides which runs a panel has and how they are judged, to find equal panels."""
+    """Return the values that decide which runs a panel has and how they are judged.
+
+    Panels with equal values are equal.
+    """
     setting = {key: value for key, value in panel.setting.items() if key != "trace"}
     return panel.axis, panel.xs, panel.specs, panel.window_s, panel.warmup_s, panel.seeds, panel.half, setting
 
@@ -209,7 +212,7 @@ def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]
 
 
 def _trace(spec: Spec, gpus: int, window_s: float) -> str:
-    """Return the resolved name of a spec's trace; a generator's trace is as long as the window asked for."""
+    """Return the resolved name of a spec's trace. A generated trace lasts at least `window_s`."""
     name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
     if not window_s:
         return name
@@ -348,7 +351,7 @@ class Grid:
     def least(self, panel: Panel) -> float:
         """Compute the rate scale at which the windows of a point hold the requests that the study asks for.
 
-        Half of a real trace cannot have more requests: its least rate scale is an eighth of the lowest x given.
+        Half of a real trace has a fixed number of requests, so its least rate scale is an eighth of the lowest x given.
         """
         if panel.half is not None:
             return min(panel.xs, default=1.0) / 8
@@ -422,9 +425,9 @@ class Grid:
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
         """Return the x at which bounds and controls run: the lowest and the highest x of the first system.
 
-        If rates are given in req/s (`at_rps`), the lower x is the highest rate scale that the first system holds. A
-        search by `bracket` has only the largest number of GPUs. Along models, only a panel with the smallest or largest
-        model set has such an x.
+        If rates are given in req/s (`at_rps`), the lower of the two x is instead the highest rate scale at which the
+        first system holds the level. A search by `bracket` has only the largest number of GPUs. Along models, panels
+        share these two x: a panel without the smallest or the largest model set has no such x.
         """
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}

@@ -23,7 +23,7 @@ from workloads import slo
 class Targets(dict[float, SloTarget]):
     """SLO targets by scale.
 
-    The targets of the given scales are made at once, those of other scales when they are first looked up.
+    The targets of the given scales are made at once. The target of any other scale is made when it is first looked up.
     """
 
     def __init__(self, scales: Iterable[float], at: Callable[[float], SloTarget]) -> None:

@@ -26,7 +26,7 @@ FULL = "`bench study NAME --full` runs it"
 
 
 class Evidence(NamedTuple):
-    """One comparison that a statement is judged by, or that stands beside it."""
+    """A comparison that judges a statement, or that is only shown beside it as further evidence."""
 
     what: str
     where: str  # trace, models, GPUs, SLO
@@ -39,7 +39,7 @@ class Evidence(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """A statement of a paper, and the comparisons that it is judged by."""
+    """A statement of a paper, and the comparisons that judge it."""
 
     paper: str
     section: str
@@ -61,14 +61,14 @@ class Statement(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The statements of a study, and the systems that left it."""
+    """The statements of a study, and the systems that were dropped because their policies failed."""
 
     statements: tuple[Statement, ...]
     failed: Mapping[str, str]  # keyed by label: why, as in Failed
 
 
 class Ledger(NamedTuple):
-    """All statements, and the reasons by study for those that are missing."""
+    """All statements, and the reason for each study whose statements are missing."""
 
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
@@ -114,7 +114,7 @@ def named(only: Sequence[str] | None) -> list[str]:
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:
-    """Merge the statements that share a name; the words are those of the claim that the statement is judged by."""
+    """Merge the statements that share a name. The words are those of a statement that some comparison judges."""
     by_name = dict[str, Statement]()
     for i, statement in enumerate(statements):
         key = statement.name or str(i)
@@ -162,7 +162,7 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statemen
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
     """List the comparisons of the i-th claim; of a cumulative study only those at its two ends.
 
-    Where a system took no part or nothing ran, the first line says so.
+    If a system of the claim took no part, or if nothing ran for the claim, the first entry of the list says so.
     """
     verdicts = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
     lines = [_line(measured, verdict) for verdict in verdicts]
@@ -178,7 +178,7 @@ def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
 
 
 def _axis(claim: Claim, measured: Measured) -> str:
-    """Return the axis of a claim's panels; that of the study where the claim has no panel."""
+    """Return the axis of a claim's panels, or the axis of the study if the claim has no panel."""
     panels = claims.concerned(claim, measured.about)
     return str(panels[0]["axis"]) if panels else measured.study.along
 
@@ -186,7 +186,7 @@ def _axis(claim: Claim, measured: Measured) -> str:
 def _stated(verdict: Verdict) -> bool:
     """Tell whether a verdict counts in the class of the paper's statement.
 
-    An open verdict on a single step of a cumulative study does not, unless a rule judged it.
+    An open verdict on a single step of a cumulative study does not count, unless it was reached by a rule.
     """
     step = verdict.panel is not None and bool(verdict.panel["kind"])
     return verdict.rule != NONE or verdict.says != "open" or not step

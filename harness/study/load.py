@@ -62,7 +62,7 @@ def names() -> list[str]:
 
 
 def study(name: str) -> Study:
-    """Load a study by name or the path of its TOML; UserError names the file and the key of a mistake."""
+    """Load a study by name or the path of its TOML. UserError names the file and the wrong key."""
     if not name.endswith(".toml") and name not in (have := names()):
         raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
@@ -92,7 +92,8 @@ def _beside(value: Any, folder: Path) -> Any:
 def _texts(value: Any) -> Iterator[str]:
     """Yield every string of a TOML file.
 
-    A user who names the file on a command line thereby also allows the code files that these strings name.
+    Some of these strings name files of code. A user who names the TOML file on a command line thereby allows that code
+    to run.
     """
     if isinstance(value, str):
         yield value
@@ -222,7 +223,7 @@ def _condition(study: Study, condition: Condition) -> None:
 
 
 def _varied(vary: Mapping[str, Sequence[Any]], axis: str) -> None:
-    """Raise UserError where a condition varies what it may not, or gives no value or a wrong one."""
+    """Raise UserError where a condition varies a field that may not vary, or gives a field no value or a wrong one."""
     for key, values in vary.items():
         if not values:
             raise UserError(f"vary.{key} is empty")
@@ -254,7 +255,7 @@ def _xs(study: Study, condition: Condition, axis: str) -> None:
 def _one_more_each(study: Study) -> None:
     """Check that each step of a cumulative study changes something that no other step changes.
 
-    Raises UserError where a step does not, or names no source.
+    Raises UserError for a step that changes nothing, that changes what another step changes, or that names no source.
     """
     changed: dict[tuple[str, str], str] = {}
     base = study.steps()[0]
@@ -297,7 +298,7 @@ def _claim(study: Study, claim: Claim) -> None:
 
 
 def _on(study: Study, facts: Mapping[str, Any]) -> None:
-    """Raise UserError where the facts by which a claim chooses its panels are unknown, or choose none of the study."""
+    """Raise UserError where the facts by which a claim chooses its panels are unknown, or fit no panel of the study."""
     if (name := facts.get("condition")) is not None:
         refuse_unknown("no condition", [name], [condition.name for condition in study.condition])
     axes = {study.axis(condition) for condition in study.condition}
@@ -317,7 +318,7 @@ def _on(study: Study, facts: Mapping[str, Any]) -> None:
 
 
 def _exists(trace: str) -> bool:
-    """Tell whether a trace exists, whether or not a study has a condition on it."""
+    """Tell whether a trace exists, even if the study has no condition on it."""
     try:
         load_trace(trace)
     except UserError:

@@ -66,7 +66,7 @@ class Measured:
 
     @property
     def seeds(self) -> int:
-        """Runs of each point."""
+        """The number of runs of each point."""
         return self.about.seeds
 
 
@@ -81,12 +81,12 @@ def measure(
     teller: Teller | None = None,
     watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
-    """Run and score a study below `out`; results that are current are kept.
+    """Run and score a study below `out`. Stored results that are still current are used again.
 
     If there is a current receipt of the same call, only the table is read. The name of the study's folder begins with
     `stem` (empty: the study's name). With `target`, all panels have this SLO in place of the study's. A system whose
-    policy fails leaves the study. `watch` is called with the results after each round of runs; these are not stored.
-    Raises UserError, and Failed where no system is left to stand first.
+    policy fails is dropped from the study. `watch` is called after each round of runs, with results that are not
+    stored. Raises UserError, and Failed as `without_failing` does.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
@@ -112,7 +112,8 @@ def measure(
 def without_failing(work: Work, failed: dict[str, str], act: Callable[[Work], T]) -> T:
     """Return the result of `act` on a study's work, repeated without the systems whose policies fail.
 
-    These systems are added to `failed`. Raises Failed where no system is left to stand first.
+    These systems are added to `failed`. Raises Failed if no remaining system can be the study's first, which must occur
+    in every condition.
     """
     study = work.study
     while True:
@@ -216,7 +217,7 @@ class Work:
 
     @cached_property
     def scores(self) -> table.Scores:
-        """The scores of its runs."""
+        """The scores of this call's runs."""
         return table.Scores(self.study, self.out, self.workers)
 
     @property
@@ -231,7 +232,7 @@ class Work:
 
     @cached_property
     def inputs(self) -> list[str]:
-        """The traces in words, a line each kind, then the stand-ins among them and the streams of the panels."""
+        """Lines that describe the traces, then the stand-ins among them, then the streams of the panels."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._traces().values() if trace.notice)
         return [*facts.described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
@@ -286,7 +287,7 @@ class Work:
         return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
 
     def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
-        """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
+        """Run the curves of panels in rounds, until no curve asks for another run. Return the points to keep."""
         groups = [group for panel in panels for group in self.groups(panel)]
         final: list[Point] = []
         seen: list[Point] = []
@@ -471,7 +472,7 @@ class Work:
 
 
 def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
-    """Return the SLO of the first panel, at the scale that does not run along x."""
+    """Return the SLO of the first panel at its own scale; if it has none there, the SLO of the first point."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
 

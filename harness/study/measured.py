@@ -97,8 +97,9 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
     """Return, by seed, the highest rate in req/s at which the share WITHIN reaches the level.
 
-    It is interpolated where the share first falls below the level. It is the lowest rate if the share is below the
-    level there, and the highest rate if it never is.
+    It is interpolated between the last rate that reaches the level and the first that does not. If the share is below
+    the level already at the lowest rate, the answer is that rate. If it is never below the level, the answer is the
+    highest rate.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]

@@ -65,7 +65,7 @@ class Misses(NamedTuple):
 
 
 class SweepMisses(NamedTuple):
-    """The misses of a comparison at one rate by label, or of one label by rate."""
+    """The misses of a comparison: of each system at one rate, or of one system at each rate."""
 
     rows: list[Misses]
     scored: pa.Table  # rows of the comparison's table that the misses come from

@@ -53,7 +53,7 @@ class Offer(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """An offer's numbers at full load."""
+    """The throughput, memory and price of an offer at full load."""
 
     offer: Offer
     weight_gib: float
@@ -108,7 +108,7 @@ def cost(
     row = profile.row(coefficients.tables([(dims, asked.gpus)], asked.gpu, host), 0)
 
     def step_s(seqs: int) -> float:
-        """Return the mean seconds of a step: decode of all sequences, and its share of the incoming prompts."""
+        """Return the mean seconds of a step that decodes all sequences and prefills its share of new prompts."""
         prompts = seqs / load.output
         whole = profile.step_s(row, B=seqs, C=seqs * (load.prompt + load.output // 2))
         return whole + prompts * profile.step_s(row, p=load.prompt, n=1, area=load.prompt**2 / 2)

@@ -14,10 +14,10 @@ from harness.study.study import Condition, Study
 
 
 def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study, list[str]]:
-    """Return the part of a study that an engine runs on these GPUs, and the reason for each other part.
+    """Return the part of a study that an engine runs on these GPUs, and lines that say why the rest is skipped.
 
-    The part has the engine's cost table if there is one. UserError where nothing of the study is left. SLO bases are
-    still measured on the simulator, each model alone, so the host needs no GPU for each model.
+    The part has the engine's cost table if there is one. Raises UserError if no part of the study can run. SLO bases
+    are still measured on the simulator, each model alone. The host therefore does not need one GPU for each model.
     """
     engines.path(engine)
     conditions, notes = list[Condition](), list[str]()
@@ -57,9 +57,9 @@ def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
 
 
 def lack(spec: Spec) -> str:
-    """Return what a system asks of its engine that the engine lacks, on any trace.
+    """Return the features that a system needs and its engine lacks; empty if the engine lacks no such feature.
 
-    It is empty if nothing is lacking. If the system cannot be made, it is the reason for that.
+    The trace does not matter. If the system cannot be made, return the reason for that.
     """
     tried = replace(spec, trace="sample", gpus=8)
     with blamed(tried):

@@ -54,7 +54,7 @@ def code(path: Path) -> Mapping[str, str]:
 def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
     """Return the published tables that were not made by today's code, by study.
 
-    Each has the systems, such as `prism on sim`, whose sources differ.
+    The value of a study lists the systems whose sources have changed, such as `prism on sim`.
     """
     stale = dict[str, tuple[str, ...]]()
     for path in sorted(folder.glob("*.md")):
@@ -66,7 +66,7 @@ def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
 def today(name: str) -> str:
     """Return the first digits of the hash of a system's sources as they are now.
 
-    `name` has the system and its engine, such as `prism on sim`.
+    `name` consists of the system and its engine, such as `prism on sim`.
     """
     system, _, engine = name.partition(" on ")
     return sources.code(from_dict({"system": system, "engine": engine}))[:DIGITS]

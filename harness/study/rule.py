@@ -68,7 +68,10 @@ class Goal(NamedTuple):
 
     @property
     def side(self) -> int:
-        """The side of no difference on which the range lies: 1 above, -1 below, 0 neither."""
+        """The side of the value of no difference on which the range lies.
+
+        It is 1 for a range above that value, -1 for a range below it, else 0.
+        """
         if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
             return 0
         return 1 if self.least >= self.even else -1
@@ -76,8 +79,8 @@ class Goal(NamedTuple):
     def within(self, factor: float) -> tuple[float, float]:
         """Return the range widened by a factor.
 
-        The factor applies to the distance of each end from the value of no difference. If the range lies on no side of
-        that value, the distance is from 0.
+        The factor applies to the distance of each end from the value of no difference. If the range lies neither above
+        nor below that value, it applies to the distance from 0.
         """
         base = (self.even or 0.0) if self.side else 0.0
         low, high = self.least - base, self.most - base
@@ -217,9 +220,9 @@ def ends(here: Estimate) -> tuple[float, float]:
 def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
     """Compute the interval in which one more window would lie in 95 of 100 cases.
 
-    A paper's single run is compared with it. Each end of the interval of the mean of n windows is moved sqrt(n + 1)
-    times as far from the mean, in logarithms if all values are above 0. For a t interval over n runs this is the usual
-    prediction interval.
+    This is the interval to compare with a paper's single run. Each end of the interval of the mean of n windows is
+    moved sqrt(n + 1) times as far from the mean, in logarithms if all values are above 0. For a t interval over n runs
+    this is the usual prediction interval.
     """
     low, high = ends(here)
     far = math.sqrt((here.n if windows is None else windows) + 1)
@@ -238,7 +241,7 @@ def _apart(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def rule(claim: Claim) -> str:
-    """Say in few words when a claim of its kind holds."""
+    """Say in few words what has to be true of our number for a claim of this kind to hold."""
     if isinstance(claim.paper, str):
         words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
         return {**SEEDS, **words}[claim.paper]

@@ -114,9 +114,9 @@ def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str,
     """Return the rates of each system around its knee, given its attainment at octaves.
 
     A contestant's rates begin an octave below the highest octave up to which it always meets the level. Controls and
-    A/A copies begin with the first contestant that meets the level at all. All systems go to an octave above the
-    highest rate at which a contestant meets the level, so that they can be compared there. A system that ran at higher
-    octaves goes to the highest of these.
+    A/A copies begin at the lowest rate at which a contestant that meets the level begins. All systems go to an octave
+    above the highest rate at which a contestant meets the level, so that they can be compared there. A system that ran
+    at higher octaves goes to the highest of these.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
@@ -162,7 +162,7 @@ def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
 
 
 def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
-    """Return the rates of a system after its attainment was seen at octaves.
+    """Return the rates at which to run a system, given its attainment at octaves.
 
     They are all octaves, and finer rates from the last octave at which it holds the level (`highest`) to the last one.
     Octaves are split into halves, then quarters and so on, until there are at least `least` rates, so that a finer grid

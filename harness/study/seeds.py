@@ -76,7 +76,7 @@ def _more(grid: Grid, panel: Panel, curves: Mapping[str, by_window.Windows]) -> 
 def tells(panel: Panel) -> bool:
     """Tell whether more seeds help to tell the systems of a panel apart.
 
-    They do if each seed draws a window of its own, along rates and SLO scales.
+    They help if each seed draws a window of its own, and if x is a rate or an SLO scale.
     """
     return panel.drawn and panel.axis in (*RATED, "slo_scale")
 
@@ -90,7 +90,10 @@ def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float
 
 
 def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
-    """List the pairs of systems to tell apart: the first with each other one, and those of the study's ratios."""
+    """List the pairs of systems to tell apart.
+
+    These are the first system with each other one, and the pairs whose ratios the study claims.
+    """
     first, *others = names or [""]
     listed = [(first, name) for name in others]
     for claim in (c for c in study.claim if c.what == "ratio"):

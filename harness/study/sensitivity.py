@@ -73,7 +73,7 @@ class Leads:
 
     @property
     def ranked(self) -> list[Constant]:
-        """Constants by falling swing, then those that were not varied."""
+        """The constants by falling swing; those that were not varied come last."""
         tried = {row.constant.name for row in self.rows if row.lead}
         every = dict.fromkeys(row.constant for row in self.rows)
         return sorted(every, key=lambda constant: (constant.name not in tried, -self.swing(constant.name)))
@@ -144,7 +144,10 @@ def sentence_of(folder: Path) -> str:
 
 
 def sentence(leads: Leads) -> str:
-    """Return the caption on which constants reverse the order of two systems, and which moves the lead most."""
+    """Return a caption on the lead of the first system.
+
+    It says which constants reverse the order of the two systems, and which constant moves the lead most.
+    """
     at = f"in the rate at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
     lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
     tried = [(row, row.lead) for row in leads.rows if row.lead]

@@ -19,9 +19,9 @@ from harness.study.study import Study
 
 
 class ShardWork(NamedTuple):
-    """The work that a shard did: its number of searches, out of `of` in the study, and its number of runs.
+    """The work that a shard did: the number of its searches and of its runs.
 
-    A fixed grid has no searches.
+    `of` is the number of searches in the whole study. A fixed grid has no searches.
     """
 
     searches: int
@@ -92,8 +92,8 @@ def fixed(work: Work) -> bool:
 def searches(work: Work) -> list[tuple[str, ...]]:
     """Return the independent searches of a study, each as the keys of its panels.
 
-    Panels with the same key belong together. If some panel runs at a held rate, so do all panels with the same trace
-    and model set.
+    Panels with the same key belong together. If some panel of the study runs at the highest rate that another one
+    holds, panels with the same trace and model set belong together too.
     """
     of: dict[str, set[str]] = {}
     waits = any(panel.holds_rate for panel in work.every)

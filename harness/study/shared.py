@@ -57,7 +57,7 @@ def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
 
 
 def homes(shares: Shares) -> dict[str, str]:
-    """Return the GPU with most of each model's requests; of a group its first."""
+    """Return, for each model, the GPU with most of its requests. On a group of GPUs, this is the first GPU."""
     models = dict.fromkeys(model for each in shares.values() for model in each)
     return {model: max(shares, key=lambda gpu: shares[gpu].get(model, 0.0)) for model in models}
 

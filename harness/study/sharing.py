@@ -35,7 +35,7 @@ class Blocks:
         return [self._new() for _ in range(-(-tokens // self.block_tokens))]
 
     def fork(self, sequence: Sequence[int]) -> list[int]:
-        """Return the blocks of a sequence that continues another: the same ones."""
+        """Return the blocks of a sequence that continues another. Both share the same blocks."""
         for block in sequence:
             self.holders[block] += 1
         return list(sequence)
@@ -85,9 +85,10 @@ def in_use(prompt: int, output: int, sequences: int, beams: np.random.Generator 
 
 
 def saved(lengths: NDArray[np.int32], sequences: int, beams: np.random.Generator | None = None) -> float:
-    """Return the share of blocks that sharing saves, of those in use without it, over all tokens of all requests.
+    """Return the share of blocks that sharing saves, over all tokens of all requests.
 
-    `lengths`: prompt and output tokens, shape (n, 2). Figure 15 shows the same ratio.
+    It is a share of the blocks that are in use without sharing, the ratio of Figure 15. `lengths` has prompt and output
+    tokens, shape (n, 2).
     """
     used = total = 0
     for prompt, output in lengths.tolist():

@@ -164,8 +164,8 @@ class SizeSearch:
         """Search the curves `mine` for the fewest GPUs that hold the target.
 
         The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        all curves; the cheapest answer among `mine` and the first strategy; and, if it is one of `mine`, the GPUs that
-        it takes at each growth of the traffic.
+        three things: all curves; the cheapest answer among `mine` and the first strategy; and the GPUs that this answer
+        takes at each growth of the traffic. The last is empty if the answer is not of a curve in `mine`.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)

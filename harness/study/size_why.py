@@ -35,7 +35,7 @@ MOST = 4  # changes that are run
 
 
 class Change(NamedTuple):
-    """A change on the same GPUs, and its outcome."""
+    """A change to try on the GPUs on which a strategy fails, and its outcome."""
 
     what: str
     asked: Question
@@ -64,7 +64,7 @@ class Why:
 
     @property
     def first(self) -> str:
-        """The resource that binds in most misses; if the models do not fit, weights or KV memory."""
+        """The resource that binds in most misses. If the models do not fit, it is weights or KV memory."""
         if self.tried.unfit:
             return "weights" if self.weights_bytes > self.memory_bytes else "KV"
         return self.total.first or "compute"
@@ -152,7 +152,7 @@ def _wider(work: SizeSearch, tried: Tried, name: str) -> int | None:
 
 
 def scaled(rule: str, times: float) -> str:
-    """Multiply the seconds of an SLO rule, which must not be one of classes: their seconds are in a file."""
+    """Multiply the seconds of an SLO rule. Rules of SLO classes are not allowed, as their seconds are in a file."""
     match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
     assert match is not None
     second = f"/{float(match[2]) * times:g}" if match[2] else ""

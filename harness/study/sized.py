@@ -102,7 +102,7 @@ class Question:
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
-        """Return USD an hour of what is bought for `gpus` GPUs; None if a kind has no price."""
+        """Return the price in USD an hour of the GPUs to buy if `gpus` are needed; None if a kind has no price."""
         return usd_hour(self.prices, kind, self.bought(gpus))
 
 
@@ -115,7 +115,7 @@ class Best(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The requests of a view that met their SLO."""
+    """The share of a view's requests that met their SLO: over all requests, and by model."""
 
     share: Estimate  # share over all requests; without ends if the blocks are too few
     models: Mapping[str, Counted]
@@ -254,7 +254,7 @@ class Sized:
 
     @property
     def failed(self) -> bool:
-        """True where a count below the answer failed, or all did: `bench explain` says why."""
+        """True if a number of GPUs below the answer failed, or if there is no answer. `bench explain` then says why."""
         return self.best is None or self.curves[self.best[:2]].below(self.best.gpus) is not None
 
     @property

@@ -268,14 +268,14 @@ class Study:
         return replace(self, systems=systems, condition=conditions, more=())
 
     def of_traces(self, traces: Sequence[str]) -> Study:
-        """Return the study on other traces, a column of panels each."""
+        """Return the study on other traces. Each trace has a column of panels."""
         plain = self._without("trace")
         return replace(plain, vary={"trace": tuple(traces), **plain.vary}, titles=())
 
     def of_models(self, models: Sequence[str]) -> Study:
-        """Return the study with a part of its model sets, or with others where all of its conditions have the same one.
+        """Return the study with other model sets if it has only one, else with only these of its model sets.
 
-        UserError for an unknown model set, where there are several.
+        In the second case, raises UserError for a model set that the study does not have.
         """
         sets = dict.fromkeys(name for condition in self.condition for name in self.sets(condition))
         if len(sets) < 2:
@@ -315,9 +315,10 @@ class Study:
     # -------------------------------------------------------------- a condition of it
 
     def steps(self) -> tuple[Condition, ...]:
-        """Return the conditions to measure; of a cumulative study the start, then steps added up, then steps alone.
+        """Return the conditions to measure.
 
-        Before a step with a band comes the same step at the other end of the band.
+        For a cumulative study, these are the start, then the steps added up, then each step alone. Before a step with a
+        band comes the same step at the other end of the band.
         """
         if not self.cumulative:
             return self.condition

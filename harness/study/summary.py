@@ -38,12 +38,15 @@ class Column(NamedTuple):
 
     @property
     def style(self) -> Style:
-        """The style of its numbers: shares and counts by decimals, others by significant digits; no units."""
+        """The style of the column's numbers, without units.
+
+        Shares and counts are rounded to fixed decimals, other numbers to significant digits.
+        """
         return Style(decimals={"%": 1, "": 0}.get(self.unit))
 
 
 def levels(level: float) -> tuple[float, ...]:
-    """Return the level of a comparison, and the usual ones beside it."""
+    """Return the level of a comparison, followed by the other usual levels."""
     return (level, *(usual for usual in LEVELS if usual != level))
 
 
@@ -106,17 +109,20 @@ class SystemSummary:
 
     @property
     def judged(self) -> bool:
-        """Tell whether sentences and best values may use it: it contends, and its runs all ran and are valid."""
+        """Tell whether the system counts in sentences and best values.
+
+        It counts if it contends, and if all of its runs ran and are valid.
+        """
         return not (self.control or self.infeasible or self.invalid)
 
     @property
     def flat(self) -> bool:
-        """Tell whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        """Tell whether the system's curve is flat where it crosses the level: its misses hardly grow with the rate."""
         steep = self.values.get("slope")
         return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
     def mean(self, key: str) -> float:
-        """Return the mean in a column; -inf where there is no value, which sorts last."""
+        """Return the system's mean in a column; -inf where there is no value, which sorts last."""
         e = self.values[key]
         return -math.inf if e is None else e.mean
 
@@ -138,8 +144,8 @@ class Summary:
     def name(self, system: SystemSummary) -> str:
         """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
 
-        It also says where the system does not fit, is invalid, unchecked or checked in part, or (†) meets no SLO of
-        some model.
+        Marks are added where the system does not fit, is invalid, is unchecked, or is checked in part. MARK is added
+        where all requests of some model miss their SLO, even at the lowest rate.
         """
         label = system.label if system.gpus == self.gpus else summaries.with_gpus(system.label, [system.gpus])
         marks = {"does not fit": system.infeasible, "invalid": system.invalid, system.check: bool(system.check)}
@@ -147,7 +153,7 @@ class Summary:
 
     @property
     def marked(self) -> list[str]:
-        """A line that explains the mark of systems that meet no SLO of some model; empty if no system has it."""
+        """A line that explains MARK, with the systems that have it; empty if no system has it."""
         unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
         return [f"{MARK} {', '.join(unserved)} at the lowest rate that ran"] if unserved else []
 
@@ -163,9 +169,10 @@ class Summary:
         return {label for label, value in values.items() if value == top}
 
     def decided(self, column: Column) -> set[str]:
-        """Return the label with the best value of a column if its interval lies apart from those of all contestants.
+        """Return the label with the best value of a column, if this value is decided.
 
-        Without intervals nothing is decided.
+        It is decided if its interval lies apart from the intervals of all other contestants. Without intervals nothing
+        is decided.
         """
         best = self.best(column)
         values = {s.label: e for s in self.systems if s.judged and (e := s.values[column.key]) is not None}
@@ -339,8 +346,8 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
 def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
     """Return a system's rates at `level` and at the other usual levels, keyed by column.
 
-    Beside these are the slope at the crossing, the lowest rate that fails, and the dip. It is empty if there is a
-    single rate.
+    Further columns are the worst model's rate, the slope at the crossing, the lowest rate that fails, and the dip. The
+    result is empty if there is a single rate.
     """
     c = crossings.crossing(table, panel, label, definition, level)
     if c is None or len(panel["xs"]) < 2:

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The key under which its scores are kept."""
+        """The key under which the scores of this place are kept."""
         return self.folder, self.system, self.under.rule
 
 

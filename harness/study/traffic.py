@@ -27,10 +27,11 @@ class View(NamedTuple):
 
 
 def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
-    """Return the stretches to replay: all or half of the trace, and the busiest hour of a log file over two hours.
+    """Return the stretches of a trace to replay.
 
-    A log under two hours is replayed half by half, each half planned from the other; of a longer one only the second
-    half is replayed. A generator draws `windows` windows.
+    A log of less than two hours is replayed half by half, each half planned from the other. Of a longer log, only the
+    second half is replayed. If a log file is longer than two hours, its busiest hour is a second stretch. A generator
+    draws `windows` windows.
     """
     trace = load_trace(name)
     if trace.maker is not None:
@@ -61,7 +62,7 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
 
 
 def million_tokens_hour(trace: Rows, models: ModelSet, assign: Assign = "released") -> float:
-    """Return the millions of tokens an hour, prompt and output, that a set of models is sent."""
+    """Return how many million tokens an hour, prompt and output, a trace sends to a set of models."""
     every = Picking(trace, models, 0, assign=assign).rows()
     tokens = sum(int(rows.prompt_tokens.sum(dtype=np.int64) + rows.output_tokens.sum(dtype=np.int64)) for rows in every)
     return tokens / trace.span_s * HOUR_S / 1e6

@@ -200,7 +200,7 @@ def rounded(gains: Sequence[float]) -> Estimate:
 
 
 def choose(draws: Sequence[Draw]) -> int:
-    """Return the index of the draw that holds most; ties go to the highest score, then to the first."""
+    """Return the index of the draw that holds the most cells; ties go to the highest score, then to the first."""
     return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
 
 

@@ -30,9 +30,10 @@ AS_IS = Setting("", "as it is", {})
 
 
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
-    """Return the first two systems of a comparison: by the rate at its level, or by attainment where there is one rate.
+    """Return the two systems of a comparison with the highest rates at its level.
 
-    Names in `silent` do not contend, unless only two are compared. UserError where fewer than two contend.
+    If some system has no such rate, the order is by attainment. Names in `silent` do not contend, unless only two are
+    compared. Raises UserError where fewer than two contend.
     """
     names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
@@ -68,11 +69,12 @@ def sensitivity(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Leads:
-    """Vary constants (`only` these; None: all) under a comparison's first two systems; keep the leads beside it.
+    """Vary constants under the first two systems of a comparison, and keep the leads beside it.
 
-    The two are compared at the rate at which they differ most; with `knee` by the rates at which they meet its level.
-    A change under which a model no longer fits a GPU is not run. Raises UserError where fewer than two systems contend,
-    and for `knee` at a single rate.
+    `only` limits this to some constants (None: all). The two systems are compared at the rate at which they differ
+    most. With `knee`, they are compared by the rates at which they meet the comparison's level. A change under which a
+    model no longer fits a GPU is not run. Raises UserError where fewer than two systems contend, and for `knee` at a
+    single rate.
     """
     if knee and len(base.xs) < 2:
         raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
