@@ -27,8 +27,8 @@ CORRECTED = "Verdicts are corrected together (Holm)."
 def caption(table: pa.Table, facts: About, spread: str, *told: str, note: str = "") -> str:
     """Write the full caption: the setting of the runs, the sentences in `told`, and all that could mislead a reader.
 
-    `spread` says what is drawn of several seeds, as "mean and 95 % interval". `told` are sentences on the kind of
-    figure.
+    `spread` says how the results of several seeds are drawn, as "mean and 95 % interval". `told` are sentences on the
+    kind of figure.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     shown = runs[~runs["label"].isin(facts.controls)]
@@ -73,7 +73,7 @@ def brief(table: pa.Table, facts: About, *told: str, slo: bool = True) -> str:
 
 
 def unfit(runs: pd.DataFrame) -> str:
-    """Name the systems that are not drawn where their models do not fit, with one seed or with all."""
+    """Name the systems whose models did not fit in some run; they are not drawn where that happened."""
     names = [style.called(str(name)) for name in dict.fromkeys(runs.loc[runs["infeasible"].notna(), "label"])]
     return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 
@@ -129,7 +129,7 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
 
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
-    """Yield each trace with its tier, and for a generated one how well it fits the real one."""
+    """Yield each trace with its tier; for a generated trace, say also how well it fits the real one."""
     fits = {
         key: " and ".join(sorted(rows["fit"].dropna().unique()))
         for key, rows in runs.groupby("condition", observed=True)
@@ -159,7 +159,8 @@ def definition(name: str) -> str:
 def slos(rules: Iterable[str]) -> str:
     """Describe SLO rules in few words: each base with the range of its scales, and rules in seconds as they are.
 
-    P95 is described as that of a model served alone, and on a kind of GPU if the rule names one.
+    A P95 base is described as "P95 alone", as it is measured on a model served alone. If the rule names a kind of GPU,
+    the description does so too.
     """
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
@@ -247,7 +248,7 @@ def claims_of(panel: Panel, facts: About) -> list[Mapping[str, Any]]:
 
 
 def floats(e: Estimate) -> dict[str, float]:
-    """Return the mean and the interval of an estimate; NaN where there is no end."""
+    """Return the mean and the ends of the interval of an estimate; an end that does not exist is NaN."""
     ends = {"mean": e.mean, "low": e.low, "high": e.high}
     return {end: math.nan if x is None else x for end, x in ends.items()}
 
@@ -258,12 +259,12 @@ def ends_of(name: str, e: Estimate) -> dict[str, Any]:
 
 
 def parts_of(name: str, e: Estimate | None) -> dict[str, Any]:
-    """Return an estimate as cells of a table, with its sign."""
+    """Return an estimate as cells of a table, with the sign that marks a bound; no cells for None."""
     return {} if e is None else ends_of(name, e) | {f"{name}_is": e.sign}
 
 
 def differences(name: str, standing: Standing) -> dict[str, Any]:
-    """Return as cells of a table the rates and the differences of attainment at them, in points."""
+    """Return cells of a table: the rates that are compared, and the differences of attainment there, in points."""
     cells = dict[str, Any]()
     for k, (x, gap) in enumerate(standing.differences, 1):
         cells |= {f"at_{k}": x} | ends_of(f"{name}_{k}", gap.times(100))

@@ -28,7 +28,10 @@ Answers = Mapping[tuple[str, str], Estimate]  # keyed by condition and system: t
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw the fewest GPUs that hold the level: a panel per workload, a row per system, a mark per SLO."""
+    """Draw the fewest GPUs on which systems reach the level of attainment.
+
+    Each workload has a panel, each system a row, and each SLO a mark.
+    """
     by_load = list(_by_load(facts).values())[:LOADS]
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
     present = set(table["label"].unique().to_pylist())
@@ -106,7 +109,7 @@ def _papers_of(label: str, panel: Panel, answers: Answers, facts: About) -> list
 
 
 def _answers(table: pa.Table, facts: About) -> Answers:
-    """Return the fewest GPUs on which a system holds the level, for each condition and system that was run."""
+    """Return the fewest GPUs on which attainment reaches the level, for each condition and system that was run."""
     parts = [(panel, crossings.of_panel(table, panel)) for panel in facts.panels]
     every = {
         (panel["condition"], name): crossings.fewest(part, name, "", facts.definitions[0], facts.level)

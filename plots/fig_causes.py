@@ -66,7 +66,7 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 
 
 def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
-    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if nothing missed.
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if no SLO was missed.
 
     `scored` are the rows of the sweep's table from which the points come.
     """

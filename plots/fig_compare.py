@@ -284,7 +284,7 @@ def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
 
 
 def _per(frame: pd.DataFrame) -> float:
-    """Return the requests per second of rate scale 1; 1 where no run knows them."""
+    """Return the requests per second that rate scale 1 stands for; 1 if no run states an offered rate."""
     offered = frame[(frame["definition"] == "offered_rps") & np.isfinite(frame["mean"])]
     return float((offered["mean"] / offered["rate_scale"]).median()) if len(offered) else 1.0
 

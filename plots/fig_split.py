@@ -24,7 +24,7 @@ SPAN_S = 30.0  # shown, from the window's start
 
 
 def draws(folder: Path) -> bool:
-    """Tell whether a folder holds a recorded run that gave lanes numbers of SMs."""
+    """Tell whether a folder holds a recorded run in which lanes were given numbers of SMs."""
     path = folder / FILE
     return path.is_file() and "partitions" in record.footer(path)
 
@@ -39,7 +39,7 @@ def read(run: Path) -> dict[str, Any]:
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
     """Return the SMs of the first model's prefill and decode over time: columns time_s, prefill, decode.
 
-    A row holds from its time until the next row. A phase that is ordered without a number gets all SMs that the other
+    A row is valid from its time until the next row. A phase for which no number was set gets all SMs that the other
     phase does not have.
     """
     sms, first = int(facts["sms"]), facts["partitions"][0][1]
@@ -89,7 +89,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
 
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the divisions of a recorded run to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    """Draw how a recorded run divided SMs, to `stem`.pdf, .png and .csv; return their paths. Raises UserError."""
     facts = read(run)
     with style.theme():
         return style.save(draw(facts, note), stem, points(facts), command)

@@ -54,9 +54,9 @@ def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
 
 
 def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return the time between two successive turns on the same GPUs that belong to different models.
+    """Return the time between two successive turns on the same GPUs, if the turns belong to different models.
 
-    Columns are gpus, model (of the second turn) and gap_s.
+    Columns are gpus, model (that of the second turn) and gap_s.
     """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
     before = rows.groupby("gpus")[["model", "end_s"]].shift()

@@ -113,7 +113,7 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
 def points(table: pd.DataFrame, about: About) -> pd.DataFrame:
     """Return the table of the figures: panel, series, x, seed and value.
 
-    A line ends where the model's requests pile up, as latencies there depend on the run's length.
+    A line ends at the load at which the model's requests pile up, as latencies beyond it depend on the run's length.
     """
 
     def of(panel: Panel, system: str, measure: str, model: str) -> pd.DataFrame:

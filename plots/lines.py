@@ -121,8 +121,8 @@ def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
 def arranged(panels: Sequence[Panel]) -> list[Line]:
     """Arrange panels in lines: a line for each condition, models, GPUs and SLO, with a panel for each column.
 
-    Panels that differ only in other fields are in separate lines. Of a real trace's halves only the first is listed,
-    for both.
+    Panels that differ only in other fields are in separate lines. The two halves of a real trace are drawn in one
+    panel, and only the first half is listed.
     """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
     for panel in (other for other in panels if together(other, panels)[0] == other):
@@ -189,9 +189,9 @@ def _floor(facts: About) -> float:
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw all curves on one page, a column or a page wide, above the full caption; call within `style.theme()`.
+    """Draw all curves in one figure, above the full caption; call within `style.theme()`.
 
-    Raises UserError if there is nothing to draw.
+    The figure is as wide as a column or as a page. Raises UserError if there is nothing to draw.
     """
     if not len(curves(table, facts)):
         raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
@@ -267,7 +267,7 @@ def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
 
 
 def _called(models: str) -> str:
-    """Return the short name of a line of panels, which is that of its model set."""
+    """Return the short name of a model set, with which its line of panels is labelled."""
     name = models.partition("+models=")[0]
     short = name if len(name) <= NAME else name[: NAME - 1] + "…"
     return f"models: {short}" if len(short) <= CALLED else short
@@ -375,7 +375,7 @@ def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame)
 def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
     """Return the position of each x on the axis, which is x itself except beyond a break in an axis of GPUs.
 
-    After the break are the counts of systems that run on one count alone, if that is above all counts of the others.
+    Some systems run on a single GPU count. If it is above all counts of the other systems, it is drawn after the break.
     """
     several = frame.groupby("label")["shown_x"].transform("nunique") > 1
     last = float((frame[several] if several.any() else frame)["shown_x"].max())

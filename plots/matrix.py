@@ -69,8 +69,8 @@ def _pair(claimed: Claimed) -> Pair:
 def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
     """Group ratios by cell of the figure, and list the names of rows and columns that are left out.
 
-    A cell has several ratios if its condition has several cases. Rows and columns in which no case fits are left out.
-    The other end of a step has no cell.
+    A cell has several ratios if its condition has several cases. Rows and columns are left out if the models fit on the
+    GPUs in none of their cases. A panel for the other end of a step's band has no cell beside the step's own.
     """
     names, steps = {each.panel["name"] for each in shown}, _steps(facts)
     cells: Cells = {}

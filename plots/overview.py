@@ -116,7 +116,7 @@ def _definition(panel: Panel, facts: About) -> str:
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
-    """Tell whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
+    """Tell whether every system is at 100.0 %, as printed, at every x of a panel, which then shows no differences."""
     rows = crossings.of_panel(table, panel)
     shares = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
     return all(share >= WHOLE for share in shares)
@@ -206,8 +206,8 @@ def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: About) ->
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
     """Return the table of the figure: a row for each (condition, system).
 
-    A row has the system's crossing, its comparison with the first system's as a ratio, and differences of attainment in
-    points.
+    A row has the system's crossing, and its comparison with the first system: a ratio of crossings, and differences of
+    attainment in points.
     """
     shown = chosen(table, facts)
     by_cell = zip(shown, rows(table, facts, shown), strict=True)

@@ -58,9 +58,9 @@ def panels(
 
     `lines` has for each line, from the top, its number of panels and their height in inches (0: as high as wide). All
     panels have the same width; with `stretch` the panels of a line fill its width. The space for words is in inches:
-    `left_in` at the left of a line, `beside_in` between panels, `right_in` at the right of the last one (None:
-    `beside_in`), `above_in` and `below_in` each panel, `head_in` above the first line, and `foot_in` below the last
-    one.
+    `left_in` at the left of a line, `beside_in` between panels, and `right_in` at the right of the last panel (None:
+    `beside_in`). It is `above_in` above each panel and `below_in` below it, `head_in` above the first line, and
+    `foot_in` below the last line.
     """
     width = form.width(wide_in)
     across = max(count for count, _ in lines)
@@ -227,7 +227,7 @@ def curve(
     """Draw a system's line with its markers, and the range between `low` and `high` as a band, or with `bars` as bars.
 
     Markers below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the
-    line is interpolated by `missing`, as tables interpolate, so that it crosses a level at the rate that they print.
+    line is interpolated by `missing`, in the same way as in tables. So it crosses a level at the rate that they print.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)

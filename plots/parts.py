@@ -25,9 +25,9 @@ LOST, MOST = style.BLUE, style.ORANGE
 
 
 def points(table: pa.Table, facts: About) -> pd.DataFrame:
-    """Return the table of the figure: a row for each (part, condition, x), with losses in points of attainment.
+    """Return the table of the figure: a row for each (part, condition, x).
 
-    `model` is the model that loses most without the part.
+    A row has the attainment that a system loses without the part, in points. `model` is the model that loses most.
     """
     rows: list[dict[str, Any]] = []
     for claim in facts.claims:

@@ -94,7 +94,7 @@ _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#5b3a1d", "#3f7f93", "#7f
 def tints(color: str) -> list[str]:
     """Return three colours of the hue of `color` that differ from it and from each other by lightness.
 
-    So they are distinct to colour-blind readers and in greyscale. None is so light that it is lost on white.
+    Colour-blind readers can therefore tell them apart, also in greyscale. None is so light that it is lost on white.
     """
     red, green, blue = to_rgb(color)
     light = 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -232,7 +232,7 @@ TAILS = "Simulated tails are optimistic: steps vary by their noise alone, withou
 
 
 def unchecked(runs: pd.DataFrame) -> str:
-    """Return a sentence on a GPU and host of simulated runs that no measured run checks; "" if all are checked."""
+    """Return a sentence that names a simulated GPU and host with no measured run to check them; "" if there is none."""
     simulated = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
     pairs = zip(simulated["gpu"], simulated["host"], strict=True)
     return next((sentence for gpu, host in pairs if (sentence := note(gpu, host))), "")
@@ -304,7 +304,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
 def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     """Describe the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, planners' knowledge.
 
-    `spread` says what is drawn of several seeds. `others` replace the facts of the same names that the runs give.
+    `spread` says how the results of several seeds are drawn. `others` replace the runs' facts of the same names.
     """
 
     def listed(column: str) -> str:
@@ -373,12 +373,12 @@ def invalid(runs: pd.DataFrame) -> str:
 
 
 def unvetted(runs: pd.DataFrame) -> str:
-    """Name the systems whose present file has not passed `bench check`, or only in part."""
+    """Name the systems whose present file has not passed `bench check`, or was covered by it only in part."""
     return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
 
 
 def unvetted_of(systems: Mapping[str, str]) -> str:
-    """Name the labels whose system has a present file that has not passed `bench check`, or only in part."""
+    """Name the labels of systems whose present file has not passed `bench check`, or was covered by it only in part."""
     says = {
         vetted.UNCHECKED: "Unchecked, as bench check has not passed on the file",
         vetted.IN_PART: "Checked in part, as no case of bench check reached all of the file",

@@ -46,7 +46,7 @@ def _ends(name: str, e: Estimate) -> dict[str, float]:
 
 
 def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
-    """Draw attainment and GPU-hours over the settings, and one over the other; call within `style.theme()`.
+    """Draw attainment and GPU-hours over the settings, and attainment over GPU-hours; call within `style.theme()`.
 
     Raises UserError if there is nothing to draw.
     """

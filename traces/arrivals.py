@@ -29,7 +29,7 @@ def rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def zipf(models: int, s: float) -> F8:
-    """Return the shares of `models` ranks, ~ rank^-s, which sum to 1."""
+    """Return the share of each of `models` ranks, proportional to rank^-s; the shares sum to 1."""
     positive("models", models)
     weight = np.arange(1, models + 1, dtype=np.float64) ** -s
     return np.asarray(weight / weight.sum(), np.float64)
@@ -42,7 +42,7 @@ def poisson(rng: np.random.Generator, rate_rps: float, span_s: float) -> F8:
 
 
 def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -> F8:
-    """Draw arrivals with Gamma gaps of coefficient of variation `cv`: 1 is Poisson, above it bursts."""
+    """Draw arrivals with Gamma gaps of coefficient of variation `cv`: 1 gives Poisson arrivals, more gives bursts."""
     positive("rate_rps", rate_rps)
     positive("cv", cv)
     shape = cv**-2
@@ -122,7 +122,7 @@ def positive(name: str, value: float) -> None:
 
 
 def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:
-    """Return the times at which drawn gaps end, up to `span_s`; one draw of gaps nearly always suffices."""
+    """Return arrival times up to `span_s`; `draw(n)` draws n gaps between them, and nearly always one call suffices."""
     positive("span_s", span_s)
     times, last = [], 0.0
     while last < span_s:

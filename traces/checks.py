@@ -39,8 +39,8 @@ def ordered(
 ) -> None:
     """Raise UserError for a time that is earlier than the time of the row before.
 
-    The first row is compared with `after_s`. `shown` has the stamps as the file writes them, for the message; it is
-    given where they are not numbers of seconds.
+    The first row is compared with `after_s`. `shown` has the stamps as the file writes them, for the message. It is
+    given if the file's stamps are not numbers of seconds.
     """
     later = np.diff(seconds, prepend=after_s) < 0
     _none(later, seconds if shown is None else shown, where, column, f"earlier than the row before ({way_out})")

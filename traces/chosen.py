@@ -21,8 +21,8 @@ SHOWN = 8  # streams that a line lists
 class Chosen:
     """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
 
-    `drop` has new names. `shift_s` has the seconds by which requests come later, by stream or, where the log has the
-    column `src`, by gateway.
+    `drop` lists streams by their new names. `shift_s` has the seconds by which requests come later. It is keyed by
+    stream or, if the log has the column `src`, by gateway.
     """
 
     rename: Mapping[str, str]
@@ -120,7 +120,7 @@ def _there(option: str, name: str, streams: Collection[str]) -> None:
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """List streams with their requests, the busiest first."""
+    """List streams with their numbers of requests, the busiest first."""
     order = sorted(counts, key=lambda name: (-counts[name], name))
     more = f" and {len(order) - SHOWN} more" if len(order) > SHOWN else ""
     return ", ".join(f"{name} {counts[name]:,}" for name in order[:SHOWN]) + more

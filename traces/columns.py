@@ -29,7 +29,7 @@ HEAD_RECORDS = 1000  # names of columns are looked for in these
 
 
 def names_of(path: Path) -> list[str]:
-    """List the names of a file's columns; dots join the names inside of objects."""
+    """List the names of a file's columns; a name inside a JSON object has the object's name and a dot before it."""
     kind = records.kind(path)
     if kind == "parquet":
         return list(_schema(path).names)
@@ -44,7 +44,7 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Source:
-    """Read the columns that are the values of `columns`.
+    """Read the file's columns whose names are the values of `columns`.
 
     Raises UserError where a column is missing, or the file cannot be read.
     """
@@ -144,7 +144,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object of JSON from its pairs; ValueError for a key that stands twice."""
+    """Build a JSON object from its pairs. Raises ValueError for a key that occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -153,7 +153,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
-    """Turn records into columns; a row whose record lacks the name of a column is null there."""
+    """Turn records into columns; if a record lacks a column's name, the column is null in that row."""
     _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:

@@ -44,10 +44,10 @@ def convert(
 ) -> pa.Table:
     """Convert a file to a canonical table; `columns` gives the file's own name for each canonical name.
 
-    Required are arrival_s, prompt_tokens, output_tokens and model, or one `model` for all rows. Required columns that
-    `columns` lacks are searched by usual names. Other canonical columns are read only if `columns` has them. The
-    options in `how` are those of `canonical`. UserError names all columns that are missing, or file, row, column and
-    value.
+    The columns arrival_s, prompt_tokens and output_tokens are required, and so is model unless `model` names one model
+    for all rows. Required columns that `columns` lacks are searched by usual names. Other canonical columns are read
+    only if `columns` has them. The options in `how` are those of `canonical`. UserError names all columns that are
+    missing, or the file, row, column and value of a fault.
     """
     columns = dict(columns or {})
     if model is not None and "model" in columns:
@@ -211,7 +211,7 @@ def _span_s(path: Path, when: NDArray[np.float64], span_s: float | None) -> floa
 
 
 def _filled(source: Source, columns: Mapping[str, str]) -> None:
-    """Raise UserError for an empty value in any column but those of ids and states."""
+    """Raise UserError for an empty value in a column, unless it is the column of request ids or of request states."""
     for key, name in columns.items():
         if key not in usual.OPTIONAL and (values := source.columns.get(name)) is not None and values.null_count:
             row = values.is_null().index(True).as_py()
@@ -290,7 +290,7 @@ def _times(
     """Return each row's seconds since the start, and the resolution of the stamps.
 
     The resolution is 1.0 s if all stamps are whole seconds, else None. Raises UserError for rows that are not in order,
-    unless `sort`.
+    unless `sort` is true.
     """
     raw = source.columns[column]
     if unit == "datetime":

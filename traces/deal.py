@@ -114,7 +114,8 @@ def _value(where: str, key: str, value: str) -> Any:
 def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
     """Split a table among models; return the new table and a note.
 
-    The note says how the table was split, and that the log has no sessions where requests were grouped into bursts.
+    The note says how the table was split. If requests were grouped into bursts, it also says that the log has no
+    sessions.
     """
     assert how.models is not None
     kind = unit_kind(rows)
@@ -152,11 +153,12 @@ def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None)
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
-    """Draw the model of each unit, where models are in use and idle in turn; `begin_s` is the begin of each unit.
+    """Draw the model of each unit, where models are in use and idle in turn; `begin_s` has the units' start times.
 
-    A unit goes to a model that is in use then, with chances in proportion to the requests that each model still lacks
-    of its share. Times of use and idle times are exponential. Each group of `together` models has the same times, and
-    the hottest model is never idle. Where all models in use have their share, the unit may go to an idle one.
+    A unit goes to one of the models that are in use when it begins. Each model's chance is proportional to the number
+    of requests that it still lacks of its share. Times of use and idle times are exponential. Each group of `together`
+    models has the same times, and the hottest model is never idle. If all models in use have received their share, the
+    unit may go to an idle one.
     """
     draw = rng(number, "rest", len(shares))
     span_s = float(begin_s.max()) + 1.0

@@ -74,7 +74,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
 
 
 def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """Make a canonical table of a generator's draw; `fit` is the verdict on how near it comes to its target."""
+    """Make a canonical table of a generator's draw; `fit` is the verdict on how near the generator is to its target."""
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
     columns = {
@@ -106,7 +106,7 @@ def _loop(p: Preset, seed: int) -> Drawn:
 
 
 def _poisson(p: Preset, seed: int) -> Drawn:
-    """Draw Poisson streams that each have a rate; lengths follow a law of `traces.laws`, or are all equal."""
+    """Draw Poisson streams, each with its own rate; lengths follow a law of `traces.laws`, or are all equal."""
 
     def lengths(n: int, rng: np.random.Generator) -> I4:
         if p.lengths == "fixed":
@@ -145,7 +145,8 @@ def _released(p: Preset, seed: int) -> Drawn:
 def _sample(p: Preset, seed: int) -> Drawn:
     """Draw streams with Zipf's popularity, whose requests come in clusters.
 
-    Each stream is in use for one part of every cycle, a random share of it; the hottest quarter of them always is.
+    Each stream is in use for one part of every cycle, and its share of the cycle is random. The hottest quarter of the
+    streams is always in use.
     """
     streams = [Stream(name, weight) for name, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
     counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
@@ -182,7 +183,8 @@ def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Dr
 def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
     """Draw `count` stamps of stream `k`, in the way that its fields ask for.
 
-    Stamps lie in the stream's time of use, at the ticks of a clock, or in herds, clusters and at any time.
+    Stamps lie in the stream's time of use if it has one, else near the ticks of a clock if it has `tick`. In any other
+    stream some stamps are in herds, some at random times, and the rest in clusters.
     """
     if stream.use_s is not None:
         return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
@@ -218,9 +220,10 @@ def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float)
 
 
 def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
-    """Draw the stamps of herds, of which one begins at a random time in each `herd_s`.
+    """Draw the stamps of herds: groups of requests that arrive nearly at once.
 
-    Later herds are left out once herds would have more than half of the `count` requests.
+    In each interval of `herd_s` one herd begins, at a random time. Later herds are left out once herds would have
+    more than half of the `count` requests.
     """
     herds = round(p.span_s / p.herd_s)
     sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def meant(
     text: str, folder: Path, how: deal.Asked | None = None, streams: chosen.Chosen | None = None
 ) -> tuple[str, str]:
-    """Return the trace for a name or a path, and a line on how a log was read.
+    """Return the trace that a name or a path stands for, and a line on how it was read if it is a log.
 
     A log is converted below `folder`, with its streams changed and split as asked. Raises UserError for a trace that
     cannot be split, or whose streams cannot be changed. A missing file is reported later, when the trace is loaded.

@@ -34,12 +34,12 @@ NAMES = (*(f"{law}-{data}" for law in LAWS for data in MEANS), AZURE)
 
 
 def law(name: str) -> str:
-    """Return the law that a name of lengths begins with, a key of LAWS; "" for a name without a law."""
+    """Return the key of LAWS with which the name of a length distribution begins; "" if it names no law."""
     return name.partition("-")[0] if name in NAMES and name != AZURE else ""
 
 
 def draw(name: str, n: int, rng: np.random.Generator, longest: int) -> I4:
-    """Draw prompt and output tokens of n requests, shape (n, 2), none beyond `longest` tokens together."""
+    """Draw prompt and output tokens of n requests, shape (n, 2); no request has more than `longest` tokens in all."""
     if name == AZURE:
         return rows(longest)[rng.integers(0, len(rows(longest)), n)]
     kind, _, data = name.partition("-")

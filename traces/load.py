@@ -95,7 +95,7 @@ class Trace:
 
 @cache
 def manifest() -> Mapping[str, Mapping[str, Any]]:
-    """Read the traces that have a name: tier, note, licence, models, requests, span_s, and where to get them."""
+    """Read the manifest of named traces: their tier, note, licence, models, requests, span_s, and where to get them."""
     return tomllib.loads((HERE / "manifest.toml").read_text("utf-8"))
 
 
@@ -295,7 +295,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def of_table(rows: pa.Table, source: str) -> Trace:
-    """Make a trace of a canonical table; its rows are checked again, for files come from anywhere."""
+    """Make a trace of a canonical table. Its rows are checked again, as the table may come from any file."""
     made = _of_pieces(schema.Form(rows.schema, rows.num_rows), [rows], source)
     tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
     if tenant is None and "prefix_hashes" not in rows.column_names:

@@ -44,10 +44,10 @@ def read(
     """Read a log as a canonical table; `fields` gives the log's name of each canonical column, or several names.
 
     `expand` may split records, or add fields to them. `skip` returns the reason to leave a record out, "" for a record
-    that is not a request, or None. Of a table only the columns in `fields` and in `also` are read, or all columns
-    without `also`. A stamp that is a number counts `unit` seconds. Rows are sorted by their stamps, as logs are written
-    when requests end. UserError names the line of a bad row. With `drop_bad` such rows are left out instead. The
-    metadata's `dropped` counts the rows that are left out, by reason.
+    that is not a request, or None. If the log is a table, only the columns in `fields` and in `also` are read;
+    without `also` all columns are read. A stamp that is a number counts `unit` seconds. Rows are sorted by their
+    stamps, as logs are written when requests end. UserError names the line of a bad row. With `drop_bad` such rows are
+    left out instead. The metadata's `dropped` counts the rows that are left out, by reason.
     """
     names = {key: (name,) if isinstance(name, str) else name for key, name in fields.items()}
     wanted = None if also is None else {*also, *(name.split(".")[0] for each in names.values() for name in each)}
@@ -168,7 +168,7 @@ def seconds(value: Any, unit: float = 1.0) -> float | None:
 
 
 def _name(model: Any) -> str | None:
-    """Return the name of a model; None for a value that is not one."""
+    """Return the name of a model; None for a value that is not a name."""
     named = isinstance(model, str | int) and not isinstance(model, bool) and not blank(model)
     return str(model).encode("utf-8", "replace").decode() if named else None
 
@@ -179,9 +179,9 @@ def blank(value: Any) -> bool:
 
 
 def total(*counts: Any) -> Any:
-    """Add counts; a blank count is left out, and -1 after the first count (unknown) adds nothing.
+    """Add counts; a blank count adds nothing, nor does a count of -1 (unknown) after the first count.
 
-    If a count is not a number, return the first one, which the check of rows then judges.
+    If a count is not a number, return the first count as it is; the check of rows then accepts or refuses it.
     """
     known = [count for count in counts if not blank(count)]
     if len(known) <= 1 or not all(isinstance(count, int | float) or str(count).isdecimal() for count in known[1:]):

@@ -28,7 +28,7 @@ class Requests(NamedTuple):
 
 
 def draw(family: str, rates: Sequence[float], span_s: float, lengths: Lengths, seed: int) -> Requests:
-    """Draw the requests of a family's streams; `lengths(n, rng)` draws the tokens of n, in order of arrival."""
+    """Draw the requests of a family's streams; `lengths(n, rng)` draws the tokens of n requests in order."""
     rng = np.random.default_rng(seed)
     early: I4 | None = None
     if family == "hot-cold":

@@ -27,8 +27,8 @@ def read(
     """Read a column of hashes as ids of whole blocks, which are numbered from 0 and differ between streams.
 
     A row has one id for each whole block of its prompt, or no ids. If it has one more, for the last tokens, that id is
-    left out, as no engine shares a block that is not full. Raises UserError unless an id follows the same id in every
-    row.
+    left out, as no engine shares a block that is not full. Raises UserError if an id has
+    different ids before it in two rows, as an id stands for a block and all blocks before it.
     """
     if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
         raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')

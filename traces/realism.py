@@ -118,7 +118,7 @@ def pick(value: Any, row: Statistic) -> float:
 
 
 def measure(draw: Trace, target: Target) -> dict[Statistic, float]:
-    """Return each statistic of the target, as the mean over a draw's windows."""
+    """Return a draw's value of each statistic that the target has, as the mean over the draw's windows."""
     each = [stats(window) for window in _windows(draw, target)]
     return {row: _mean(pick(statistics[row.key], row) for statistics in each) for row in target.values}
 

@@ -39,7 +39,7 @@ NO_PICKLE = (
 
 
 def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    """Open a file, unpacked where it is gzip's. UserError where there is none."""
+    """Open a file, and unpack it if it is in gzip format. Raises UserError if there is no such file."""
     regular(path)
     if not path.is_file():
         raise UserError(f"{path}: a folder, not a file")
@@ -51,7 +51,7 @@ def opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
 def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple[int, Record]]:
     """Yield the records of a file, each with its line number.
 
-    Of a table only the columns in `fields` are read. Raises UserError where the file cannot be read.
+    If the file is a table, only the columns in `fields` are read. Raises UserError if the file cannot be read.
     """
     with reading(path):
         with opened(path) as file:

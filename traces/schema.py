@@ -58,7 +58,7 @@ AGAIN = "with the id of an earlier row"  # why a row is left out
 
 
 def longer(tokens: int) -> str:
-    """Return the words by which rows of more than `tokens` tokens are counted as left out."""
+    """Return the reason under which `dropped` counts rows that were left out for having more than `tokens` tokens."""
     return f"of more than {tokens} tokens"
 
 
@@ -182,7 +182,7 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
 def foreign(path: Path) -> bool:
     """Tell whether a Parquet file is not a canonical trace: it holds a run's requests, or lacks canonical columns.
 
-    It lacks them if it has none of the columns of ids, arrivals and outputs.
+    A file counts as lacking them if it has neither request ids, nor arrivals, nor output tokens.
     """
     try:
         names = set(pq.read_schema(path).names)

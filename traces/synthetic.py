@@ -346,7 +346,7 @@ def _unfit(p: Preset) -> Iterator[str]:
 
 
 def _expected(p: Preset) -> float:
-    """Return about how many requests there are."""
+    """Return the approximate number of requests that a preset draws."""
     match p.name:
         case "arena-like":
             return sum(ARENA_COUNTS) * p.span_s / PER_S

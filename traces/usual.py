@@ -81,7 +81,8 @@ def optional(names: Sequence[str]) -> dict[str, str]:
 def served(status: Any) -> bool:
     """Tell whether a status is that of a request that was served.
 
-    Such a status is empty, 0, an HTTP status of 2xx, or a text without a word of failure, or that begins by denying it.
+    Such a status is empty, 0, an HTTP status of 2xx, or a text that has no word of failure. A text that begins by
+    denying a failure, as "no error", counts too.
     """
     text = "" if status is None else str(status).strip()
     number = _number(text.partition(" ")[0]) if text else None

@@ -22,8 +22,8 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
     A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. These come at the model's mean rate,
     or one request per span if it has none. Their pairs of lengths are drawn from all rows of the trace that the model
-    can serve. They may last longer than the span, and share no prefix blocks. A closed loop is returned as it is. Of a
-    trace that is too long for memory, the first requests that fit are used.
+    can serve. They may last longer than the span, and share no prefix blocks. A closed loop is returned as it is. If a
+    trace is too long for memory, only its first requests are used, as many as memory can hold.
     """
     if in_pieces(trace):
         trace = trace.first(spilled.MOST_HELD)

@@ -20,9 +20,9 @@ SHOWN = 60  # characters of a wrong value
 
 
 def count(value: Any, name: str, key: str, where: str) -> int:
-    """Return a dimension of a shape.
+    """Return a dimension of a shape, once it is checked.
 
-    UserError names file and key unless it is a whole number within its bounds.
+    Raises UserError, with the file and the key, unless the dimension is a whole number within its bounds.
     """
     least, most = LIMITS[name]
     if type(value) is not int:

@@ -192,7 +192,7 @@ def _named_clients(trace: Rows, tenant: I4 | None) -> None:
 
 
 def window_span_s(trace: Rows, origin: str) -> float:
-    """Return the seconds after which the part of the trace that a seed replays repeats."""
+    """Return the period, in seconds, of the part of the trace that a seed replays."""
     return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
 
 

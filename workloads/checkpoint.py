@@ -461,7 +461,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _total(path: Path) -> float | None:
-    """Return the bytes of all tensors as an index states them; None without an index, or if it does not."""
+    """Return the bytes of all tensors as an index states them; None if there is no index or it states no total."""
     if not path.is_file():
         return None
     metadata = _json(path, MOST_INDEX).get("metadata")

@@ -17,7 +17,7 @@ KV = {"bf16": 2, "fp8": 1}
 
 
 def files(path: Path) -> Iterator[Path]:
-    """Yield the checkpoints of a folder and the folders in it, in order of their names; or the file itself."""
+    """Yield the checkpoint files anywhere below a folder, sorted by path. A file is yielded itself."""
     if path.is_dir():
         every = (*path.rglob("*config.json"), *path.rglob("*.gguf"))
         skip = ("generation_config.json", "quant_config.json", "tokenizer_config.json", "preprocessor_config.json")
@@ -36,7 +36,7 @@ def line(path: Path) -> str:
 
 
 def words(shape: Shape) -> str:
-    """Describe a shape."""
+    """Describe a shape in a phrase: parameters, bytes, KV per token, experts, kinds of attention and formats."""
     count, moe = sum(parameters(shape)) / 1e9, shape.experts
     parts = [
         f"{count:.2f} B parameters",

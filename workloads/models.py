@@ -354,7 +354,7 @@ def model_set(name: str) -> ModelSet:
 
 
 def as_asked(name: str) -> tuple[str, ...]:
-    """Return the name or path of the shape of each model of a set, with its formats, as a set's file would state it.
+    """Return each model of a set as a set's file would state it: the name or path of its shape, with its formats.
 
     Paths of checkpoints are absolute. UserError as for `model_set`.
     """

@@ -42,7 +42,7 @@ class Pattern:
     """A regular expression, which `matches` at the beginning of a text as `re.match` does."""
 
     def __init__(self, text: str, steps: Steps) -> None:
-        """Parse `text`. Raises Unbounded if it is no pattern, too long, or needs references or look-behind."""
+        """Parse `text`. Raises Unbounded if it is not a pattern, is too long, or needs references or look-behind."""
         if len(text) > MOST_CHARS:
             raise Unbounded(f"a pattern of {len(text):,} characters, above {MOST_CHARS:,}")
         try:
@@ -61,9 +61,9 @@ class Pattern:
         return bool(self._ends(self._parts, 1))
 
     def _ends(self, parts: Any, at: int) -> int:
-        """Return the positions at which a match of `parts` can end that begins at a position in `at`.
+        """Return the positions at which a match of `parts` can end if it begins at a position in `at`.
 
-        Positions are bits of an integer.
+        A set of positions is an integer with one bit for each position.
         """
         for code, value in parts:
             self._steps.take()

@@ -81,8 +81,8 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
     """Return the fold of a replayed trace that a seed replays; None if it replays the whole trace.
 
     A trace has folds if planners know only the other fold ("held-out") or only the fold replayed ("window"). Even seeds
-    replay the second fold, so that their plans come from an earlier period, and odd seeds the first. Of a trace of
-    `FOLDED_S` or more every seed replays the second fold.
+    replay the second fold, so that their plans come from an earlier period, and odd seeds the first. If a trace lasts
+    `FOLDED_S` or longer, every seed replays the second fold.
     """
     if origin not in {"held-out", "window"} or trace.maker is not None:
         return None

@@ -66,7 +66,7 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The seconds of each class, and the class of each model by patterns of names, of which the first match counts."""
+    """The SLO of each class in seconds, and patterns of models' names with their classes; the first match counts."""
 
     seconds: tuple[tuple[str, Pair], ...]
     models: tuple[tuple[str, str], ...]
@@ -74,7 +74,7 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class ClassFile:
-    """The form of FILE.toml."""
+    """The form of the file in a rule `classes:FILE.toml`."""
 
     class_: Pairs[Seconds] = ()
     models: Pairs[str] = ()
@@ -112,7 +112,7 @@ def parse(text: str) -> Rule:
 
 
 def by_request(text: str) -> bool:
-    """Tell whether a rule gives each request seconds by its own isolated latency, instead of seconds by model."""
+    """Tell whether a rule sets each request's SLO by its own isolated latency, instead of one SLO per model."""
     match = SCALED.fullmatch(text)
     return match is not None and match[3] == "solo"
 
@@ -125,9 +125,10 @@ def is_base(text: str) -> bool:
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
     """Return the text of the SLO rule with its scale; if `text` is None, the usual rule of the model set.
 
-    That is a multiple of the authors' released base if the set has one for every model, else of P95. Only light8 has
-    one (`[[model]] released` of its file: Prism's `trace.py`, on H100s). Kernels of models that share a GPU take turns,
-    so few rates meet 5 x the P95 of a dedicated GPU; Prism's runs had 5 x the released bases.
+    The usual rule is a multiple of the authors' released base if the set has one for every model, else of P95. Only the
+    set light8 has released bases (`[[model]] released` of its file, from Prism's `trace.py`, on H100s). Kernels of
+    models that share a GPU take turns, so few rates meet 5 x the P95 of a dedicated GPU; Prism's runs had 5 x the
+    released bases.
     """
     usual = "released" if all(member.released_s is not None for member in models.members) else "P95"
     return in_full(text or usual, scale)
@@ -157,9 +158,10 @@ def scaled(base: str, scale: float) -> str:
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:
-    """Turn a rule into seconds by model; `p95_s` holds the measured bases. Raises UserError if a model has no base.
+    """Return each model's SLOs of TTFT and TPOT under a rule, in seconds; `p95_s` holds the measured P95 bases.
 
-    A `solo` rule has seconds by request, not by model: see `by_isolated`.
+    Raises UserError if a model has no base. Also raises it for a `solo` rule, which sets seconds by request, not by
+    model: see `by_isolated`.
     """
     match rule:
         case Absolute(ttft_s, tpot_s):

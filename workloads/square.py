@@ -38,7 +38,7 @@ def square_order(models: ModelSet) -> int:
 
 
 def latin(order: int, number: int) -> I8:
-    """Draw the Latin square of a number: rows are seeds, columns streams (the busiest first), entries size classes."""
+    """Draw Latin square `number`: its rows are seeds, its columns streams (busiest first), its entries size classes."""
     draw = rng(number, "square")
     rows, columns, names = (draw.permutation(order) for _ in range(3))
     return np.asarray(names[(rows[:, None] + columns[None, :]) % order], np.int64)

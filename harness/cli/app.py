@@ -142,7 +142,7 @@ class Bench(click.Group):
 
 
 def _on_disk(error: OSError) -> str:
-    """Say that the disk is full, or what is wrong with a path of the user's, or one below it; empty if neither is."""
+    """Say that the disk is full, or what is wrong with the path that an error names; empty if it names no path."""
     if error.errno in FULL:
         return f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
     return "" if error.filename is None else f"{error.filename}: {error.strerror}"

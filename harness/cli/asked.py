@@ -55,8 +55,8 @@ class Asked:
         """Build the study of a comparison, with `setting` in place of the user's if it is given.
 
         `all` in `systems` stands for every system that is not listed. Without `seeds` the study begins with
-        FIRST_SEEDS, and in the simulator has a budget for more. With --scaling none it has ONCE seeds, or one if all
-        seeds replay the same requests. Raises UserError if no system is named.
+        FIRST_SEEDS seeds, and in the simulator it has a budget for more. With --scaling none it has ONCE seeds instead,
+        or one seed if all seeds replay the same requests. Raises UserError if no system is named.
         """
         from harness.study.compare import comparison, filled, repeats
 

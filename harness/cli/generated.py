@@ -101,8 +101,9 @@ def _systems() -> Iterator[str]:
 def regret(name: str, record: Mapping[str, Any] | None) -> str:
     """Return the regret of a system's defaults as text, in percentage points.
 
-    It is the share of cells that the best draw holds, minus the share that the defaults hold. If no draw holds a cell,
-    or the defaults were not drawn, the text says so. It is "" if there is no record.
+    A draw of settings holds a cell if 99 % of requests meet both SLOs there. The regret is the share of cells that the
+    best draw holds, minus the share that the defaults hold. If no draw holds a cell, or the defaults were not drawn,
+    the text says so. It is "" if there is no record.
     """
     if record is None:
         return ""

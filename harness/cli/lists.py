@@ -88,7 +88,7 @@ def _names() -> None:
 def listing(package: Any) -> list[tuple[str, str]]:
     """List the figures of `plots`, or the readers of `traces.readers`, by name.
 
-    Beside each name is the first line of its docstring, or the error if its file cannot be loaded.
+    Beside each name is the first line of the module's docstring, or the error if its file cannot be loaded.
     """
     lines = []
     for name in package.names():
@@ -168,7 +168,7 @@ def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
 
 
 def _needs(engines: Mapping[str, Engine]) -> list[str]:
-    """Return a line for each engine that cannot run here now: what it needs."""
+    """Return a line for each engine that cannot run here now, which says what the engine needs."""
     return [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
 
 

@@ -480,7 +480,10 @@ SETTING = grouped(
 
 
 def slo_rule(slo: str | None, scale: float | None, models: str) -> str:
-    """Return the SLO rule with its scale, as in `5xP95`; None for base or scale means the usual one of set `models`."""
+    """Return the SLO rule with its scale, as in `5xP95`.
+
+    If `slo` is None, the rule is the usual one of the set `models`; if `scale` is None, the scale is the usual one.
+    """
     from harness.run.setup import load_models
     from workloads.slo import full_rule
 

@@ -155,7 +155,7 @@ def _formats(text: str) -> tuple[str, ...]:
 
 
 def _figures(folder: Path, name: str | None) -> dict[str, Any]:
-    """Return the figures to draw of a folder, by name. UserError if there are none."""
+    """Return the figures to draw from a folder, by name. Raises UserError if there are none."""
     if not folder.is_dir():
         raise UserError(f"{short_path(folder)}: no such folder")
     if name is not None:

@@ -51,9 +51,10 @@ def report(*, folder: str | None, out: Path | None) -> None:
 
 
 def _folder(name: str | None) -> Path:
-    """Return the folder of an answer for a folder's path or a study's name; the newest answer for None.
+    """Return the folder of the answer to report.
 
-    Raises UserError where there is none.
+    `name` is a folder's path, or the name of a study, whose newest answer is taken. Without a name, it is the newest
+    answer of all. Raises UserError if there is no such folder, study or answer.
     """
     from harness.policy.fields import meant
     from harness.rows.record import SIZE, SWEEP

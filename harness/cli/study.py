@@ -152,7 +152,7 @@ def study(
 
 
 def _part(chosen: Study, engine: str, table: str | None, gpus: int | None) -> Study:
-    """Return the part of a study that runs on an engine or a table's machine, and print why it leaves out the rest."""
+    """Return the part of a study that an engine, or a table's machine, can run; print why the rest is left out."""
     if engine == "sim" and table is None:
         if gpus is not None:
             raise UserError("--gpus is of --engine or --table: a study says its own")
@@ -167,7 +167,10 @@ def _part(chosen: Study, engine: str, table: str | None, gpus: int | None) -> St
 
 
 def _figure(measured: Measured) -> str:
-    """Return the name of a study's figure: that of the study if there is such a figure for it, else "study"."""
+    """Return the name of the figure that draws a study.
+
+    It is the study's own name if there is a figure with this name that can draw the study, else "study".
+    """
     import plots
 
     name = measured.study.name
@@ -265,7 +268,10 @@ class _Cost(NamedTuple):
 
 
 def _totals(costs: Sequence[_Cost], how: str) -> Iterator[str]:
-    """Yield what is not run, and the time that all else takes: real time, and that of a core, estimated from `how`."""
+    """Yield lines on what is not run, and on the time that all other runs take.
+
+    Simulated runs take time of one core, whose estimate `how` explains. All others take real time.
+    """
     from harness.run import realtime
 
     never = {cost.name: cost.never for cost in costs if cost.never}

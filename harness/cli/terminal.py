@@ -57,7 +57,7 @@ def prose(line: str) -> None:
 
 
 def folded(lines: Iterable[str], width: int) -> None:
-    """Print lines; those of more than `width` characters are folded as prose, and tables with shorter lines are not."""
+    """Print lines; lines of more than `width` characters are folded as prose, and shorter ones are left whole."""
     for line in lines:
         (prose if len(line) > width else click.echo)(line)
 

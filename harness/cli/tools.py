@@ -68,9 +68,9 @@ def check(
 
 
 def _passed(name: str, full: bool, law: str | None, case: str | None, *, last: bool) -> str:
-    """Check a system, print the findings, and keep that it passed, if it was asked of every law and case.
+    """Check a system and print the findings; if it passed every law and case, store that it did.
 
-    Returns the hash of its file from before the check; "" if it broke a law.
+    Returns the hash that the system's file had before the check, or "" if the system broke a law.
     """
     from harness.check.check import check as conform
     from harness.loop import system as systems

@@ -165,7 +165,7 @@ def validate(
 
 
 def _stem(out: Path | None, name: str) -> Path:
-    """Return the path of a figure without its ending, and make its folder; `name` is used without `out`."""
+    """Return the path of a figure without its ending, and make its folder; `name` is used if `out` is None."""
     stem = real(out.with_suffix("") if out else FIGURES / name)
     stem.parent.mkdir(parents=True, exist_ok=True)
     return stem

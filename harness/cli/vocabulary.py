@@ -159,7 +159,7 @@ class FieldRow(NamedTuple):
 
 
 def page() -> str:
-    """Return the page as Markdown."""
+    """Return the page docs/vocabulary.md as Markdown."""
     return "".join(f"{line}\n" for line in _lines())
 
 

@@ -30,7 +30,7 @@ MICROSECONDS = 1e6
 
 
 def cells(row: Row, suite: Suite) -> list[str]:
-    """Return the cells of a scenario."""
+    """Return the cells of a scenario's row on the card."""
     scenario = next(s for s in suite.scenario if s.name == row["scenario"])
     best = NONE if scenario.best_rps is None else f"{scenario.best_rps:.3g} {scenario.best}"
     share = NONE if row.get("share") is None else f"{row['share']:.2f}"
@@ -59,7 +59,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def summed(of: Card) -> str:
-    """Return the total in words, with its interval and the number of scenarios that count 0."""
+    """Return a card's total in words, with its interval and the number of scenarios that count as 0."""
     if of.total is None:
         return "no total: this version has no best known rates yet"
     zero = sum(not row["share"] for row in of.rows)

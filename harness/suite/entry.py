@@ -102,9 +102,9 @@ def refusals(name: str) -> Iterator[str]:
 def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
     """Run a scenario and return its row; a policy that decides too slowly runs again and is charged.
 
-    Too slow is a mean decision above ALLOWANCE times the time that the policy declares or the suite allows, whichever
-    is longer. In the second run each decision takes the time that is charged. A policy with fewer than OFTEN decisions
-    per request is not charged.
+    A policy is too slow if its mean decision takes more than ALLOWANCE times the time that it declares or that the
+    suite allows, whichever is longer. In the second run each decision takes the time that is charged. A policy with
+    fewer than OFTEN decisions per request is not charged.
     """
     target = SloTarget(**job.targets[scenario.name])
     work = Path(job.folder) / scenario.name

@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
     @property
     def system(self) -> str:
-        """The name of its policy's system, or the file's path."""
+        """The name of the entry's system, or the path of its policy's file."""
         return from_dict(asked(self.text)).system
 
     @property
@@ -168,7 +168,7 @@ def _under(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> tuple[St
 
 
 def _checked(apart: Callable[..., str]) -> list[str]:
-    """Return why an entry may not enter; empty where it may."""
+    """Return the reasons to refuse an entry; empty if there are none."""
     reasons: list[str] = ["the check ended without a word"]
 
     def take(facts: Mapping[str, Any]) -> None:
@@ -305,7 +305,8 @@ def total(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None
 def bounds(suite: Suite, beacon: str, out: Path) -> dict[str, float]:
     """Return for each scenario the rate above which no policy can hold the level; the answers are stored in `out`.
 
-    A scenario is left out if its search ends without a bound, as where that takes more requests than a window may have.
+    A scenario is left out if its search ends without a bound, for example because the search would need more requests
+    than a window may have.
     """
     most: dict[str, float] = {}
     for scenario in suite.scenario:

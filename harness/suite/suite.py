@@ -72,9 +72,9 @@ class Suite:
         return str(replace(self, scenario=tuple(plain), reference_code="", inputs={}))
 
     def quick(self) -> Suite:
-        """Return the suite with about a tenth of its runs, from which no intervals follow.
+        """Return the suite with about a tenth of its runs, which are too few for intervals.
 
-        Windows keep their length, as shorter ones are easier.
+        Windows keep their length, as a shorter window is easier to serve.
         """
         return replace(self, seeds=1, points=3)
 

@@ -35,9 +35,10 @@ SCHEMA = pa.schema([(name, pa.float64() if name in NUMBERS else pa.string()) for
 
 
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
-    """List the table's entries: `texts`, or all that the bench has.
+    """List the table's entries: those in `texts` or, without `texts`, all that the bench has.
 
-    These are the shipped systems that run on the GPUs given, their presets, and the policies in `folder`.
+    Those of the bench are the shipped systems and their presets, the systems of KNOWS once more with forecasts computed
+    from the window, and the policies in `folder`. Controls, and systems that set their own GPU count, are left out.
     """
     if texts is not None:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
@@ -107,7 +108,7 @@ def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None:
-    """Return a scenario's row with the highest rate, of the entries that served all models; None if there is none.
+    """Return a scenario's row with the highest rate among entries that served all models; None if there is none.
 
     Self-reported rows are left out.
     """
@@ -116,7 +117,7 @@ def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None
 
 
 def gaps(rows: Sequence[dict[str, Any]], suite: Suite) -> list[tuple[float, dict[str, Any]]]:
-    """List the ratio of the bound to the best known rate of each scenario, the largest first, with the best row."""
+    """List each scenario's ratio of bound to best known rate, with the row of that rate; the largest ratio is first."""
     known = [best(rows, s.name) for s in suite.scenario]
     return sorted(((r["bound_rps"] / r["rps"], r) for r in known if r and r["bound_rps"]), key=lambda of: -of[0])
 

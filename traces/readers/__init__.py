@@ -73,7 +73,7 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
 
 
 def _mapped(module: Any, path: Path, asked: dict[str, Any]) -> pa.Table:
-    """Read a file by a reader that has no function `read` but a map of columns or fields."""
+    """Read a file with a reader that defines a map of columns or fields instead of a function `read`."""
     from traces import convert, log
 
     known: dict[str, Any] = module.options(path) if hasattr(module, "options") else getattr(module, "OPTIONS", {})

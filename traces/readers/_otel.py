@@ -15,10 +15,10 @@ UNNAMED = "unknown_service"  # what the SDK calls a service without OTEL_SERVICE
 
 
 def spans(lines: Lines) -> Lines:
-    """Yield each span as a record of its attributes and of facts that formats of spans name differently.
+    """Yield each span as a record of its attributes and of facts whose names differ between formats of spans.
 
-    These are `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (its id) and `failed`. Spans
-    of OTLP files have `service` too.
+    The record has these facts as `name`, `startTimeUnixNano` (seconds since 1970, or a date), `trace`, `span` (the
+    span's id) and `failed`. Spans of OTLP files have `service` too.
     """
     for line, record in lines:
         if "resourceSpans" in record:

@@ -25,10 +25,10 @@ MODELS = re.compile(r"synth-(\d+)-")
 
 
 def read(path: Path, *, models: int | None = None, cut_tokens: int | None = None, **asked: Any) -> pa.Table:
-    """Read `models` streams (by default as the file's name says), of which some may have no request.
+    """Read `models` streams, some of which may have no request; by default the file's name states their number.
 
-    The span is rounded up to whole minutes (files were made for 120 s at 0.1 requests/s, else for 60 s). A request of
-    more than `cut_tokens` loses its prompt's start; the metadata's `cut` counts these.
+    The span is rounded up to whole minutes, as files at 0.1 requests/s were made for 120 s, and all others for 60 s. A
+    request of more than `cut_tokens` loses its prompt's start; the metadata's `cut` counts these requests.
     """
     known: dict[str, Any] = {"time_unit": "clock", "tier": "synthetic", "licence": "Apache-2.0"}
     rows = convert(path, COLUMNS, **known | {"length_origin": "sampled"} | asked)

@@ -42,9 +42,9 @@ class Window(NamedTuple):
 def read(
     path: Path, *, name: str | None = None, span_s: float = HOUR_S, rate_rps: float = RATE_RPS, jitter_seed: int = 0
 ) -> pa.Table:
-    """Draw the `span_s` with the most requests, with rates scaled to `rate_rps` requests/s of all models together.
+    """Draw the requests of the busiest period of length `span_s`.
 
-    UserError names a bad file.
+    Rates are scaled so that all models together get `rate_rps` requests per second. UserError names a bad file.
     """
     clients, unlike = _clients(path)
     span_s = max(WINDOW_S, WINDOW_S * math.floor(span_s / WINDOW_S))
