@@ -52,7 +52,7 @@ def like(length: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def release(*arrays: NDArray[Any] | None) -> None:
-    """Give back the memory of arrays in files; nothing is lost, and other arrays stay as they are."""
+    """Free the memory of arrays that lie in files. Their values stay in the files; other arrays are not affected."""
     for array in arrays:
         if (file := _file(array)) is not None:
             file.madvise(mmap.MADV_DONTNEED)

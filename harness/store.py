@@ -36,17 +36,20 @@ def digest(*inputs: object) -> str:
 
 
 def named(path: Path) -> Facts:
-    """Return no facts, for a stored object whose file name identifies its inputs. OSError if it does not exist."""
+    """Check that a stored object exists, and return empty facts: its file name alone identifies its inputs.
+
+    Raises OSError if it does not exist.
+    """
     path.stat()
     return {}
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A kind of thing on disk: how it is read and written.
+    """A kind of stored thing: how it is read and written.
 
-    `write(path, thing, inputs)` puts a thing in place whole, with its inputs among its facts. `read` and `facts` raise
-    one of the errors in `lost` if the thing is absent, cut or damaged.
+    `write(path, thing, inputs)` puts the whole thing at `path`, with its inputs among its facts. `read` and `facts`
+    raise one of the errors in `lost` if the thing is missing, cut or damaged.
     """
 
     read: Callable[[Path], T]
@@ -81,7 +84,7 @@ def _text(facts: Facts) -> str:
 
 
 def seal(file: IO[bytes]) -> None:
-    """Put the digests into a Parquet file that was just written, open for reading too."""
+    """Add the digests to a Parquet file that was just written. The file must be open for reading too."""
     file.seek(-TAIL, os.SEEK_END)
     start = file.seek(-TAIL - int.from_bytes(file.read(4), "little"), os.SEEK_END)
     footer = file.read()

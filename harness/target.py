@@ -25,7 +25,7 @@ def name() -> str:
 
 
 def named(architecture: str, has: frozenset[str]) -> str:
-    """Return the target of an architecture whose processor has these features; an empty set stands for all."""
+    """Return the target of an architecture whose processor has these features. If the set is empty, all are assumed."""
     if architecture.lower() not in {"x86_64", "amd64"}:
         return {"aarch64": "arm64"}.get(architecture.lower(), architecture.lower())
     return "x86-64-v3" if not has or has >= V3 else "x86-64"

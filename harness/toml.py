@@ -165,7 +165,7 @@ def _validated(kind: Any, data: Any) -> Any:
 
 @cache
 def _model(kind: Any) -> type[BaseModel]:
-    """Build a pydantic model around a type, whose strict settings also hold for dataclasses within the type."""
+    """Build a pydantic model around a type. Its strict settings also hold for dataclasses within the type."""
     from pydantic import ConfigDict, create_model
 
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, alias_generator=_written)
@@ -239,7 +239,7 @@ def _metadata(kind: Any) -> tuple[Any, ...]:
 
 
 def _bare(kind: Any) -> Any:
-    """Return a type without its annotations and None; for pairs, the type of their table in a file."""
+    """Return a type without its annotations and without None. For pairs, return the type of their table in a file."""
     if len(members := _members(kind)) == 1:
         return _bare(members[0])
     if get_origin(kind) is not Annotated:
@@ -285,7 +285,10 @@ WORDS = {
 
 
 class _Place(NamedTuple):
-    """A value in a file and its place: `table`, empty or with a colon at its end, and the dotted `key` within it."""
+    """A value in a file, and its place there.
+
+    `table` names the table that holds the value: it is empty or ends with a colon. `key` is the dotted key within it.
+    """
 
     table: str
     key: str

@@ -70,7 +70,9 @@ class Engine(Protocol):
         ...
 
     def poll(self, until_s: float) -> Event | None:
-        """Return the next event due by `until_s` and the run's end; None if none is due: then the clock stands there.
+        """Return the next event that is due by `until_s` and by the run's end, or None.
+
+        If it is None, the clock stands at the earlier of these two times.
 
         After a refusal "not now", return `Freed` as soon as anything came free that the action may have lacked: once,
         before the other events of that instant, and whether or not the policy hears it.
@@ -217,7 +219,7 @@ def _of_file(file: Path) -> ModuleType:
 def find(text: str) -> Make:
     """Find the maker of an engine: NAME[:PRESET][+FIELD=VALUE...], or the path of a .py in place of the name.
 
-    Raises UserError where there is none, it does not take these fields, its file fails, or lacks what engines have.
+    Raises UserError if there is none, it does not take these fields, or its file fails or lacks a required member.
     """
     file, loaded = path(text), module(text)
     if not hasattr(loaded, "make"):
@@ -273,6 +275,6 @@ def _blamed(file: Path, error: BaseException) -> UserError:
 
 
 def _near(file: Path) -> Path:
-    """Return a file of the harness by its path within the repository."""
+    """Return a file's path relative to the repository if the file lies in it; else the path as it is."""
     root = FOLDER.parents[1]
     return file.relative_to(root) if file.is_relative_to(root) else file

@@ -40,11 +40,12 @@ class Endless(BaseException):
 
 
 class Watch:
-    """A watch that raises `Endless` into a call beyond the limit; `call` numbers the call under way, 0: none.
+    """A watch that raises `Endless` into a call beyond the limit.
 
-    A repeating timer looks whether the call is still the same one, so a call costs two assignments. Ticks are counted,
-    not seconds: a process that was stopped gets one tick for all the time it slept. Without SIGALRM, or outside the
-    main thread, there is no limit: Python cannot interrupt code there. Nor does it interrupt a call into C.
+    `call` is the number of the call under way, or 0. A repeating timer looks whether the call is still the same one, so
+    a call costs two assignments. Ticks are counted, not seconds: a process that was stopped gets one tick for all the
+    time it slept. Without SIGALRM, or outside the main thread, there is no limit: Python cannot interrupt code there.
+    Nor does it interrupt a call into C.
     """
 
     __slots__ = ("_before", "_on", "_seen", "_ticks", "_told", "call", "limit_s")
@@ -100,7 +101,7 @@ def _collecting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn exceptions of the block, which calls code of a policy's file other than `on`, into a Fault.
+    """Turn exceptions of the block into a Fault. The block calls code of a policy's file, other than `on`.
 
     Fault, Infeasible, Unsupported and Interrupted pass unchanged. The block has the limit of `Watch`, and what it
     prints goes to stderr.
@@ -137,5 +138,5 @@ def error_text(error: BaseException) -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Tell whether a frame's file is neither the bench's, nor made up by the interpreter, nor of the import system."""
+    """Tell whether a file is foreign: not of the bench or the import system, and not made up by the interpreter."""
     return not filename.startswith("<") and not {HERE, IMPORTS} & set(Path(filename).parents)

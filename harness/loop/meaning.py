@@ -87,7 +87,7 @@ def _source(path: Path, stamp: int) -> Source:  # noqa: ARG001
 
 
 def as_before(files: AbstractSet[tuple[str, str]]) -> AbstractSet[tuple[str, str]]:
-    """Replace the present files of each rewrite by the files before it, which the hashes of stored runs cover.
+    """Replace the present files of each rewrite by its earlier files, from which the hashes of stored runs were made.
 
     A rewrite is skipped unless `files` has all of its present files.
     """

@@ -61,7 +61,7 @@ class Agenda:
         self._look()
 
     def later(self, at_s: float, actions: tuple[Action, ...]) -> None:
-        """Apply actions at a time."""
+        """Schedule actions, which are to be applied at a time."""
         self._seq += 1
         heapq.heappush(self._heap, (at_s, self._seq, None, actions))
         self._look()
@@ -75,7 +75,7 @@ class Agenda:
         return key, actions
 
     def _look(self) -> None:
-        """Drop what leads the heap and is no longer in force."""
+        """Drop entries that are no longer in force from the front of the heap."""
         heap = self._heap
         while heap:
             self.due_s, seq, key, _ = heap[0]
@@ -155,7 +155,7 @@ class Replay:
         self.rounds, self.instant = 0, -math.inf  # decisions in the instant of the last one
 
     def start(self, end_s: float) -> None:
-        """Apply what is answered to "start", then start the clock."""
+        """Apply the policy's answer to "start", then start the clock."""
         self.end_s = end_s
         actions = self.decide(Woke("start")) if Woke in self.system.hears else ()
         self.apply([a for a in actions if not isinstance(a, Wake)], 0.0)
@@ -266,7 +266,11 @@ class Replay:
                 standing.add(action, refusal.why, self.view.now_s)
 
     def withdraw(self, newer: Action) -> None:
-        """Forget the standing orders that a newer action replaces; a turn that it closes ends as in an engine."""
+        """Forget the standing orders that a newer action replaces.
+
+        If the newer action closes the lane of a standing turn, a policy that hears `TurnEnded` gets that event, as from
+        an engine.
+        """
         closes = isinstance(newer, Run) and newer.steps == 0 and TurnEnded in self.system.hears
         for gone in self.standing.withdraw(newer, self.view.now_s):
             if closes and is_turn(gone):

@@ -91,7 +91,10 @@ def nodes(gpu: str, gpus: int, node_gpus: int) -> tuple[int, ...]:
 
 
 def counts(gpu: str, needed: int) -> Iterator[int]:
-    """Yield the sizes of clusters of at least `needed` GPUs, the least first; of a single kind only `needed` itself."""
+    """Yield the possible numbers of GPUs of a cluster from `needed` on, the least first.
+
+    For a single kind of GPU, yield only `needed` itself.
+    """
     n = size(gpu)
     yield from (n * k for k in count(-(-needed // n))) if n > 1 else (needed,)
 

@@ -52,7 +52,7 @@ def parameters(shape: Shape, tp: int = 1) -> Parameters:
 
 
 def stored_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return the bytes of the weights on each GPU of a group, in their formats, a vision tower's among them."""
+    """Return the bytes of the weights on each GPU of a group, in their formats and with those of a vision tower."""
     count, other = parameters(shape, tp), -(-shape.other_bytes // tp)
     if shape.formats is None:
         return PLAIN_BYTES * sum(count) + other
@@ -61,12 +61,12 @@ def stored_bytes(shape: Shape, tp: int = 1) -> int:
 
 
 def attention_gpus(shape: Shape, tp: int) -> int:
-    """Return the number of GPUs, of a group of `tp`, over which the attention of a sequence is cut."""
+    """Return the number of GPUs, out of a group of `tp`, that share the attention of one sequence."""
     return max(1, tp // shape.dp)
 
 
 def kv_numbers(shape: Shape, tp: int = 1) -> int:
-    """Return the count of numbers in a token's KV on each GPU of a group of `tp`, over all layers.
+    """Return the number of KV elements of a token on each GPU of a group of `tp`, over all layers.
 
     Keys and values are two vectors even where one projection makes both, as only keys are rotated.
     """
@@ -77,7 +77,7 @@ def kv_numbers(shape: Shape, tp: int = 1) -> int:
 
 
 def kept_numbers(shape: Shape) -> int:
-    """Return the count of numbers in a token's KV once the token has left the window of the sliding layers."""
+    """Return the number of KV elements of a token that has left the window of the sliding layers."""
     if shape.sliding is None:
         return kv_numbers(shape)
     rest = alike(shape)[-1]

@@ -156,7 +156,7 @@ def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, 
 
 
 def _improve(board: Board) -> None:
-    """Move a part off the GPU that is worst, or let it change places, for as long as that helps."""
+    """Move a part off the worst GPU, or swap it with another part, for as long as that helps."""
     while True:
         gpus, now = range(len(board.room)), board.score()
         worst = max(gpus, key=lambda g: (board.over(g), board.pressure(g)))

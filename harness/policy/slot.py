@@ -40,7 +40,7 @@ class Slot:
         return self.insts[m]
 
     def batch(self, m: str, tag: int = 0) -> Batch:
-        """Return a batch of a model's instance here."""
+        """Return the batch with this tag of a model's instance on the slot's GPUs."""
         return Batch(self.inst(m), tag)
 
     def has(self, inst: Inst) -> bool:

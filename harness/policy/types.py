@@ -36,11 +36,11 @@ class UserError(Exception):
 
 
 class Unsupported(Exception):
-    """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
+    """An engine cannot run a system. The message names what is missing; the run becomes a skipped row, no crash."""
 
 
 class Infeasible(Exception):
-    """A system cannot hold its models on these GPUs: recorded as a run of attainment 0, with this reason."""
+    """A system cannot hold its models on these GPUs. The run is recorded with attainment 0 and this reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,9 @@ class Prefix(NamedTuple):
     """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
 
     Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
-    of them, or none where a request's content is not known. Ids of one model's blocks are equal if and only if the
-    blocks are the same tokens behind the same tokens. So requests share the leading ids that they have in common.
+    of them, or none where a request's content is not known. Two blocks of one model have equal ids if and only if their
+    tokens, and all tokens before them in their prompts, are the same. So requests share the leading ids that they have
+    in common.
     """
 
     block_tokens: int
@@ -96,9 +97,9 @@ class Prefix(NamedTuple):
 class Jobs:
     """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
 
-    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop a request with an
-    `after` arrives `think_s` after its client has the end (done, dropped or failed) of that request. Its `arrival_s` is
-    infinite, and the engine reports the arrival.
+    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop, `after` is the
+    index of an earlier request. The later request arrives `think_s` after its client has the end of the earlier one
+    (done, dropped or failed). Its `arrival_s` is infinite, and the engine reports the arrival.
     """
 
     models: tuple[str, ...]

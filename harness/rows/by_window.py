@@ -55,10 +55,10 @@ Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 
 
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
-    """Return the counts of each run of a label, by model ("" if pooled), seed, and x or else the rate scale.
+    """Return the counts of each run of a label, keyed by model ("" if pooled), by seed and by x.
 
-    `over` is pooled or model. Infeasible and skipped runs are left out. Where a table has no counts, they are computed
-    from the number of requests and the value.
+    If the table has no x, runs are keyed by their rate scale instead. `over` is pooled or model. Infeasible and skipped
+    runs are left out. Where a table has no counts, they are computed from the number of requests and the value.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
@@ -114,7 +114,7 @@ class Unfit(NamedTuple):
 
 
 def unfit(table: pa.Table, label: str) -> Unfit | None:
-    """Return the seeds with which a label has no value at any x, and why; None where all have one."""
+    """Return the seeds with which a label has no value at any x, and why; None if it has a value with every seed."""
     seeds = _reasons(table).get(label, {})
     for k, word in enumerate(("does not fit", "skipped")):
         gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(reason[k] is not None for reason in why)]
@@ -124,13 +124,16 @@ def unfit(table: pa.Table, label: str) -> Unfit | None:
 
 
 def ran(table: pa.Table, label: str) -> set[int]:
-    """Return the seeds with which a label has a value at some x: neither skipped nor infeasible at all of them."""
+    """Return the seeds for which some run of a label was neither skipped nor infeasible."""
     return {seed for seed, why in _reasons(table).get(label, {}).items() if (None, None) in why}
 
 
 @once
 def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
-    """Collect the reasons why runs are infeasible and skipped, by label and seed, each pair once in order of rows."""
+    """Collect the reasons why runs are infeasible and skipped, by label and seed.
+
+    Each pair of reasons is listed once, in order of rows.
+    """
     reasons: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
     columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))
     for label, seed, *why in zip(*columns, strict=True):

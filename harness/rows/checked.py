@@ -31,7 +31,7 @@ def kernels_only() -> list[str]:
 
 
 def checked(gpu: str, host: str) -> bool:
-    """Tell whether a host profile was compared with measured end-to-end runs on a GPU kind, or on all of a mix."""
+    """Tell whether a host profile was compared with measured end-to-end runs on a GPU kind, or all kinds of a mix."""
     return all(kind in pairs().get(host, ()) for kind in mix.names(gpu))
 
 

@@ -68,8 +68,8 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
 def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
     """Count a system's misses on a panel by x and window, over all seeds; None if the seeds share no x.
 
-    `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Along an axis of EASES
-    x is inverted, so that load always rises with it.
+    `over` is pooled, mean (all models have equal weight) or worst (the model that misses most at each x). Along an axis
+    of EASES, x is inverted, so that load always rises with x.
     """
     sides = _windows(rows, axis, system, definition, over)
     return _counts(sides, over, {seed for side in sides for seed in side})
@@ -86,10 +86,10 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
 
 
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
-    """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
+    """Combine counts over `seeds`: pooled, or the mean or the worst of the models. Return None without any counts.
 
-    A model without a request in some run counts there as 0 missed of 0 offered. A model without a request in any run
-    at some x is left out.
+    A model without a request in some run counts there as 0 missed of 0 offered. A model without a request in any run at
+    some x is left out.
     """
     if over == "pooled":
         return by_window.together(sides[0], seeds) if sides else None
@@ -112,7 +112,7 @@ def _filled(sides: Sequence[Windows]) -> list[Windows]:
 
 
 def _shared(side: Windows) -> set[float]:
-    """Return the x that all seeds have."""
+    """Return the values of x that all seeds have."""
     return set.intersection(*(set(curve) for curve in side.values())) if side else set()
 
 
@@ -127,7 +127,10 @@ def paired_counts(
 
 
 def reciprocal(x: float) -> float:
-    """Map x to 1 / x, so that load rises with it along an axis of EASES; applied twice it gives x again (12 digits)."""
+    """Map x to 1 / x, so that load rises with the result along an axis of EASES.
+
+    Applied twice, it gives x again (to 12 digits).
+    """
     return float(f"{1.0 / x:.12g}")
 
 
@@ -143,10 +146,10 @@ def inverse(e: Estimate) -> Estimate:
 def crossing(
     rows: pa.Table, panel: Panel, system: str, definition: str, level: float, over: str = "pooled"
 ) -> Crossing | None:
-    """Estimate where a system crosses the level on a panel, rates in requests per second; None where it was not run.
+    """Estimate the x at which a system crosses the level on a panel; None if the system was not run.
 
-    Along an axis of models, a number of models that does not fit is not a point of the curve: the crossing is at the
-    most models that fit and hold the level.
+    Rates are in requests per second. Along an axis of models, a number of models that does not fit is not a point of
+    the curve: the crossing is at the most models that fit and hold the level.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -215,7 +218,7 @@ def broad(rows: pa.Table) -> pa.Table:
 def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
     """Count in words the models for which a system meets no SLO: "4 of 16 models at 0 %"; empty if there is none.
 
-    At the least load, over all runs, such a model was offered at least `SOME` requests, and all of them missed.
+    Such a model had at least `SOME` requests at the least load, over all runs, and all of them missed.
     """
     sides = _windows(rows, axis, system, definition, "model")
     least = min((x for side in sides for curve in side.values() for x in curve), default=0.0)
@@ -228,7 +231,7 @@ def unserved(rows: pa.Table, axis: str, system: str, definition: str) -> str:
 
 
 def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
-    """List the systems of a study that meet no SLO of some model, with the words of `unserved` for each panel."""
+    """List the systems of a study that meet no SLO for some model, with the words of `unserved` for each panel."""
     gone: dict[str, list[str]] = {}
     for panel in facts.panels:
         rows = of_panel(table, panel)
@@ -245,7 +248,7 @@ def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: flo
 
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return the numbers of misses and windows behind a crossing: the misses at the nearest x that was run."""
+    """Return two numbers that support a crossing: the misses at the nearest x that was run, and the windows."""
     sides = _windows(rows, panel["axis"], system, definition, "pooled")
     c = _counts(sides, "pooled", {seed for side in sides for seed in side})
     if c is None:
@@ -258,7 +261,7 @@ def ratio(
 ) -> Estimate | None:
     """Estimate the ratio of two systems' crossings, paired by window; None where they share no seed.
 
-    Along an axis of EASES the ratio is that of the x themselves: 0.5 is half the SLO scale.
+    Along an axis of EASES, the ratio is that of the x themselves: 0.5 is half the SLO scale.
     """
     pair = paired_counts(rows, axis, systems, definition, over)
     if pair is None:
@@ -271,7 +274,10 @@ def ratio(
 
 
 def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the fewest GPUs on which a system holds the level, divided by that of the system `over` if given."""
+    """Estimate the fewest GPUs on which a system holds the level.
+
+    If `over` names another system, return the ratio of this number to that system's number.
+    """
     c = crossing(rows, {"axis": "gpus"}, system, definition, level)
     if not over or c is None:
         return None if c is None else c.at
@@ -287,7 +293,7 @@ def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
 
 
 def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
-    """Return the number of seeds whose fitted curve reaches the level anywhere on the axis, and of all seeds."""
+    """Return the number of seeds whose fitted curve reaches the level anywhere, and the number of all seeds."""
     curves = by_window.curves(rows, system, definition, "x").values()
     harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
     held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]

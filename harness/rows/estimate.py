@@ -74,7 +74,7 @@ class Estimate:
         return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
 
     def ends(self, style: Style = RATE) -> str:
-        """Print the interval alone, no finer than the mean; an open end is 0 (of a difference -inf) or inf."""
+        """Print the interval alone, no finer than the mean. An open end is 0 (for a difference, -inf) or inf."""
 
         def shown(x: float | None, end: str) -> str:
             if x is None:

@@ -43,7 +43,10 @@ class Frames(NamedTuple):
 
 
 class Requests:
-    """The requests of runs, which are read when they are asked for: seconds from the window's start, waits, tokens."""
+    """The requests of runs: their times in seconds from the window's start, their waits and their tokens.
+
+    Requests are read from files only when they are asked for.
+    """
 
     def __init__(self, folders: Sequence[Path], columns: Sequence[str] | None) -> None:
         self._folders = {folder.name: folder for folder in folders}
@@ -85,10 +88,11 @@ class Requests:
         return rows.astype(dict.fromkeys(words, "category"))
 
     def scan(self) -> dataset.Dataset:
-        """Return all requests where they lie, as a dataset of PyArrow with a column `run`; nothing is read.
+        """Return all requests as a dataset of PyArrow with a column `run`.
 
-        `polars.scan_pyarrow_dataset` and DuckDB take it. It has all columns of the files (docs/schema.md), with times
-        in whole nanoseconds. Raises UserError for files of another schema.
+        It refers to the files, and nothing is read. `polars.scan_pyarrow_dataset` and DuckDB take it. It has all
+        columns of the files (docs/schema.md), with times in whole nanoseconds. Raises UserError for files of another
+        schema.
         """
         from pyarrow import dataset, fs
 
@@ -138,7 +142,11 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
 
 
 def _sweeps(path: Path, beside: set[Path]) -> list[Path]:
-    """Find the tables of comparisons: the folder's own, else all under it or beside its runs; none for a run."""
+    """Find the tables of comparisons for a path.
+
+    For a folder with a table of its own, return just that one; for a run, none. For any other folder, return all tables
+    under it and beside its runs.
+    """
     if (path / SWEEP).is_file():
         return [path / SWEEP]
     if record.exists(path):

@@ -49,11 +49,11 @@ class Partition(NamedTuple):
         return next((k for k in range(1, MOST_DIGITS) if each / 16**k <= PER_PART), MOST_DIGITS)
 
     def folder(self, results: Path) -> Path:
-        """Return its folder below the results."""
+        """Return the folder of this shard below the results."""
         return results / DATASET / f"study={self.study}" / f"shard={self.shard}"
 
     def staged(self, results: Path) -> Path:
-        """Return the folder in which its runs have folders until their part is written."""
+        """Return the folder in which each run of this shard has a folder of its own until its part is written."""
         return self.folder(results) / STAGED
 
     def part(self, results: Path, name: str) -> Path:
@@ -86,7 +86,7 @@ def find(run: Path) -> Path | None:
 
 
 def under(path: Path) -> list[Path]:
-    """List the paths of the runs in all parts under a folder, which may be a study's or a shard's of a dataset."""
+    """List the paths of the runs in all parts under a folder, which may be that of a study or of a shard."""
     runs = set()
     for part in path.rglob("shard=*/*.parquet") if "=" not in path.name else path.rglob("*.parquet"):
         at = part.relative_to(path).parts

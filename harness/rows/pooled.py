@@ -197,7 +197,7 @@ def nearest(c: Counts, share: float) -> int:
 def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
     """Subtract their attainment from ours at a rate that both ran, paired by unit, in shares of 1.
 
-    Raises ValueError where one of them did not run at it.
+    Raises ValueError if either did not run at that rate.
     """
     i, j = (_at(c, rate_rps) for c in (ours, theirs))
     total = ours.offered[i].sum(), theirs.offered[j].sum()
@@ -303,7 +303,10 @@ def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
 
 
 def _rising(x: Floats, y: Floats, goal: float) -> float:
-    """Return the x at which the non-decreasing fit of y crosses the goal; -inf if all lies above, inf if below."""
+    """Return the x at which the non-decreasing fit of y crosses the goal.
+
+    It is -inf if the whole fit lies above the goal, and inf if the whole fit lies below.
+    """
     fit = falling(y[::-1].tolist())[::-1]
     j = sum(value < goal for value in fit)
     if j == 0:
@@ -318,14 +321,14 @@ def _sign(at: float) -> Literal["=", "<", ">"]:
 
 
 def _edge(at: float, c: Counts) -> float:
-    """Cut a crossing at the rates that were run."""
+    """Clip the logarithm of a crossing to the range of the rates that were run."""
     return float(np.clip(at, math.log(c.rates_rps[0]), math.log(c.rates_rps[-1])))
 
 
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
     """Return the indices of the rates between which the slope at the crossing is taken; None for no crossing.
 
-    They are those of the nearest rates half an octave or more away, or of the ends.
+    On either side it is the nearest rate at least half an octave away or, if there is none, the lowest or highest rate.
     """
     at = _crossings(c, share)[0]
     if math.isinf(at):

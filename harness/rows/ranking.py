@@ -34,8 +34,9 @@ FALSE = 0.05  # the probability that some verdict of a table names a side where 
 class Standing(NamedTuple):
     """The order of two systems and its evidence.
 
-    The ratio is None if a system has no room, or if both hold the level at all rates, or neither at any. Where a curve
-    is flat at the level, or the order changes beside it, differences of attainment at three rates decide in its place.
+    The ratio is None if a system has no room, if both hold the level at every rate, or if neither holds it at any rate.
+    Where a curve is flat at the level, or the order changes beside it, differences of attainment at three rates decide
+    in its place.
     """
 
     ratio: Estimate | None
@@ -84,7 +85,7 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
 
 
 def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
-    """Judge who is ahead, by the counts of both on a panel."""
+    """Judge from the counts of two systems on a panel which of them is ahead."""
     axis = panel["axis"]
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
@@ -113,7 +114,10 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
 
 
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
-    """Return three rates that both ran, fixed in advance: ends and middle of the given rates, else of all."""
+    """Return the lowest, middle and highest of the rates that both systems ran, a choice that is fixed in advance.
+
+    Only the rates given by the panel count if both systems ran at least three of them; otherwise all rates count.
+    """
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
     given = {reciprocal(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
     xs = [x for x in both if x in given] if len(given & set(both)) >= 3 else both
@@ -141,7 +145,7 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def corrected(standings: Sequence[Standing]) -> list[Standing]:
-    """Correct the standings of one table: those that chance alone may give become undecided (Holm's correction).
+    """Correct the standings of one table for chance (Holm): those that chance alone may give lose their side.
 
     Standings with equal numbers come from the same runs under several conditions: they count once.
     """
@@ -156,7 +160,7 @@ def corrected(standings: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(standing: Standing) -> str:
-    """Return the verdict that is left where chance alone may give the side: an equality, or undecided.
+    """Return the verdict that replaces a side which may be due to chance: an equality, or undecided.
 
     The equality is that of the ratio, or of the differences at two of the three rates.
     """

@@ -120,9 +120,9 @@ def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> N
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with words spelt out in place of dictionaries.
+    """Return the schema with plain strings in place of dictionary-encoded ones.
 
-    Cast to it, tables whose dictionaries differ can be compared, joined and sorted.
+    Tables whose dictionaries differ can be compared, joined and sorted once they are cast to it.
     """
     return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
@@ -308,7 +308,7 @@ def chosen(columns: Sequence[str] | None) -> list[str] | None:
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
     """Read the rows of a run, in order of id.
 
-    Raises UserError where there is none, it is of another schema, or it is damaged, and for an unknown column.
+    Raises UserError if the run is missing, damaged or of another schema, and for an unknown column.
     """
     columns = chosen(columns)
     return _opened(Path(folder), lambda path: _rows(path, columns), lambda part, name: _of_part(part, name, columns))

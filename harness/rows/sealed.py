@@ -180,7 +180,7 @@ def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str]
 
 
 def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
-    """Return a table's columns of a schema, in its order, with null where an earlier release had no such column.
+    """Return a table with the columns of a schema, in its order. Columns that an earlier release did not have are null.
 
     Only nullable columns may be missing. Raises Damaged.
     """
@@ -193,7 +193,7 @@ def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
 
 
 def spelt(kind: pa.DataType) -> pa.DataType:
-    """Return the type with words spelt out in place of a dictionary; of a list, the list of its values' type."""
+    """Return the type of a dictionary's values; for a list, `pa.list_` of its values' type; other types stay."""
     if pa.types.is_dictionary(kind):
         return spelt(kind.value_type)
     if pa.types.is_list(kind):

@@ -26,7 +26,7 @@ def fidelities(kinds: Iterable[str]) -> str:
 def plans(origins: Iterable[str]) -> str:
     """Describe which requests planners saw.
 
-    If some planners do not know the window, those that know it are left out: they are those of a bound.
+    Planners that know the window are left out if other planners do not know it: they serve only for a bound.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
@@ -34,7 +34,7 @@ def plans(origins: Iterable[str]) -> str:
 
 
 def scaled(factors: Mapping[str, float]) -> str:
-    """Name the constants of the machine that a run scales."""
+    """List the constants of the machine that a run scales, each with its factor."""
     return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
 
 

@@ -98,7 +98,10 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def fitted(curve: Curve) -> list[Point]:
-    """Return a curve's points by rising x with their non-increasing fit. Raises ValueError for no points."""
+    """Return a curve's points in order of x, each with its value in the non-increasing fit.
+
+    Raises ValueError for no points.
+    """
     points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
     if not points:
         raise ValueError("a crossing needs at least one point")
@@ -106,10 +109,10 @@ def fitted(curve: Curve) -> list[Point]:
 
 
 def held(curve: Curve, level: float) -> float | None:
-    """Return the largest sampled x at which the fit is >= level; None where it is nowhere.
+    """Return the largest sampled x at which the fit is >= level; None if the fit is below the level everywhere.
 
-    Attainment there is then >= level too, and below it at the next sampled x: a pool of the fit ends with values of at
-    least its mean, and begins with values of at most its mean.
+    Attainment at that x is >= level too, and it is below the level at the next sampled x: a pool of the fit ends with
+    values of at least its mean, and begins with values of at most its mean.
     """
     return max((point.x for point in fitted(curve) if point.fitted >= level), default=None)
 

@@ -46,7 +46,10 @@ def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) ->
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """Read a note. Raises ValueError if it is not a table, or if a file has changed since the note took its stamp."""
+    """Read a note, which is a JSON object.
+
+    Raises ValueError for other JSON, or if a file has changed since the note took its stamp.
+    """
     note = json.loads(path.read_bytes())
     if not isinstance(note, dict) or not unchanged(dict(note.get("files", ()))):
         raise ValueError(path)

@@ -80,7 +80,7 @@ def summary(
 ) -> pd.DataFrame:
     """Estimate each point (`by`, the definition last) over seeds: columns mean, low, high, n, infeasible.
 
-    A point without a value has NaN, one without an interval NaN bounds.
+    The mean is NaN for a point without a value. The bounds low and high are NaN for a point without an interval.
     """
     import pandas as pd
 

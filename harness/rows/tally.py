@@ -50,10 +50,10 @@ def jain(values: Iterable[float]) -> float:
 
 
 def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
-    """Return the seconds with at least one request in the system, the union of [arrival, end], and the latest end.
+    """Return the seconds with at least one request in the system, and the latest end of a request.
 
-    `reach_s` is the latest end of requests which came before. A request without an end lasts for its stored waits,
-    which reach to the run's end.
+    The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end of requests which came
+    before. A request without an end lasts for its stored waits, which reach to the run's end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
@@ -238,7 +238,7 @@ class Tally:
             yield code, [quantile(mine, q / 100) for q in QUANTILES]
 
     def _of_many(self, name: str, code: int | None = None) -> list[float]:
-        """Return the quantiles of all requests, or of those of a model, in two passes where they are many."""
+        """Return the quantiles of all requests, or of those of one model. Many requests are read in two passes."""
 
         def values() -> Iterator[Floats]:
             for z in self._cuts(name):
@@ -278,8 +278,9 @@ def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
 def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int], bits: int = 0) -> dict[int, float]:
     """Return the values at `ranks`, from 0, among many values; a missing value (NaN) counts as infinite.
 
-    One pass counts the values by the `BITS` that follow their first `bits`; another collects and sorts those that have
-    the same bits there as a wanted value. If these are too many to hold, they are ranked by the bits that follow.
+    One pass counts the values by the `BITS` bits that follow their first `bits` bits. Another pass collects and sorts
+    the values that have the same bits there as a wanted value. If these are too many to hold, they are ranked by later
+    bits.
     """
     counts = np.zeros(1 << BITS, np.int64)
     for part in values():
@@ -314,7 +315,10 @@ def _known(seconds: Floats) -> Floats:
 
 
 def _digit(seconds: Floats, bits: int) -> NDArray[np.int64]:
-    """Return the `BITS` that follow the first `bits` of each number, in a code whose order is that of the numbers."""
+    """Return the `BITS` bits of each number that follow its first `bits` bits.
+
+    They are taken from a code whose order is that of the numbers.
+    """
     number = _known(seconds).view(np.int64)
     number = np.where(number < 0, ~number, number | np.int64(-(1 << 63)))
     behind = number.view(np.uint64) >> np.uint64(64 - BITS - bits)

@@ -47,7 +47,10 @@ def vetted(name: str) -> bool:
 
 
 def unreached(name: str) -> str:
-    """Return in words the code of a system given by path that no case of its check reached; "" if all was reached."""
+    """Describe the code of a system's file that no case of its check reached; "" if all was reached.
+
+    It is also "" for a system that is not given by path, or has not passed.
+    """
     try:
         note = _note(content(name))
         return TEXTS.read(note) if name.endswith(".py") and TEXTS.current(note, {}) is not None else ""
@@ -56,7 +59,7 @@ def unreached(name: str) -> str:
 
 
 def mark(name: str) -> str:
-    """Return the mark of a system's rows: UNCHECKED, IN_PART where no case reached all of its file, "" otherwise."""
+    """Return the mark of a system: UNCHECKED, IN_PART if its check did not reach all of its file, else "" (none)."""
     if unchecked([name]):
         return UNCHECKED
     return IN_PART if unreached(name) else ""
@@ -75,7 +78,8 @@ def shipped() -> dict[str, str]:
 def at_length(under: str) -> dict[str, str]:
     """Return the stored hash of each system that passed `bench check --full`, by name.
 
-    `under` is the digest of the laws, cases and engine. The result is empty if systems passed under another digest.
+    `under` is the digest of the laws, cases and engine. The result is empty if the hashes were stored under another
+    digest.
     """
     full: dict[str, str] = _read().get("full", {})
     return {name: passed for name, passed in full.items() if name != "under"} if full.get("under") == under else {}
@@ -94,7 +98,7 @@ def keep(passed: str, unreached: str = "") -> None:
 
 
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
-    """Write the hashes of systems that passed into the repository.
+    """Write into the repository the hashes of the systems that passed.
 
     `names` are the systems on hand: those among them that did not pass now keep their entries. `under` is the digest of
     the laws, cases and engine of a check at full length.

@@ -40,13 +40,13 @@ IN_PLACE = {errno.ENOTEMPTY, errno.EEXIST}  # what a rename onto a folder says, 
 
 @cache
 def machine() -> str:
-    """Return a hash of host, boot and PID namespace: within it a process number means one process."""
+    """Return a hash of host, boot and PID namespace. Where it is the same, a process id means the same process."""
     facts = [platform.node(), _boot(), _namespace()]
     return sha256("\0".join(facts).encode()).hexdigest()[:12]
 
 
 def _boot() -> str:
-    """Return the id of this boot; where the system tells none, the address of the network card."""
+    """Return the id of this boot or, where the system has none, the address of the network card."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{uuid.getnode():x}"
@@ -63,9 +63,10 @@ def _namespace() -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path` that replaces it in one rename if the block succeeds, and else is removed.
+    """Give a temporary path beside `path`. If the block succeeds, it replaces `path` in one rename; else it is removed.
 
-    Raises UserError if another machine took it for a dead writer's and removed it, and OSError if the disk refuses.
+    Raises UserError if another machine took the temporary for that of a dead writer and removed it. Raises OSError if
+    the disk refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _nest(path) as nest:  # holds the new and, for a moment, the old
@@ -98,14 +99,18 @@ def _nest(path: Path) -> Iterator[Path]:
 
 
 def _remove(nest: Path) -> None:
-    """Remove a folder that nobody else writes to. Unlike `shutil.rmtree`, a call that was cut short can be repeated."""
+    """Remove a folder that no other process writes to. Unlike `shutil.rmtree`, it can be repeated after a signal."""
     for path in [*sorted(nest.rglob("*"), reverse=True), nest]:
         with contextlib.suppress(OSError):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _into_place(nest: Path, path: Path) -> None:
-    """Rename the new into place; a folder cannot be replaced in one step, and absent means "to be run"."""
+    """Rename the new file or folder in `nest` to `path`, in place of an old one.
+
+    An old folder cannot be replaced in one step, so it is moved away first. `path` is then absent for a moment, which
+    means "to be run".
+    """
     for old in count():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if path.is_dir():
@@ -142,7 +147,7 @@ def clean(folder: Path, name: str = "*") -> None:
 
 
 def _swept(folder: Path, name: str, now_s: float) -> None:
-    """Remove the temporaries of dead writers; `now_s` is the file system's time, of a folder just made."""
+    """Remove the temporaries of dead writers. `now_s` is the file system's time, that of a folder just made."""
     age_s = seconds(AGE, DAY_S)
     for left in folder.glob(f".{name}.*.part"):
         with contextlib.suppress(OSError):
@@ -184,9 +189,9 @@ def seconds(variable: str, usual: float) -> float:
 
 
 def patient(path: Path, use: Callable[[Path], T]) -> T:
-    """Return `use(path)`; it is tried again for a moment while a writer of that folder puts a new one in its place.
+    """Return `use(path)`. While a writer puts a new folder in place of the old, it is tried again for a moment.
 
-    Raises what `use` raises, FileNotFoundError for a path that is absent.
+    Raises what `use` raises, and FileNotFoundError for a path that is absent.
     """
     for _ in range(STEPS):
         try:
@@ -202,7 +207,8 @@ def patient(path: Path, use: Callable[[Path], T]) -> T:
 def seen(path: Path) -> bool:
     """Wait until a file that another machine wrote can be seen here; tell whether it came within `LATE` seconds.
 
-    A rename becomes visible late where a file system keeps a machine's view of a folder; listing it asks the server.
+    A rename becomes visible late on a file system that caches a machine's view of a folder. To list the folder makes
+    the file system ask its server.
     """
     until = time.monotonic() + seconds(LATE, LATE_S)
     pause_s = STEP_S

@@ -77,7 +77,7 @@ WHOLE = Sharing()
 
 
 class Share(NamedTuple):
-    """The largest part of requests that can be met."""
+    """An upper bound of the share of requests that can meet their SLO, and the number of offered requests."""
 
     met: float
     offered: int
@@ -266,9 +266,9 @@ def _needs(prices: Prices, jobs: Jobs, offered: I8, definition: str, end_s: floa
 
 
 def _mean(ends: tuple[F8, F8], once: float, each: float, other_once: float, other_each: float) -> F8:
-    """Return a lower bound of the mean of the lesser of two lines, over contexts between `ends`.
+    """Return a lower bound of the mean, over contexts between `ends`, of the minimum of two lines.
 
-    The lines are `once + each x` and `other_once + other_each x` at context x. Their lesser is concave, so the mean of
+    The lines are `once + each x` and `other_once + other_each x` at context x. Their minimum is concave, so the mean of
     its chord is a lower bound.
     """
     first, last = (np.minimum(once + each * x, other_once + other_each * x) for x in ends)
@@ -292,7 +292,7 @@ def _overlaps(begin: F8, end: F8) -> I8:
 
 
 def _spared(jobs: Jobs, block_tokens: int) -> F8:
-    """Return the number of leading tokens of each prompt that the prompt of another request of its model shares.
+    """Return, for each prompt, the number of leading tokens that it shares with another prompt of the same model.
 
     The last token of a prompt is never counted.
     """
@@ -316,7 +316,7 @@ def _spared(jobs: Jobs, block_tokens: int) -> F8:
 
 
 def _most(need: _Need, capacity: F8) -> float:
-    """Return an upper bound of the part of the requests for which the capacity of all intervals of time suffices."""
+    """Return an upper bound of the share of requests for which the capacity of every interval of time suffices."""
     from scipy.optimize import linprog
 
     points = _points(np.concatenate([need.begin_s, need.first_s, need.end_s]))
@@ -370,8 +370,8 @@ def _points(times: F8) -> F8:
 def _intervals(points: int) -> I8:
     """Return the intervals between points, as pairs of indices of points.
 
-    They are all pairs if there are at most MOST. Else they are the intervals of 1, 2, 4, ... cells, which begin at
-    every half of their length, and the whole span.
+    If there are at most MOST intervals, return all. Otherwise return the whole span, and intervals of 1, 2, 4, ...
+    cells. Intervals of one length begin at every multiple of half that length.
     """
     if points * (points - 1) // 2 <= MOST:
         return np.array([(i, j) for j in range(points) for i in range(j)], np.int64).reshape(-1, 2)

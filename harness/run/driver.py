@@ -46,7 +46,7 @@ class Client:
         self._work = ray.remote(boot.work)
 
     def slots(self) -> int:
-        """Return the number of tasks that it runs at once."""
+        """Return the number of tasks that the cluster runs at once."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, batch: Batch, memory_bytes: int) -> Any:
@@ -56,12 +56,12 @@ class Client:
         return self._work.options(**options).remote(pickle.dumps(batch), sources.PACKAGES, version)
 
     def ready(self, handles: list[Any]) -> list[Any]:
-        """Return the handles that are done; wait for some for at most `STEP_S`."""
+        """Return the handles that are done, after a wait of at most `STEP_S` for the first of them."""
         done, _ = self._ray.wait(handles, num_returns=1, timeout=STEP_S)
         return list(done)
 
     def result(self, handle: Any) -> list[Answer] | Refused:
-        """Return a batch's answers. Raises what Ray raises where it was lost for good."""
+        """Return a batch's answers. Raises Ray's own error if the batch was lost for good."""
         answers: list[Answer] | Refused = pickle.loads(self._ray.get(handle))
         return answers
 

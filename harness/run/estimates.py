@@ -26,7 +26,7 @@ EVERY_S, PART = 0.25, 20.0  # least time between two sums of the remaining time:
 
 
 class CostKind(NamedTuple):
-    """A kind of runs, whose cost per request depends on their rate alone."""
+    """A kind of runs. Within a kind, the cost per request depends on the rate alone."""
 
     label: str
     models: str
@@ -64,11 +64,11 @@ class Costs:
         return bool(self._sums)
 
     def heard(self, label: str) -> bool:
-        """Tell whether a run of this system, in whatever setting, was learned from."""
+        """Tell whether costs were learned from any run of this system, in any setting."""
         return label in self._sums
 
     def knows(self, kind: CostKind) -> bool:
-        """Tell whether a run of this kind was learned from."""
+        """Tell whether costs were learned from any run of this kind."""
         return kind in self._sums.get(kind.label, {})
 
     def learn(self, spec: Spec, folder: Path, requests: float | None = None) -> tuple[float, float]:
@@ -92,15 +92,16 @@ class Costs:
         return 0.0, 0.0
 
     def cpu_s(self, spec: Spec) -> float:
-        """Estimate the CPU seconds of a run: between rates of its kind, else by the mean of its system's runs.
+        """Estimate the CPU seconds of a run from stored runs of its kind, or else from all runs of its system.
 
-        A run of a system without a stored run costs as much per request as the slowest other system, or, if there is
-        none, `1 / REQUESTS_PER_S`.
+        Within a kind, the cost per request is interpolated between rates. Otherwise it is the mean over the system's
+        runs. For a system without a stored run, it is that of the slowest other system or, if there is none,
+        `1 / REQUESTS_PER_S`.
         """
         return RUN_S + requests_in(spec) * self._request_s(spec)
 
     def dearest_s(self, labels: Iterable[str]) -> float:
-        """Return the CPU seconds of a request of the slowest of these systems, in the mean over its runs."""
+        """Return the mean CPU seconds per request of the slowest of these systems."""
         return max((self._mean_s(label) for label in labels if label in self._sums), default=1 / REQUESTS_PER_S)
 
     def _request_s(self, spec: Spec) -> float:
@@ -163,7 +164,7 @@ class Ahead:
         self._last, self._next_s = Left(0.0, None, None, 1.0), 0.0
 
     def order(self, tasks: Sequence[Task]) -> list[Task]:
-        """Move the longest and the shortest task of each kind whose cost is not known to the front."""
+        """Move tasks of kinds with unknown costs to the front: the longest and the shortest task of each such kind."""
         of: dict[CostKind, list[tuple[float, int]]] = {}
         for place, task in enumerate(tasks):
             if not self._costs.knows(kind := CostKind.of(task.spec)):
@@ -176,13 +177,13 @@ class Ahead:
         return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
 
     def ended(self, task: Task, out: Path) -> None:
-        """Remove a run that has ended from those ahead, and learn its cost if it was stored."""
+        """Remove an ended run from the runs ahead, and learn its cost if it was stored."""
         self._groups[_group(task)] -= 1
         cpu_s, wall_s = self._costs.learn(task.spec, out / task.folder, requests_in(task.spec))
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:
-        """Remove the runs of systems whose policy failed from those ahead."""
+        """Remove from the runs ahead those of systems whose policy failed."""
         for label in labels:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 

@@ -43,7 +43,7 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
-    """Give each model its first place, in the order of `ordered`, with room for its weights and one longest request.
+    """Give each model the first place, as `ordered` lists them, with room for its weights and one longest request.
 
     Raises UserError for a model without such a place.
     """

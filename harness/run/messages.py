@@ -19,7 +19,10 @@ class Batch(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The end of a task: where it was run, its failures, an error, and its files where no folder is shared."""
+    """The end of a task: its folder's name, its failures and its error.
+
+    `files` are those of its run; None if the node shares the caller's folder, or the task failed.
+    """
 
     folder: str
     why: Mapping[str, str]
@@ -28,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A node that does not compute as the caller does, with the difference."""
+    """The refusal of a node that does not compute as the caller does, with the difference."""
 
     node: str
     why: str

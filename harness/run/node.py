@@ -37,7 +37,10 @@ def facts() -> dict[str, str]:
 
 
 def work(batch: Batch) -> list[Answer] | Refused:
-    """Execute the tasks of a batch, except those whose runs a shared folder already has; refuse if facts differ."""
+    """Execute the tasks of a batch. Refuse them if facts of this node differ from the caller's.
+
+    Tasks whose runs are already in a shared folder are not executed again.
+    """
     here = facts()
     if differs := [name for name in batch.asked if here.get(name) != batch.asked[name]]:
         name = differs[0]
@@ -77,9 +80,9 @@ def _done(task: Task, out: Path, *, shared: bool) -> Answer:
 
 
 def store(answer: Answer, out: Path) -> None:
-    """Store the files of a run that came back, or wait until those that lie in the shared folder can be seen.
+    """Store the files of a run that a node sent, or wait until its files in the shared folder can be seen.
 
-    Raises UserError where they are not seen in time.
+    Raises UserError if they are not seen in time.
     """
     from harness.rows import record
 

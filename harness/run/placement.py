@@ -69,9 +69,10 @@ def check(places: Mapping[str, Gpus], setup: Setup, where: str) -> None:
 
 
 def _start(spec: Spec) -> Mapping[str, Gpus]:
-    """Return the GPUs on which a system loads each model at its start: the first ones of a model loaded twice.
+    """Return the GPUs on which a system loads each model at its start.
 
-    Raises UserError if the system cannot start or its policy fails.
+    If a model is loaded twice, they are the GPUs of its first load. Raises UserError if the system cannot start or its
+    policy fails.
     """
     places: dict[str, Gpus] = {}
     try:

@@ -56,8 +56,8 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 def lacking(spec: Spec, *, here: bool = False) -> str:
     """Say why a resolved spec cannot run: what the engine lacks, or why it has no room; "" if it can run.
 
-    A spec that cannot run takes no time. With `here` a lack of this machine, to start the engine, counts too. Raises
-    Failed if the policy fails.
+    A spec that cannot run takes no time. With `here`, anything that this machine lacks to start the engine counts too.
+    Raises Failed if the policy fails.
     """
     with blamed(spec):
         try:
@@ -89,7 +89,7 @@ def range_of(spans: Sequence[Span]) -> str:
 
 
 def _time(seconds: float, whole: Callable[[float], int]) -> str:
-    """Render a time in seconds below two minutes, minutes below two hours, else hours to a tenth."""
+    """Render a time: in seconds below two minutes, in minutes below two hours, else in hours to a tenth."""
     if seconds < 2 * MINUTE_S:
         return f"{whole(seconds)} s"
     if seconds < 2 * HOUR_S:

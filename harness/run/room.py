@@ -24,7 +24,7 @@ STEP_BYTES = GIB // 10
 
 
 class Remedy(NamedTuple):
-    """A change of fields of specs with which systems have room."""
+    """A change of spec fields that gives systems room on their GPUs."""
 
     fields: tuple[tuple[str, Any], ...]
 
@@ -76,11 +76,11 @@ def short_bytes(spec: Spec) -> int | None:
 
 
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
-    """Return the cheapest change of memory, and then of the number of GPUs, with which all specs have room.
+    """Return up to two changes, each of which gives all specs room: one of memory, then one of the number of GPUs.
 
-    Each change is tried. Of changes of memory, the engine's share of a card comes first, then fewer tokens and
-    sequences of a step, for which a process holds memory. A process's bytes beside weights come last, as they are a
-    fact of the engine and no choice.
+    Each is the cheapest of its kind that works when it is tried. Changes of memory are tried in a fixed order. First,
+    the engine gets a larger share of a card. Then a step gets fewer tokens and sequences, as a process holds memory for
+    them. Last, the bytes of a process beside weights change, as they are a fact of the engine and no choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):

@@ -122,7 +122,7 @@ class Setup:
 
     @property
     def realism(self) -> str | None:
-        """A text on the fit of a synthetic trace to its target, for the models' streams; None if not measured."""
+        """A verdict on how near a synthetic trace is to its target, for the models' streams; None if not measured."""
         from traces import realism
 
         return realism.fit_of(self.trace, self.models.streams)
@@ -254,7 +254,7 @@ class Setup:
         raise UserError(f"no kind of {spec.gpu} holds every model alone: say which is the base of the SLO ({ways})")
 
     def _holds(self, m: Served, card: quantities.GpuSpec) -> bool:
-        """Tell whether cards of its own hold a model with one longest request, at its degree."""
+        """Tell whether a model with one longest request fits, at its degree, on cards that it has to itself."""
         return m.shape.max_tokens * shapes.kv_token_bytes(m.shape, m.tp) <= self.kv_bytes(m, card)
 
     # ------------------------------------------------------------ engine and policy
@@ -422,7 +422,7 @@ def _serving(cluster: Cluster, block_tokens: int) -> None:
 
 
 def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
-    """Return the degrees at which a model may be served beside its own; empty on a machine measured as a whole.
+    """Return the degrees at which a model may be served besides its own; empty on a machine measured as a whole.
 
     If policies see a profile, these are the degrees at which it was measured.
     """
@@ -469,7 +469,7 @@ def _machine(
 
 
 def _grains(spec: Spec) -> dict[str, Any]:
-    """Return the config fields of elastic KV pages and of pieces of copies that the machine of a cost table sets."""
+    """Return the config fields that a cost table's machine sets: those of elastic KV pages and of pieces of copies."""
     measured, grains = quantities.machine(spec.table), dict[str, Any]()
     if measured is not None and measured.pages is not None:
         grains |= {"buffer_bytes": measured.pages.buffer_bytes, "kept_pages": float(measured.pages.kept)}
@@ -484,9 +484,9 @@ def _links(spec: Spec) -> dict[str, Any]:
 
 
 def _cached(jobs: Jobs, spec: Spec) -> Jobs:
-    """Keep the prefix blocks of a workload where the spec has a prefix cache, and drop them elsewhere.
+    """Keep the prefix blocks of a workload if the spec has a prefix cache; drop them otherwise.
 
-    UserError where the spec's `block_tokens` does not divide that of the trace's ids.
+    UserError if the spec's `block_tokens` does not divide the number of tokens for which the trace has an id.
     """
     if jobs.prefix is None or not spec.prefix_cache:
         return replace(jobs, prefix=None)

@@ -27,7 +27,7 @@ Pair = tuple[float, float]  # TTFT, TPOT in seconds
 
 
 class SloTarget(NamedTuple):
-    """An SLO rule with the seconds and the drain that apply it to every run of a sweep."""
+    """An SLO rule, with the seconds and the drain time that it sets for every run of a sweep."""
 
     rule: str
     seconds: Mapping[str, Pair] | None  # keyed by model; None if each request's own latency sets them
@@ -77,8 +77,8 @@ def stored_solo(run: Path, gpu: str) -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
     They are stored beside the rows (`record.SOLO`). If that file is missing, damaged, or made for other rows or another
-    kind of GPU, they are computed from the rows and the cost table, and stored. For a run in a part they are not
-    stored. A run of older sources is priced by the present table, once.
+    kind of GPU, they are computed from the rows and the cost table, and stored. A run in a part has no folder to store
+    them in, so they are computed at each call. For a run of older sources, the present cost table sets them, once.
     """
     import pyarrow as pa
 
@@ -121,7 +121,7 @@ def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
 
 
 def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
-    """List the targets of a table, each with its rule, its seconds, and the names of the runs that it judged."""
+    """List the targets of pairs (target, run), each once with its rule, its seconds, and the runs that it judged."""
     targets: dict[str, dict[str, Any]] = {}
     for under, run in pairs:
         about = {"rule": under.rule, "seconds": under.seconds}

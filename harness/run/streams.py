@@ -59,7 +59,7 @@ def stem(text: str) -> str:
 
 
 def halves(setup: Setup) -> None:
-    """Raise UserError if a half of a log has no requests, and one half is to be replayed and the other planned from."""
+    """Raise UserError if half of a log has no request although the spec replays one half and plans from the other."""
     from workloads.picking import window_fold
 
     trace, spec = setup.trace, setup.spec

@@ -144,7 +144,10 @@ def sweep(
 
 
 def _todo_and_stored(tasks: Iterable[Task], out: Path, teller: Teller) -> tuple[list[Task], list[Task]]:
-    """Return the tasks to execute, and those whose run in `out` is current; tell of stored runs of other arithmetic."""
+    """Return the tasks to execute, and those whose run in `out` is current.
+
+    The user gets a line if stored runs were made on a machine whose arithmetic differs from this one's.
+    """
     todo, stored, elsewhere = list[Task](), list[Task](), 0
     here = arithmetic.digest()[: arithmetic.SHOWN]
     for task in tasks:
@@ -163,7 +166,7 @@ def _todo_and_stored(tasks: Iterable[Task], out: Path, teller: Teller) -> tuple[
 
 
 def _ahead(todo: Sequence[Task], stored: Sequence[Task], out: Path, later: float, slots: int) -> Ahead:
-    """Return the runs ahead of a sweep, with costs learned from runs in its folder, its own stored ones among them."""
+    """Return the runs ahead of a sweep, with costs learned from its own stored runs and others in its folder."""
     costs = Costs.of(out) if todo else Costs()
     for task in stored[:: max(1, len(stored) // MOST_LEARNED)] if todo else ():
         costs.learn(task.spec, out / task.folder, requests_in(task.spec))

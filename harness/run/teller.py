@@ -22,7 +22,7 @@ class Teller(Protocol):
         ...
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Report that `done` of `total` runs of a phase are finished, those that were stored before it included.
+        """Report that `done` of `total` runs of a phase are finished, including those that were stored before it.
 
         `left` is None where the count alone tells how much is left.
         """
