@@ -190,8 +190,7 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
 
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
     """Return an entry with its marks: who made its rows, if not this bench, and a pool that processes do not have."""
-    mine = [row for row in rows if row["entry"] == entry]
-    marks = {row["made"] for row in mine} - {HERE} | {row["pool"] for row in mine if row["pool"]}
+    marks = {word for row in rows if row["entry"] == entry for word in (row["made"], row["pool"])} - {HERE, "", None}
     return entry + "".join(f" ({mark})" for mark in sorted(marks))
 
 
