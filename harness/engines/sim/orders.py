@@ -137,7 +137,7 @@ class Orders:
             return "never", f"{action.inst.model} needs {need:.1f} GiB, more than the GPU has"
         memory = self.memories[names.node(i)] if self.memories else None
         if self.requests is not None:
-            self._queue(action, i, memory)
+            self._queue_load(action, i, memory)
         elif not kernel.place(S.at, i):
             self._short = True
             return "not now", f"no room for {action.inst.model} on {list(names.places[i])}"
@@ -148,7 +148,7 @@ class Orders:
             self.loaded[g] = [*(k for k in here if k != i and names.weights.item(k) != state.OUT), i]
         return None
 
-    def _queue(self, action: Load, i: int, memory: HostMemory | None) -> None:
+    def _queue_load(self, action: Load, i: int, memory: HostMemory | None) -> None:
         """Queue the load of instance `i`, which reads from disk if the host memory of its node lacks the weights."""
         S, gpus, rung = self.S, self._names.places[i], self._ways[action.way]
         source, bytes_s = rung.source, self._specs[gpus[0]].h2d
