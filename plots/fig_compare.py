@@ -92,8 +92,8 @@ def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
 def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), level: float = LEVEL) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table,
-    or of both halves of a real trace, which are drawn as thin lines.
+    A system that did not fit in some run is not drawn, and the caption says so. `every` has the `points` of the table
+    or, for a real trace, those of each half; the curves of halves are drawn as thin lines.
     """
     unfit = summaries.infeasible(table)
     frames = [part[~part["label"].isin(unfit)] for part in every or [points(table)]]

@@ -85,7 +85,7 @@ def write(rows: pa.Table, path: Path) -> None:
 
 
 def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: float, note: str) -> Path:
-    """Write requests that were drawn in order of arrival as a synthetic trace named as its file; return the path.
+    """Write drawn requests, in order of arrival, to a file of a synthetic trace; return its path, which gives the name.
 
     `lengths` has the prompt and output tokens: (requests, 2).
     """

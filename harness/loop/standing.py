@@ -36,7 +36,7 @@ class Standing:
         return gone
 
     def awaited(self, turn: Action) -> bool:
-        """Tell whether an action is a turn on weights whose Load is a standing order.
+        """Tell whether an action is a turn (a `Run` that ends by itself) on weights whose Load is a standing order.
 
         If it were issued before the Load, the turn would end at once.
         """

@@ -353,9 +353,9 @@ def _t(n: int) -> float:
 
 
 def _mover(gap: float, below: float, above: float, r: float) -> float:
-    """Return the lower end of a difference of two correlated estimates (MOVER).
+    """Return the lower end of the interval of a difference between two correlated estimates (MOVER).
 
-    The interval of the first estimate reaches `below` under it, that of the second `above` over it.
+    The first estimate's interval begins `below` less than it, and the second's ends `above` more than it.
     """
     if math.isinf(below) or math.isinf(above):
         return -math.inf

@@ -145,7 +145,7 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def corrected(standings: Sequence[Standing]) -> list[Standing]:
-    """Correct the standings of one table for chance (Holm): those that chance alone may give lose their side.
+    """Correct the standings of one table for chance (Holm): a standing that may come by chance names no side any more.
 
     Standings with equal numbers come from the same runs under several conditions: they count once.
     """

@@ -164,7 +164,7 @@ class Tally:
         self._seconds = {name: spilled.like(most, np.float64) for name in LATENCIES}
 
     def add(self, rows: Rows, slo: Limits, *, why: bool = True) -> None:
-        """Add offered requests to the sums of attainment and, with `why`, to the sums of what misses waited for."""
+        """Add offered requests to the sums of attainment and, with `why`, to the sums of the causes of SLO misses."""
         self.offered += np.bincount(rows.model, minlength=len(self.models))
         for name in self.attained:
             self._score(name, rows, slo, why)

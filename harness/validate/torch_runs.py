@@ -139,8 +139,7 @@ def _plain(column: Any) -> list[Any]:
 def plan(minute_s: float = 60.0, window_s: float = 20.0, devices: int = DEVICES) -> Iterator[Workload]:
     """Yield the lines of the plan for each kind of device.
 
-    The plan has one rate for all seven systems, two rates for `validate`, and two rates for each stage of chats on one
-    device.
+    All seven systems run at one rate, those of `validate` at two. Each stage of chats on one device runs at two rates.
     """
     for serving in SERVINGS:
         base = spec(serving, serving.rates[0], 0, minute_s, devices)

@@ -82,8 +82,8 @@ class Way(NamedTuple):
     """A way to load weights: fixed seconds, and a copy of their bytes over a link, `source`.
 
     "pcie" is the GPU's own link, and "disk" the node's. With "spread" an equal part crosses every PCIe link of the
-    node, and then NVLink. A loader slower than its PCIe link copies `bytes_s`, and leaves the link to others for the
-    rest of its time.
+    node, and then NVLink. A loader may be slower than its PCIe link: it takes `bytes_s` bytes a second, and others may
+    use the rest of the link.
     """
 
     fixed_s: float

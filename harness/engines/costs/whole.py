@@ -77,7 +77,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The sections [spec.FIELD]: the numbers of `GpuSpec`."""
+    """The numbers of `GpuSpec` in a file of a cost table, each in a section [spec.FIELD]."""
 
     mem_bytes: Value
     sms: Value

@@ -99,7 +99,7 @@ def form_step(engine: Core, lane: Lane, order: Run) -> tuple[list[MemberPart], l
 
 
 def _decodes(engine: Core, members: list[Live], decodes: list[Live], events: list[Event]) -> list[MemberPart]:
-    """Return a part of one token for each decode that holds the block for this token.
+    """Return the batch parts of the decodes that have a block for their next token, which is one token each.
 
     A decode that finds no free block preempts the request that was admitted last. It fails if no other request of its
     model holds KV on the device.
