@@ -61,7 +61,7 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
-    """Return the prefix blocks of rows in the order `order`: those of the rows `kept`, which come first, and no others."""
+    """Return the prefix blocks of the rows `kept`, which come first, and none for other rows; in the order `order`."""
     blocks = picked(prefix, kept)
     drawn = np.full(len(order) - len(kept), blocks.offsets[-1])
     return picked(blocks._replace(offsets=np.append(blocks.offsets, drawn)), order)
