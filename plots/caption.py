@@ -78,17 +78,16 @@ def unfit(runs: pd.DataFrame) -> str:
     return f"Not drawn where the models do not fit: {', '.join(names)}." * bool(names)
 
 
-def flat(standings: Iterable[Standing]) -> str:
+def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
     """Say that differences of attainment are shown instead of ratios where curves are flat.
 
-    The rates of these differences are named if they are the same everywhere.
+    The rates of these differences, or the places along another axis, are named if they are the same everywhere.
     """
-    rates = {
-        tuple(x for x, _ in standing.differences)
-        for standing in standings
-        if standing.differences and standing.decisive is None
-    }
-    at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))} req/s" if len(rates) == 1 else "at three rates"
+    undecided = (standing for standing in standings if standing.decisive is None)
+    rates = {tuple(x for x, _ in standing.differences) for standing in undecided if standing.differences}
+    rated = {panel["axis"] for panel in panels} <= crossings.RATED
+    several = f"at three {'rates' if rated else 'places of each axis'}"
+    at = f"at {', '.join(f'{x:.3g}' for x in next(iter(rates)))}{' req/s' * rated}" if len(rates) == 1 else several
     return f"Points: differences of attainment {at}, where curves are flat." * bool(rates)
 
 

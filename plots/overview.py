@@ -372,4 +372,4 @@ def _handles(by_cell: Sequence[Sequence[Marks]], first: str) -> list[Line2D | Pa
 def _caption(table: pa.Table, facts: About, judged: Sequence[Standing], note: str) -> str:
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts.panels)
-    return brief(table, facts, CORRECTED * bool(judged), note, cases * halves, flat(judged), *facts.notes)
+    return brief(table, facts, CORRECTED * bool(judged), note, cases * halves, flat(judged, facts.panels), *facts.notes)
