@@ -21,7 +21,7 @@ from harness.engines.wallclock import machine_facts
 from harness.loop.system import ROOT
 from harness.policy.types import GIB, UserError
 from harness.rows import record
-from harness.validate import torch_runs, torch_scenarios, torch_section, torch_stages
+from harness.validate import torch_runs, torch_scenarios, torch_stages
 from harness.validate.torch_stages import JOURNAL, PLAN, REQUESTS, Run, conduct, runs, states, workloads
 from tests.harness.engines.torch.test_table import journal as timed
 from workloads.models import shape
@@ -213,63 +213,6 @@ def test_a_table_is_made_of_what_was_measured_elsewhere(tmp_path: Path) -> None:
         source.staged(tmp_path / "card")
     with pytest.raises(UserError, match="nothing of the stage calibrate"):
         source.staged(tmp_path)
-
-
-PAGE = """`bench validate --engine torch`
-
-- 1 of 2 pairs are ranked alike
-- SLO 1 s
-
-| pair | a |
-|---|---|
-| x | y |
-
-Attainment in %.
-
-| cell | b |
-|---|---|
-""" + "".join(f"| {k} | 1 |\n" for k in range(40))
-
-
-def test_figure_7_of_devices_stands_beside_the_simulators(tmp_path: Path) -> None:
-    (tmp_path / "fig7").mkdir()
-    measured = {("prism", 0.5): 0.9, ("prism", 2.0): 0.4, ("qlm", 0.5): 0.8, ("qlm", 2.0): 0.3}
-    for name, more in (("simulator", {("qlm", 2.0): 0.42, ("prism", 0.5): 0.95}), ("devices", {})):
-        rows = [f"{system},{rate + 1e-5},{share}" for (system, rate), share in {**measured, **more}.items()]
-        text = "\n".join(["# bench study fig7-torch", "label,shown_x,ttft_mean", *rows])
-        (tmp_path / "fig7" / f"{name}.csv").write_text(text)
-    lines = list(torch_section.section(tmp_path))
-    assert any("within 5 points of the devices' in 3 of 4 cells, and off by 12 at most" in line for line in lines)
-    assert lines[lines.index("| TTFT in time, %: devices / simulator | 0.5 req/s | 2 req/s |") + 2 :][:2] == [
-        "| prism | 90.0 / 95.0 | 40.0 / 40.0 |",
-        "| qlm | 80.0 / 80.0 | 30.0 / 42.0 |",
-    ]
-
-
-def test_the_section_is_written_from_its_files(tmp_path: Path) -> None:
-    (tmp_path / "fig7").mkdir()
-    lacking = "\n".join(torch_section.section(tmp_path))
-    assert lacking.count("missing") == 3
-    (tmp_path / "validate.md").write_text(PAGE)
-    (tmp_path / "validate.png").write_bytes(b"")
-    for name in ("simulator", "devices"):
-        (tmp_path / "fig7" / f"{name}.md").write_text(f"| {name} | 1 |\n")
-    text = "\n".join(torch_section.section(tmp_path))
-    assert "missing" not in text
-    assert "- 1 of 2 pairs are ranked alike" in text
-    assert "| x | y |" not in text  # of pairs
-    assert "1 of them, are in `cpu/torch/validate.md`" in text
-    assert ("| 29 | 1 |" in text, "| 30 | 1 |" in text, "10 more rows" in text) == (True, False, True)
-    assert "![Attainment and latencies, devices and simulator](validate.png)" in text
-    assert text.index("| simulator | 1 |") < text.index("| devices | 1 |")
-    begin, end = torch_section.MARKS
-    once = torch_section.written(f"a\n{begin}\nold\n{end}\nb\n", iter([text]))
-    assert once.startswith(f"a\n{begin}\n\n")
-    assert once.endswith(f"\n\n{end}\nb\n")
-    assert torch_section.written(once, iter([text])) == once
-    with pytest.raises(UserError, match="no marks"):
-        torch_section.written("a", iter([text]))
-    assert torch_section.MARKS[0] in torch_section.README.read_text()
 
 
 @pytest.mark.full
