@@ -7,7 +7,6 @@ unexport PYTHONDONTWRITEBYTECODE  # without the modules' bytecode each of many p
 
 PYTHON = python3
 MINUTES = 8
-STAGES = 20
 DEVICE = cuda
 CORES = 2
 TORCH = torch==2.13.0
@@ -172,9 +171,8 @@ $(CLUSTERED): requirements-cluster.lock | $(READY)
 	$(call into,.venv-cluster) --no-deps --require-hashes -r requirements-cluster.lock && \
 	.venv-cluster/bin/python -c '$(NODES)' && touch $@)
 
-gpu: ## what this machine's GPU does (MINUTES=8), then engine torch on it (STAGES=20): needs CUDA torch, no .venv; again goes on
+gpu: ## what this machine's GPU does (MINUTES=8): needs CUDA torch, no .venv; again goes on
 	@DEVICE=$(DEVICE) $(PYTHON) -m probe --minutes $(MINUTES)
-	@DEVICE=$(DEVICE) $(PYTHON) -m harness.validate.torch_stages --minutes $(STAGES)
 	@$(PYTHON) -m probe.order
 
 # On a card: vLLM in .venv-vllm in place of that for processors. Every step keeps what stands, so a second call goes on.

@@ -31,13 +31,14 @@ GRACE_S = 10  # from SIGTERM to SIGKILL, for what a step has left to write
 FIRST, LAST = ([row.name for row in ROWS[:8]], [row.name for row in ROWS[8:]])  # rows 0 to 7, 8 to 10
 RAMP = "--trace traces/sample/ramps4.parquet --scaling time --plan trace --set warmup_s=0 --served 1024 --gpus 1"
 JUDGED = "--slo absolute:ttft=1,tpot=0.05 --seeds 1 --no-plot -o {out}/campaign"
+SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
 EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the trace has four streams
 
 
 class Step(NamedTuple):
     """A step of the order in which a card is measured: a command with a time limit.
 
-    In the command, {python}, {engine}, {gpu} and {out} stand for values of this machine.
+    In the command, {python}, {engine}, {devices}, {gpu} and {out} stand for values of this machine.
     """
 
     name: str
@@ -55,13 +56,23 @@ def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: s
     return f"{compare} --systems {systems} --rate-scale {rate} {JUDGED}{more}"
 
 
-STAGES = "{python} -m harness.validate.torch_stages --minutes {minutes} --out {out}"
+def devices(systems: str, gpus: int, lengths: str, served: int, rate: int) -> str:
+    """Return the command by which systems serve four Llamas on engine torch, `rate` requests/s a model."""
+    trace = f"aegaeon-like+rate_rps=1+lengths={lengths}+max_tokens={served}"
+    return (
+        f"{{python}} -m harness compare --engine {{devices}} --gpu {{gpu}} --gpus {gpus}"
+        f" --models llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b --systems {systems} --trace {trace} --served {served}"
+        f" --rate-scale {rate} --set window_s=16 --set warmup_s=5 --set drain_s=60 --seeds 1"
+        " --slo absolute:ttft=0.5,tpot=0.05 --no-plot -o {out}/devices"
+    )
+
+
 STEPS = (
     Step("rows 0 to 7", 1, 200, f"{{python}} -m probe --minutes 3.2 --out {{out}} --only {' '.join(FIRST)}",
          "how lanes share SMs; `bench calibrate FOLDER` then fits [co_run]"),
     Step("vLLM starts", 1, 150, ramp("static:equal,elastic", SMALL, 6),
          "two 1B servers, started one after the other, answer; then two with kvcached"),
-    Step("row 11", 1, 210, STAGES.replace("{minutes}", "3.3") + " --only chats",
+    Step("row 11", 1, 210, devices("static,prism,pdmux", 1, "sharegpt", 4096, 6),
          "systems of engine torch on the whole card, prompts up to 4,000 tokens: the law as a whole"),
     Step("static", 2, 170, ramp("static:equal", EIGHT, 2), "four 8B, each a quarter of what is left beside weights"),
     Step("elastic", 2, 110, ramp("elastic", EIGHT, 2), "the same ramp with KV memory on demand"),
@@ -74,7 +85,8 @@ STEPS = (
     Step("rows 8 to 10", 3, 150, f"{{python}} -m probe --minutes 2.4 --out {{out}} --only {' '.join(LAST)}",
          "partitions with two lanes, priorities, processes with and without MPS"),
     Step("SGLang starts", 3, 150, ramp("static:equal", SMALL, 6, "{sglang}"), "two 1B servers of SGLang answer"),
-    Step("seven systems", 3, 260, STAGES.replace("{minutes}", "4.2"), "the rest of engine torch's stages"),
+    Step("seven systems", 3, 260, devices(",".join(SEVEN), 2, "uniform", 512, 4),
+         "systems of engine torch on two halves of the card"),
 )  # fmt: skip
 
 
@@ -93,9 +105,11 @@ def card() -> str:
 
 def command(step: Step, out: Path, device: str) -> list[str]:
     """Return a step's command as a list of words, with the values of this machine filled in."""
-    here = {"python": sys.executable, "out": str(out), "engine": "sim", "sglang": "sim", "gpu": "h100"}
+    here = {"python": sys.executable, "out": str(out), "gpu": "h100"}
+    here |= dict.fromkeys(("engine", "sglang", "devices"), "sim")
     if device != "cpu":
-        here |= {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch", "gpu": card()}
+        here |= {"engine": "vllm", "sglang": "sglang+attention=triton+sampling=pytorch", "devices": "torch"}
+        here |= {"gpu": card()}
     return [word.format(**here) for word in step.command.split()]
 
 

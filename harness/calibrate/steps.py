@@ -241,7 +241,8 @@ def notes(file: Mapping[str, Any]) -> list[str]:
         texts.append(f"{model}: {quantities.error(q)}")
         parts = ((part, quantities.error({"fit": e}).removeprefix("fit ")) for part, e in q["held_parts"].items())
         texts += [f"  {part}: {text}" for part, text in parts]
-    for phase, beside in co_run.items():
+    for phase in PHASES:
+        beside = co_run[phase]
         demand = f"{beside['share']:.0%} of the machine, beside others {beside['factor']:.3g} x what that tells"
         texts.append(f"a step of {phase} asks for {demand}: {quantities.error(beside)}")
     return texts

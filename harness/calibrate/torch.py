@@ -34,7 +34,7 @@ from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError
 
-ABOUT = "calibrate.json"  # says what a stage's rows are
+ABOUT = "calibrate.json"  # the card that a folder's rows are of
 GPU, CTX = "h100", 128  # the GPU whose ratio of load to decode step is kept, and the step's tokens of context
 MOST_OTHERS = 0.1  # cores that others may take during a measurement
 Shapes = Mapping[str, Shape]  # keyed by name
@@ -94,17 +94,20 @@ def gpu_ratio(shape: Shape) -> float:
     return profile.load_s(inst, "host") / profile.step_s(inst, 1, CTX)
 
 
-CARD = ("gpu", "on", "pool_bytes", "sms", "gbps")  # facts that the stage calibrate writes about its devices
-
-
 class Card(NamedTuple):
-    """A card that stages of `make gpu` measured."""
+    """A card on which the engine was timed, as a file beside the rows says."""
 
     gpu: str
     on: str  # the device in words
-    mem_bytes: int  # bytes that it gave to weights and KV
-    sms: int  # SMs of the card, or of the part of it that was a device
+    pool_bytes: int  # that it gave to weights and KV
+    sms: int
     gbps: Mapping[str, float]  # its links' rates
+    measured_on: Mapping[str, str]  # the machine
+
+    @property
+    def conditions(self) -> str:
+        """The machine and the card in words."""
+        return ", ".join((*(f"{key} {value}" for key, value in self.measured_on.items()), self.on))
 
     @property
     def spec(self) -> dict[str, tuple[float, str]]:
@@ -114,20 +117,31 @@ class Card(NamedTuple):
         return steps.specification(self.gpu) | links | {"sms": (self.sms, part)}
 
 
-def fitted(
-    rows: Sequence[Measurement], models: Shapes, wide: int = 1, card: Card | None = None, conditions: str = ""
-) -> tuple[dict[str, Any], steps.Fitted]:
+def card(folder: Path) -> Card | None:
+    """Return the card that a folder's rows are of; None if they are of cores."""
+    if not (folder / ABOUT).is_file():
+        return None
+    about = json.loads((folder / ABOUT).read_text("utf-8"))
+    return Card(*(about[key] for key in Card._fields))
+
+
+def table(
+    rows: Sequence[Measurement], models: Shapes, wide: int = 1, card: Card | None = None
+) -> tuple[Table, steps.Fitted]:
     """Fit the table of these shapes, and return it with the fit behind it.
 
-    The devices are cores of this host; for a journal from elsewhere, `card` and `conditions`, in words, describe them.
+    The devices are cores of this host, or `card`. Raises UserError if measurements that it needs are missing.
     """
+    if not any(of(rows, "load")):
+        raise UserError("no load was measured; the same command again measures it")
     served = networks(models, wide) if card is None else models
-    conditions = conditions or ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
+    facts = ", ".join(f"{key} {value}" for key, value in machine_facts("torch").items())
+    conditions = facts if card is None else card.conditions
     source = f"bench calibrate torch on {conditions}"
     spec = _cores(rows, models, wide) if card is None else card.spec
     bytes_s = {link: spec["nvlink" if link == "peer" else link][0] for link in ("h2d", "d2h", "peer", "disk")}
     weights = {name: shapes.weight_bytes(net) for name, net in served.items()}
-    settings = {"pool_bytes": CPU.mem_bytes if card is None else card.mem_bytes, "sharing": "fluid"}
+    settings = {"pool_bytes": CPU.mem_bytes if card is None else card.pool_bytes, "sharing": "fluid"}
     kind = KIND if card is None else f"torch-{card.gpu}"
     about = steps.About(kind, conditions, source, settings, spec, (), weights)
     mine = [row for row in rows if row.at.get("shape") in served]
@@ -145,40 +159,15 @@ def fitted(
     file["ladder"] = ladder(loads, bytes_s, source)
     if card is not None:
         file["co_run"] = taking_turns(file["co_run"], rows, card.gpu)
-    return file, fit
+        return Table(kind, file, lambda _: [*steps.notes(file), *parts(rows)]), fit
+    return Table(kind, file, lambda path: [*steps.notes(file), *notes(rows, path, models)]), fit
 
 
-def table(rows: Sequence[Measurement], models: Shapes, wide: int = 1) -> tuple[Table, steps.Fitted]:
-    """Fit the table of shapes on cores of this host, and return it with the fit behind it."""
-    file, fit = fitted(rows, models, wide)
-    return Table(file["kind"], file, lambda path: [*steps.notes(file), *notes(rows, path, models)]), fit
-
-
-def staged(folder: Path) -> Table:
-    """Fit a cost table to the measurements that stages of `make gpu` stored in a folder.
-
-    Measurements that are missing become a note if the table can do without them. Raises UserError if it cannot.
-    """
-    if not (folder / ABOUT).is_file() or not (folder / RAW).is_file():
-        raise UserError(f"{folder}: nothing of the stage calibrate is there; the same command of the stages resumes it")
-    about, rows = json.loads((folder / ABOUT).read_text("utf-8")), read(folder / RAW)
-    models = {name: Shape(name, *rest) for name, *rest in about["shapes"]}
-    left = missing(rows, models)
-    if needed := [(what, name) for what, name in left if what == "decode" or not any(of(rows, "load"))]:
-        raise UserError(f"{folder / RAW}: no {' of '.join(needed[0])}; the same command of the stages resumes it")
-    card = None if about["device"] == "cpu" else Card(*(about[key] for key in CARD))
-    conditions = ", ".join(f"{key} {value}" for key, value in about["measured_on"].items())
-    file, _ = fitted(rows, models, 1, card, conditions + (f", {card.on}" if card else ""))
-    later = [f"not measured yet: {', '.join(map(' of '.join, left))}"] if left else []
-    if card is None:
-        return Table(file["kind"], file, lambda path: [*notes(rows, path, models), *later])
-    return Table(file["kind"], file, lambda _: [f"loads by {', '.join(file['ladder'])}", *parts(rows), *later])
-
-
-def missing(rows: Sequence[Measurement], names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the quantities that are still to be measured, each with its shape."""
-    kinds = "decode", "beside", "load", "move", "turn"
-    return [(what, name) for name in names for what in kinds if not any(of(rows, what, shape=name))]
+def of_folder(folder: Path, shape: Callable[[str], Shape]) -> Table:
+    """Fit the table of a card anew to the measurements in a folder; `shape` returns the shape of a name."""
+    rows = read(folder / RAW)
+    names = dict.fromkeys(row.at["shape"] for row in of(rows, "decode"))
+    return table(rows, {name: shape(name) for name in names}, card=card(folder))[0]
 
 
 def taking_turns(

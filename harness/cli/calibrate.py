@@ -18,7 +18,6 @@ from harness.policy.types import GIB, UserError
 if TYPE_CHECKING:
     from harness.calibrate.tables import Table
 
-STAGES = "stages.jsonl"  # file of a folder in which `make gpu` records its stages
 PUBLISHED = "profiles", "measured", "torch-steps"
 KNOWN = ("llama-tiny", "llama-small", "llama-3.2-1b", "llama-3.1-8b", "qwen-2.5-14b", "qwen-3-32b")  # shapes
 DRAWN = Path("plots/out/cost_fit")
@@ -76,10 +75,10 @@ def calibrate(
 ) -> None:
     """Fit cost tables to measurements.
 
-    SOURCE is one of these: an engine, whose servers or devices are measured now. A folder that `make gpu` wrote, or its
-    stages. `profiles`: public latencies in PROFILES_DIR, for the committed tables of GPUs. `measured`: public runs in
-    MEASURED_DIR, for the hosts. `torch-steps`: steps on this machine's cores, which policies know of engine torch.
-    Measurements that a folder holds are not repeated.
+    SOURCE is one of these: an engine, whose servers or devices are measured now. A folder that `make gpu` wrote, or
+    engine torch on a card. `profiles`: public latencies in PROFILES_DIR, for the committed tables of GPUs. `measured`:
+    public runs in MEASURED_DIR, for the hosts. `torch-steps`: steps on this machine's cores, which policies know of
+    engine torch. Measurements that a folder holds are not repeated.
     """
     from harness.loop import engine as engines
 
@@ -161,10 +160,11 @@ def _torch_steps(out: Path | None) -> None:
 
 
 def _folder(folder: Path, gpu: str | None, out: Path | None) -> None:
-    """Write the cost table for the measurements of `make gpu`, or of its stages, in a folder."""
+    """Write the cost table for the measurements of `make gpu`, or of engine torch on a card, in a folder."""
     from harness.calibrate import card, torch
+    from workloads.models import shape
 
-    table = torch.staged(folder) if (folder / STAGES).is_file() else card.table(folder, gpu)
+    table = torch.of_folder(folder, shape) if (folder / torch.ABOUT).is_file() else card.table(folder, gpu)
     path = out or folder / f"{table.name}.toml"
     _write(table, path, user=True)
     click.echo(f"wrote {short_path(path)} (--table takes it)")
@@ -184,7 +184,7 @@ def _engine(engine: str, models: str, folder: Path, rounds: int, given: Mapping[
             shapes = {name: shape(name) for name in names}
             fields = torch.fields(make, shapes)
             rows = torch_timed.measure(folder, shapes, teller.say, fields, {"pool_bytes": GIB, **given})
-            table, fitted = torch.table(rows, shapes, fields.wide)
+            table, fitted = torch.table(rows, shapes, fields.wide, torch.card(folder))
         else:
             twins = ",".join(f"{name}*{servers.SIDE_BY_SIDE}" for name in names)
             shapes = {served.name: served.shape for served in model_set(twins).serving(servers.SERVED).members}

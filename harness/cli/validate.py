@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from harness.validate.staggered import Read
 
 TORCH = "torch"
-STAGES = "stages.jsonl"  # file of a folder in which `make gpu` records its stages
 KINDS = {  # what the simulator is compared with
     "servers": "--engine NAME, which runs servers",
     "files": "files of measured runs",
@@ -51,7 +50,6 @@ INVALID = "Runs that did not measure their servers are left out."
     epilog=examples(
         "bench validate",
         "bench validate mine.csv -o /tmp/validate",
-        "bench validate results/h200/stages",
         "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
         "bench validate results/h200",
         "bench validate results/h200/torch --table results/h200/h200-measured.toml",
@@ -137,7 +135,7 @@ def validate(
     """Compare the simulator with measured end-to-end runs.
 
     Measured runs come from the folders of MEASURED_DIR, or any CSV of the same columns. A folder may also hold
-    stored runs of engine torch, measurements by make gpu of two models at once, or its stages.
+    stored runs of engine torch, or measurements by make gpu of two models at once.
 
     --engine measures servers now, and compares the ranks of systems, then attainment, then latencies. --log reads the
     start of one server of yours.
@@ -177,8 +175,7 @@ def _kind(folders: tuple[Path, ...], engine: str | None) -> str:
 
     if engine is not None or len(folders) != 1:
         return "servers" if engine is not None else "files"
-    is_runs = stored.holds(folders[0]) or (folders[0] / STAGES).is_file()
-    return "runs" if is_runs else "card" if corun.holds(folders[0]) else "files"
+    return "runs" if stored.holds(folders[0]) else "card" if corun.holds(folders[0]) else "files"
 
 
 def _started(log: Path, model: str | None, gpu: str | None) -> None:
@@ -200,11 +197,6 @@ def _compare_folder(
     from harness.rows.record import write_bytes
     from harness.validate import corun, stored
 
-    named, notes = folder, list[str]()
-    if (folder / STAGES).is_file():
-        from harness.validate import torch_runs
-
-        folder, table, slo, notes = torch_runs.judged(folder, table, slo)
     if kind == "runs" and table is None:
         raise UserError(f"{short_path(folder)} holds stored runs, which need their machine's cost table: --table FILE")
     with Terminal() as teller:
@@ -213,10 +205,10 @@ def _compare_folder(
             seen = stored.compare(folder, str(table), slo or stored.SLO, progress)
         else:
             seen = corun.compare(folder, table)
-    screen([seen.answer, *aligned(seen.rows), seen.note, *seen.predictions, seen.how, *notes], every=every)
+    screen([seen.answer, *aligned(seen.rows), seen.note, *seen.predictions, seen.how], every=every)
     if page is not None:
         options = [f"--table {table}"] * (table is not None) + [f"--slo {slo}"] * (slo is not None)
-        command = " ".join(["bench validate", short_path(named), *options, f"--page {short_path(real(page))}"])
+        command = " ".join(["bench validate", short_path(folder), *options, f"--page {short_path(real(page))}"])
         write_bytes(real(page), seen.page(command, laid).encode())
         click.echo(short_path(real(page)))
 

@@ -18,6 +18,7 @@ its rows say how many cores the others took.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from harness.calibrate.rows import RAW, Journal, Measurement, measured, of
-from harness.calibrate.torch import MOST_OTHERS, link_gbps
+from harness.calibrate.torch import ABOUT, MOST_OTHERS, Card, link_gbps
 from harness.engines.machine import Config, Served
 from harness.engines.torch import kind, nets
 from harness.engines.torch.engine import Torch
@@ -42,6 +43,7 @@ from harness.engines.torch.processes import Nursery, WorkerProcess
 from harness.engines.torch.residents import WAYS, Way
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.wire import send_files
+from harness.engines.wallclock import machine_facts
 from harness.loop.interrupted import terminable
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
@@ -49,6 +51,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded, Woke
 from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Option, Shape, UserError
 from harness.policy.view import View
+from harness.validate import names
 
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 HELD_PROMPTS = frozenset({8, 128})
@@ -64,6 +67,7 @@ REPEATS, OUTPUT = 5, 20
 MOVED = 512  # tokens of the KV that is moved
 TURNS, STARTS = 40, 3
 TRIES = 3
+MOST_BYTES = 40 * GIB  # of a card for weights and KV
 
 QUICK = (Way(), Way(spread=True))  # loads that are repeated
 
@@ -172,10 +176,17 @@ def measure(
     """Make the measurements that a folder lacks, for each shape; return all rows of the folder's journal.
 
     A card's links have their own rates, whereas those of CPUs are set to given rates. The calls that map pages of a
-    card are timed by the probe, not here.
+    card are timed by the probe, not here. A file beside the journal says which card it is.
     """
+    if os.environ.get("DEVICE") == "cuda" and "gpu" not in given and (cards := kind.cards()):
+        given = {**given, "gpu": names.gpu(cards[0])}
     bench = Bench(folder, shapes, say, fields, given)
     on = kind.kind(bench.config([], ""))
+    if on.name == "cuda":
+        bench.given["pool_bytes"] = min(MOST_BYTES, on.mem_bytes)
+        gpu, facts = bench.config([], "").gpu, machine_facts("torch")
+        about = Card(gpu, on.on, bench.given["pool_bytes"], on.sms, on.links, facts)
+        (folder / ABOUT).write_text(json.dumps(about._asdict(), indent=1) + "\n", "utf-8")
     for name in shapes:
         bench.measure(f"steps of {name}", partial(steps, bench, name))
         if on.name == "cuda":

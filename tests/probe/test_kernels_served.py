@@ -22,9 +22,9 @@ from harness.engines.torch import cuda, fused
 from harness.engines.torch.engine import Torch
 from harness.engines.torch.lanes import TimedStep
 from harness.policy.actions import Run
-from harness.validate import torch_scenarios
-from harness.validate.torch_scenarios import HOME, SCENARIOS, Scenario, opened
 from probe import kernels
+from tests.harness.engines.torch import scenarios
+from tests.harness.engines.torch.scenarios import HOME, SCENARIOS, Scenario, opened
 from tests.harness.engines.torch.test_logits import (
     checkpoints,  # noqa: F401 - a fixture
     compare,
@@ -72,8 +72,8 @@ def interpreted(cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def serve(prompts: tuple[int, ...], outputs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let scenarios be of few tokens, for a program of a kernel takes the interpreter milliseconds."""
-    monkeypatch.setattr(torch_scenarios, "PROMPTS", prompts)
-    monkeypatch.setattr(torch_scenarios, "OUTPUTS", outputs)
+    monkeypatch.setattr(scenarios, "PROMPTS", prompts)
+    monkeypatch.setattr(scenarios, "OUTPUTS", outputs)
 
 
 def test_prompts_and_the_decodes_beside_them_are_one_graph(
@@ -113,7 +113,7 @@ def test_kernels_of_steps_are_timed_back_to_back(
             self.timed_steps, self.repeat = list[TimedStep](), 3
 
     serve((9,), (2,), monkeypatch)
-    monkeypatch.setattr(torch_scenarios, "Torch", Repeating)
+    monkeypatch.setattr(scenarios, "Torch", Repeating)
     engine = served(checkpoints, "Llama", Scenario(opened(Run(HOME, chunk_tokens=79))), monkeypatch)
     compare(engine, checkpoints / "Llama")  # what is computed again changes nothing
     assert engine.timed_steps is not None

@@ -35,7 +35,7 @@ def test_every_command_is_one_that_our_command_line_takes(
     words = order.command(step, Path("/out"), device)
     name, *rest = words[words.index("harness") + 1 :]
     params = load(name).make_context(name, rest).params
-    assert params["engine"].partition("+")[0] in ({"sim"} if device == "cpu" else {"vllm", "sglang"})
+    assert params["engine"].partition("+")[0] in ({"sim"} if device == "cpu" else {"vllm", "sglang", "torch"})
     assert params["gpu"] == ("h100" if device == "cpu" else "h200")
     assert str(params["out"]).startswith("/out/")
 

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("cuda.bindings.driver")
 
 from harness.engines.torch import cuda, worker  # noqa: E402
-from harness.validate.torch_scenarios import SCENARIOS  # noqa: E402
+from tests.harness.engines.torch.scenarios import SCENARIOS  # noqa: E402
 from tests.harness.engines.torch.test_logits import (  # noqa: E402
     checkpoints,  # noqa: F401 - a fixture
     compare,

@@ -1,7 +1,7 @@
 """Logits of the engine on the processor beside those of `transformers`, whatever happens to a request on its way.
 
 The checkpoints are small and drawn here. What is compared is what a worker computed from the pages that it had mapped
-(harness/validate/torch_scenarios.py).
+(scenarios.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -21,8 +20,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from harness.engines.torch import nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
-from harness.validate import torch_scenarios as scenarios  # noqa: E402
-from harness.validate.torch_scenarios import SCENARIOS, Scenario  # noqa: E402
+from tests.harness.engines.torch import scenarios  # noqa: E402
+from tests.harness.engines.torch.scenarios import SCENARIOS, Scenario  # noqa: E402
 
 S = scenarios.SHAPE
 SIZES = {
@@ -116,13 +115,3 @@ def test_bits_of_fp8_are_those_of_torch() -> None:
     mine = torch.from_numpy(nets.E4M3)
     theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     assert torch.equal(mine.nan_to_num(1e9), theirs.nan_to_num(1e9))
-
-
-def test_numpy_computes_what_transformers_computes(tmp_path: Path) -> None:
-    net = scenarios.draw(tmp_path)
-    folder = tmp_path / net.shape.name
-    ids = nets.prompt_ids(3, 0, 40, net.shape.vocab).tolist()
-    ours = scenarios.forward(net, nets.checkpoint(folder), ids)
-    with torch.inference_mode():
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0].numpy()
-    assert np.abs(ours - theirs).max() < scenarios.OFF

@@ -14,8 +14,8 @@ from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import Workers
 from harness.policy.actions import Run
 from harness.policy.types import MIB
-from harness.validate import torch_scenarios as scenarios
-from harness.validate.torch_scenarios import HOME, Scenario, opened, then, to_host
+from tests.harness.engines.torch import scenarios
+from tests.harness.engines.torch.scenarios import HOME, Scenario, opened, then, to_host
 from workloads.models import shape
 
 

@@ -78,6 +78,41 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written(tmp_path_factory.mktemp("table"), NAMES)
 
 
+def card_rows(names: Sequence[str], known: quantities.GpuSpec) -> list[Measurement]:
+    """Return a journal of a card: loads at its link's rate, no starts of processes, and kernels back to back."""
+    kept = [row for row in journal(names) if row.at.get("way") not in {"cold", "reinit"}]
+    rows = [r._replace(at={**r.at, "gbps": known.h2d / 1e9}) if r.quantity == "load" else r for r in kept]
+    for name, (seqs, seconds) in product(names, ((1, 0.005), (8, 0.007))):
+        at = {"shape": name, "phase": "decode", "seqs": seqs, "ctx": 128}
+        rows.append(measured("kernels", at, [seconds], wide=1, other_cores=0.0, step_s=0.01))
+    return rows
+
+
+def test_a_card_has_a_table_of_its_own_from_what_lies_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.engines.torch.kind.cards", lambda: ["NVIDIA H200"])
+    monkeypatch.setenv("DEVICE", "cuda")
+    assert torch_timed.measure(tmp_path, {}, print, Fields(), {}) == []  # writes down which card it is
+    name, known = NAMES[0], quantities.gpu("h200")
+    Journal(tmp_path / RAW).add(*card_rows([name], known))
+    mine = tmp_path / "torch-h200.toml"
+    assert f"wrote {mine} (--table takes it)" in ok("calibrate", tmp_path)
+    made = quantities.machine(str(mine))
+    assert made is not None
+    assert (made.spec.h2d.value, made.spec.sms.value) == pytest.approx((known.h2d, known.sms))
+    assert "cold" not in made.ladder
+    assert made.co_run.decode.duty == {name: pytest.approx(0.6)}
+    assert made.co_run.turns is not None
+    assert made.co_run.turns.passes == quantities.quantities("h200")["co_run"]["passes"]
+    assert made.served(shape(name)) == shape(name)  # as it is, not a twin
+    assert "NVIDIA H200" in made.name
+    raw = tmp_path / RAW
+    raw.write_text("".join(line for line in raw.read_text().splitlines(keepends=True) if '"load"' not in line))
+    with pytest.raises(UserError, match="no load was measured; the same command again measures it"):
+        source.of_folder(tmp_path, shape)
+
+
 def h2d(table: str) -> float:
     """Return a table's bytes a second from the host."""
     machine = quantities.machine(table)

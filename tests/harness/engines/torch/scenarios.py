@@ -1,7 +1,6 @@
 """Scenarios of requests on the torch engine, and the logits that must come out of them.
 
-Each scenario is a policy in a few lines; the engine's own processes serve a small checkpoint. `forward` computes whole
-contexts in NumPy, by formulas of its own. Only NumPy is imported, so that `make gpu` can run this module.
+Each scenario is a policy in a few lines; the engine's own processes serve a small checkpoint.
 """
 
 from __future__ import annotations
@@ -175,9 +174,6 @@ def served(name: str, scenario: Scenario, end_s: float = 60.0) -> Torch:
     return engine
 
 
-# ------------------------------------------------------------------ the reference in NumPy
-
-
 def draw(folder: Path, seed: int = 0) -> Net:
     """Write a checkpoint of SHAPE, all of its tensors random, below a folder; return its network."""
     s, draws = SHAPE, np.random.default_rng(seed)
@@ -206,41 +202,6 @@ def draw(folder: Path, seed: int = 0) -> Net:
     lead = json.dumps(header).encode()
     (to / "model.safetensors").write_bytes(len(lead).to_bytes(8, "little") + lead + raw)
     return nets.described(to)
-
-
-def forward(net: Net, weights: Mapping[str, F4], ids: list[int]) -> F8:
-    """Return the logits after each token of a context, (tokens, vocabulary), in float64."""
-    s, n = net.shape, len(ids)
-    W = {name: weights[name].astype(np.float64).reshape(size) for name, size in nets.tensors(net)}
-    angle = np.arange(n)[:, None] * net.theta ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-    later = np.triu(np.full((n, n), -np.inf), 1)
-
-    def rms_norm(x: F8, by: F8) -> F8:
-        y: F8 = x / np.sqrt((x**2).mean(-1, keepdims=True) + net.eps) * by
-        return y
-
-    def rope(x: F8) -> F8:
-        a, b = np.split(x, 2, -1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-    x = W["model.embed_tokens.weight"][ids]
-    for k in range(s.layers):
-        L = {name.removeprefix(f"model.layers.{k}."): weight for name, weight in W.items()}
-        y = rms_norm(x, L["input_layernorm.weight"])
-        q, key, value = (
-            (y @ L[f"self_attn.{part}_proj.weight"].T).reshape(n, -1, s.head_dim) for part in ("q", "k", "v")
-        )
-        key, value = (np.repeat(part, s.q_heads // s.kv_heads, 1) for part in (rope(key), value))
-        scores = np.einsum("ihd,jhd->hij", rope(q), key) / math.sqrt(s.head_dim) + later
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        scores /= scores.sum(-1, keepdims=True)
-        x = x + np.einsum("hij,jhd->ihd", scores, value).reshape(n, -1) @ L["self_attn.o_proj.weight"].T
-        y = rms_norm(x, L["post_attention_layernorm.weight"])
-        gate, up = (y @ L[f"mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ L["mlp.down_proj.weight"].T
-    out: F8 = rms_norm(x, W["model.norm.weight"]) @ W["lm_head.weight"].T
-    return out
 
 
 def off(logits: Mapping[int, list[F4]], whole: Callable[[list[int]], F8], narrow: bool) -> Iterator[tuple[float, str]]:
