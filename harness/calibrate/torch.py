@@ -159,7 +159,7 @@ def table(
     file["ladder"] = ladder(loads, bytes_s, source)
     if card is not None:
         file["co_run"] = taking_turns(file["co_run"], rows, card.gpu)
-        return Table(kind, file, lambda _: [*steps.notes(file), *parts(rows)]), fit
+        return Table(kind, file, lambda _: steps.notes(file)), fit
     return Table(kind, file, lambda path: [*steps.notes(file), *notes(rows, path, models)]), fit
 
 
@@ -258,71 +258,12 @@ def ratios(rows: Sequence[Measurement], path: Path, models: Shapes) -> Iterator[
         yield Ratio(name, load.seconds / step.seconds, by_table, gpu_ratio(shape))
 
 
-SIZES = ("weights", "kv token", "step", "load")  # bytes, and seconds of a decode step and of a load from the host
-
-
-def sizes(models: Shapes, path: Path | None) -> dict[str, tuple[float, ...]]:
-    """Return the values that SIZES names, for each shape.
-
-    They come from the table at `path`. Without a table, they are those of the shape itself on a GPU.
-    """
-    measured = None if path is None else quantities.machine(str(path))
-    each = {name: shape if measured is None else measured.served(shape) for name, shape in models.items()}
-    served = tuple(Served(name, shape) for name, shape in each.items())
-    config = Config(served, gpu=GPU) if measured is None else Config(served, gpu=KIND, host=KIND, table=str(path))
-    known = machine.profile(config, machine.machine(config))
-    return {
-        name: (
-            shapes.weight_bytes(shape),
-            shapes.kv_token_bytes(shape),
-            known.step_s(Inst(name, (0,)), 1, CTX),
-            known.load_s(Inst(name, (0,)), "host"),
-        )
-        for name, shape in each.items()
-    }
-
-
-def relative(models: Shapes, path: Path) -> Iterator[str]:
-    """Yield a line for each shape but the first: the values that SIZES names, as ratios to those of the first shape.
-
-    Each ratio is given by the table, and for the original shapes on a GPU.
-    """
-    here, there, (first, *others) = sizes(models, path), sizes(models, None), models
-    for name in others:
-        each = zip(SIZES, here[name], here[first], there[name], there[first], strict=True)
-        texts = (f"{what} {ours / by:.3g} ({theirs / over:.3g})" for what, ours, by, theirs, over in each)
-        yield f"{name} over {first}, and originals on {GPU}: {', '.join(texts)}"
-
-
 def notes(rows: Sequence[Measurement], path: Path, models: Shapes) -> list[str]:
     """List what was measured and is not in the table, the ratios, and what disturbed the measurements."""
-    texts = [*(ratio.text for ratio in ratios(rows, path, models)), *relative(models, path)]
+    texts = [ratio.text for ratio in ratios(rows, path, models)]
     bytes_s = {link: 1e9 * rate for link, rate in rates(Config((), table=str(path)), CPU).items()}
     texts.append("links, GB/s: " + ", ".join(f"{link} {rate / 1e9:g}" for link, rate in bytes_s.items()))
-    for row in of(rows, "move", gbps=sig(bytes_s["h2d"] / 1e9, 3)):
-        link, size = row.at["link"], row.facts["bytes"]
-        texts.append(
-            f"a move of {size / 1e6:.2g} MB of KV ({row.at['shape']}) over {link}: {1e3 * row.seconds:.3g} ms, "
-            f"{1e3 * size / bytes_s[link]:.3g} by its rate"
-        )
-    texts += [
-        f"a turn of a step of {row.at['shape']}: {1e3 * row.seconds:.3g} ms, its step {1e3 * row.facts['step_s']:.3g}"
-        for row in of(rows, "turn")
-    ]
-    calls = {row.at["call"]: row.seconds for row in of(rows, "page")}
-    texts += [f"to {call} a granule of 4 KiB takes {1e6 * s:.3g} us" for call, s in calls.items()]
     return [*texts, *disturbed(rows, MOST_OTHERS)]
-
-
-def parts(rows: Iterable[Measurement]) -> Iterator[str]:
-    """Yield how much longer steps take while another part of the card does the same.
-
-    The table does not hold this, as it has whole devices only.
-    """
-    for row in of(rows, "apart"):
-        seqs, times = row.at["seqs"], row.seconds / row.facts["alone_s"]
-        what = f"a decode step of {seqs}" if seqs else "a prefill"
-        yield f"{what} of {row.at['shape']} takes {times:.2f} x while another part of the card does the same"
 
 
 def known(rows: Iterable[Measurement], models: Shapes, start_s: float) -> Table:

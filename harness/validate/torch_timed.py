@@ -3,13 +3,8 @@
     prefill    seconds of a step of one prompt
     decode     seconds from one decode step to the next, so that the engine's own time counts
     kernels    seconds of the kernels of such steps back to back, on a card: the rest of a step is the engine's
-    chunk      seconds of the later pieces of a prompt, behind the tokens already in the KV cache
     beside     prefills or decode steps of models that share a device, a process each, and alone
-    apart      the same of models on two devices that are parts of one card
     load       seconds of a `Load` by each way, of a process that starts with it among them
-    move       seconds of a `Move` of KV to the host, back, and to another device; a swap is the first two
-    turn       seconds from the end of one lane's turn of a step to the end of the next lane's
-    page       seconds of mapping a granule and of taking it away
 
 A second call on the same folder resumes: runs whose rows stand in its journal are not repeated. A run during which
 other processes took more than MOST_OTHERS of a core is tried again, up to TRIES times in all; the last try is kept, and
@@ -20,8 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -46,10 +39,9 @@ from harness.engines.torch.wire import send_files
 from harness.engines.wallclock import machine_facts
 from harness.loop.interrupted import terminable
 from harness.loop.replay import replay
-from harness.loop.system import ROOT
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded, Woke
-from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Option, Shape, UserError
+from harness.policy.types import GIB, Batch, Inst, Jobs, Option, Shape, UserError
 from harness.policy.view import View
 from harness.validate import names
 
@@ -58,14 +50,12 @@ HELD_PROMPTS = frozenset({8, 128})
 SEQS = (1, 2, 4, 8, 16, 32)
 HELD_SEQS = frozenset({4})
 CONTEXTS = (16, 128, 512, 1000)
-CHUNK, CHUNKED = 96, 1000  # tokens of a piece, and of the prompt that is cut into such pieces
 KERNELS, AGAIN = ((1, 256, 1), (1, 128, 4), (8, 128, 4), (32, 128, 4)), 5  # sequences, context, output; times
 BESIDE = (2, 4)  # models side by side
 ROOM = 1.15  # least ratio of a device's bytes to those of the weights on it, which leaves room for KV
 BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
 REPEATS, OUTPUT = 5, 20
-MOVED = 512  # tokens of the KV that is moved
-TURNS, STARTS = 40, 3
+STARTS = 3
 TRIES = 3
 MOST_BYTES = 40 * GIB  # of a card for weights and KV
 
@@ -143,10 +133,9 @@ class Bench:
         self.book.add(*(row._replace(source=run, facts={**row.facts, **about}) for row in rows))
         self.say(f"{run}: {len(rows)} measurements")
 
-    def config(self, models: Iterable[str], of: str, gpus: int = 1) -> Config:
-        """Return a machine of `models` that all have the shape `of`, with at least `gpus` devices."""
-        settings = {**self.given, "gpus": max(gpus, self.given.get("gpus", 1))}
-        return Config(tuple(Served(m, self.shapes[of]) for m in models), watermark=0.0, **settings)
+    def config(self, models: Iterable[str], of: str) -> Config:
+        """Return a device of `models` that all have the shape `of`."""
+        return Config(tuple(Served(m, self.shapes[of]) for m in models), watermark=0.0, **self.given)
 
 
 def ran(
@@ -195,13 +184,7 @@ def measure(
     gbps = rates(bench.config([], ""), on)["h2d"]
     for name in shapes:
         bench.measure(f"side by side {name}", partial(side_by_side, bench, name))
-        if on.parts > 1:
-            bench.measure(f"parts of a card, {name}", partial(side_by_side, bench, name, apart=True))
         bench.measure(f"loads of {name} at {gbps:g} GB/s", partial(loads, bench, name))
-        bench.measure(f"moves of {name} at {gbps:g} GB/s", partial(moves, bench, name))
-        bench.measure(f"turns of {name}", partial(turns, bench, name))
-    if on.name == "cpu":
-        bench.measure("pages", pages)
     return bench.book.rows
 
 
@@ -209,19 +192,16 @@ def measure(
 
 
 def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time prefills, decode steps and chunks of a model alone, one group of requests after another."""
-    groups = [(1, prompt, 1, 0) for prompt in PROMPTS for _ in range(REPEATS + 1)]
-    groups += [(seqs, ctx, OUTPUT, 0) for seqs in SEQS for ctx in CONTEXTS]
-    groups += [(1, CHUNKED, 1, CHUNK)] * 2
+    """Time prefills and decode steps of a model alone, one group of requests after another."""
+    groups = [(1, prompt, 1) for prompt in PROMPTS for _ in range(REPEATS + 1)]
+    groups += [(seqs, ctx, OUTPUT) for seqs in SEQS for ctx in CONTEXTS]
     watched, others = grouped(bench, name, groups)
 
-    prefills, behind = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    prefills = defaultdict[int, list[float]](list)
     decodes = defaultdict[tuple[int, int], list[tuple[float, float]]](list)
     for step, after in pairwise([*watched, TimedStep("", (), 0.0, 0.0)]):
         (start, tokens), took_s = step.parts[0], step.ended_s - step.ordered_s
-        if tokens == CHUNK and len(step.parts) == 1:
-            behind[start].append(took_s)
-        elif start == 0 and len(step.parts) == 1:
+        if start == 0 and len(step.parts) == 1:
             prefills[tokens].append(took_s)
         elif [a + 1 for a, _ in step.parts] == [a for a, _ in after.parts]:
             ctx = sum(a + 1 for a, _ in step.parts)
@@ -236,36 +216,29 @@ def steps(bench: Bench, name: str) -> tuple[list[Measurement], float]:
         params = {"shape": name, "seqs": seqs, "ctx": ctx, "held": seqs in HELD_SEQS}
         ctx_tokens = float(np.median([tokens for tokens, _ in pairs]))
         timed.append(measured("decode", params, [took for _, took in pairs], ctx_tokens=ctx_tokens))
-    timed += [
-        measured("chunk", {"shape": name, "tokens": CHUNK, "behind": start}, took)
-        for start, took in behind.items()
-        if start
-    ]
     return timed, others
 
 
 def grouped(
-    bench: Bench, name: str, groups: Sequence[tuple[int, int, int, int]], repeat: int = 0
+    bench: Bench, name: str, groups: Sequence[tuple[int, int, int]], repeat: int = 0
 ) -> tuple[list[TimedStep], float]:
     """Serve groups of requests of a model alone, one group after another.
 
-    A group is (requests, prompt tokens of each, output tokens of each, tokens of a prompt's pieces or 0). Return the
-    steps, and the cores that other processes kept busy.
+    A group is (requests, prompt tokens of each, output tokens of each). Return the steps, and the cores that other
+    processes kept busy.
     """
     batch = Batch(Inst(name, (0,)))
 
     def script(_engine: Torch) -> Script:
         yield from wait(Woke)
         yield from wait(Arrived, [Load(batch.inst), Run(batch)], sum(seqs for seqs, *_ in groups))
-        rid, now = 0, 0
-        for seqs, *_, chunk in groups:
-            order = [Run(batch, chunk_tokens=chunk)] * (chunk != now) if chunk else []
-            now = chunk
-            yield from wait(Finished, [*order, *(Admit(rid + k, batch) for k in range(seqs))], seqs)
+        rid = 0
+        for seqs, *_ in groups:
+            yield from wait(Finished, [Admit(rid + k, batch) for k in range(seqs)], seqs)
             rid += seqs
 
-    each = [(0, prompt, output) for seqs, prompt, output, _ in groups for _ in range(seqs)]
-    uses, options = ("Load", "Run", "Admit", "Run.chunk_tokens"), {"kv": "paged", "process": "gpu"}
+    each = [(0, prompt, output) for seqs, prompt, output in groups for _ in range(seqs)]
+    uses, options = ("Load", "Run", "Admit"), {"kv": "paged", "process": "gpu"}
     _, watched, others = ran(bench, bench.config([name], name), options, uses, jobs((name,), each), script, repeat)
     return watched, others
 
@@ -275,8 +248,7 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
 
     Each row also has the seconds of the step itself, as `steps` timed it.
     """
-    groups = [(seqs, ctx, output, 0) for seqs, ctx, output in KERNELS]
-    watched, others = grouped(bench, name, groups, AGAIN)
+    watched, others = grouped(bench, name, KERNELS, AGAIN)
     timed = []
     for seqs, ctx, output in KERNELS:
         what, at = ("prefill", {"tokens": ctx}) if output == 1 else ("decode", {"seqs": seqs, "ctx": ctx})
@@ -287,19 +259,17 @@ def kernels(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     return timed, others
 
 
-def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[Measurement], float]:
+def side_by_side(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     """Time steps of models of one shape that share a device, each model in a process of its own.
 
-    One model is timed alone, then more of them at once, as long as they fit. With `apart`, one model is timed and then
-    two, each on a device of its own.
+    One model is timed alone, then more of them at once, as long as they fit.
     """
     config = bench.config([name], name)
     on = kind.kind(config)
     size = nets.net(bench.shapes[name], on.as_it_is, on.float_bytes, bench.fields.wide).weight_bytes
     counts = [1, *(count for count in BESIDE if count * size * ROOM <= (config.pool_bytes or on.mem_bytes))]
-    counts = [1, 2] if apart else counts
     models = tuple(f"{name}/{k + 1}" for k in range(counts[-1]))
-    batches = [Batch(Inst(m, (k if apart else 0,))) for k, m in enumerate(models)]
+    batches = [Batch(Inst(m, (0,))) for m in models]
     each = list[tuple[int, int, int]]()
     plan = dict[tuple[int, int], list[list[int]]]()  # requests, a list a model, keyed by count and sequences
     for count, seqs in product(counts, (0, *BESIDE_SEQS)):  # prefills come one by one, decodes all at once
@@ -329,7 +299,7 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
                 queue = queues[batches.index(event.batch)]
                 answer = [Admit(queue.pop(0), event.batch)] if queue else []
 
-    config, work = bench.config(models, name, gpus=counts[-1] if apart else 1), jobs(models, each)
+    config, work = bench.config(models, name), jobs(models, each)
     _, watched, others = ran(bench, config, {"kv": "paged"}, ("Load", "Run", "Admit"), work, script)
     timed, alone, ends = list[Measurement](), dict[int, float](), [*list(begun.values())[1:], len(watched)]
     for (count, first), end in zip(begun.items(), ends, strict=True):
@@ -339,7 +309,7 @@ def side_by_side(bench: Bench, name: str, *, apart: bool = False) -> tuple[list[
                 alone[seqs] = float(np.median(took))
             else:
                 params = {"shape": name, "servers": count, "seqs": seqs}
-                timed.append(measured("apart" if apart else "beside", params, took, alone_s=alone[seqs]))
+                timed.append(measured("beside", params, took, alone_s=alone[seqs]))
     return timed, others
 
 
@@ -364,7 +334,7 @@ def _together(watched: Iterable[TimedStep], models: Iterable[str], seqs: int) ->
     return [b - a for a, b in every if a >= first and b <= last] or [b - a for a, b in every]
 
 
-# ------------------------------------------------------------------ weights and KV
+# ------------------------------------------------------------------ weights
 
 
 def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
@@ -392,74 +362,6 @@ def loads(bench: Bench, name: str) -> tuple[list[Measurement], float]:
     about, size = {"shape": name, "gbps": engine.links["h2d"]}, engine.nets[name].weight_bytes
     links = {way: config.gpus if WAYS[way].spread else 1 for way in took}
     return [measured("load", {**about, "way": way}, s, bytes=size, links=links[way]) for way, s in took.items()], others
-
-
-def moves(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time moves of a request's KV: to the host, back, to another device and back."""
-    batch, took = Batch(Inst(name, (0,))), {link: list[float]() for link in ("d2h", "h2d", "peer")}
-    size = [0]
-
-    def script(engine: Torch) -> Script:
-        yield from wait(Woke)
-        yield from wait(Prefilled, [Load(batch.inst), Run(batch), Admit(name, batch)])
-        for _ in range(REPEATS):
-            for link, to in (("d2h", Host(0)), ("h2d", (0,)), ("peer", (1,)), ("peer", (0,))):
-                begun_s = engine.now_s
-                yield from wait(Done, [Move(0, to)])
-                took[link].append(engine.now_s - begun_s)
-                size[0] = engine.kv[0].bytes
-        yield [Drop(0)]
-
-    uses = ("Load", "Run", "Admit", "Drop", "Move", "Move.to:gpu", "Move.to:host")
-    work = jobs((name,), [(0, MOVED, 4000)])
-    engine, _, others = ran(bench, bench.config([name], name, gpus=2), {"process": "gpu"}, uses, work, script)
-    about = {"shape": name, "gbps": engine.links["h2d"]}
-    return [measured("move", {**about, "link": link}, s, bytes=size[0]) for link, s in took.items()], others
-
-
-def turns(bench: Bench, name: str) -> tuple[list[Measurement], float]:
-    """Time the turns of two lanes that run one step each in turn, and the steps in them."""
-    models = (f"{name}/1", f"{name}/2")
-    batches, ends = [Batch(Inst(m, (0,))) for m in models], list[float]()
-
-    def script(engine: Torch) -> Script:
-        yield from wait(Woke)
-        start: list[Action] = [a for b in batches for a in (Load(b.inst), Run(b), Admit(b.inst.model, b))]
-        yield from wait(Prefilled, start, 2)
-        yield from wait(TurnEnded, [Run(b, steps=1) for b in batches], 2)
-        for k in range(TURNS):
-            yield from wait(TurnEnded, [Run(batches[k % 2], steps=1)])
-            ends.append(engine.now_s)
-        yield [Drop(0), Drop(1)]
-
-    uses = ("Load", "Run", "Admit", "Drop", "Run.steps", "Run.steps:0")
-    work = jobs(models, [(0, 64, 4000), (1, 64, 4000)])
-    _, watched, others = ran(bench, bench.config(models, name), {"process": "gpu"}, uses, work, script)
-    inside = float(np.median([s.ended_s - s.ordered_s for s in watched[-TURNS:]]))
-    return [measured("turn", {"shape": name}, np.diff(ends).tolist(), step_s=inside)], others
-
-
-PAGES = """
-import os, time
-from harness.engines.torch.cpu import Space
-memory = os.memfd_create("pages")
-os.ftruncate(memory, 1 << 24)
-space, took = Space(memory, 1 << 24), []
-for k in range(512):
-    at = time.perf_counter()
-    space.map(4096 * k, 4096 * k, 4096)
-    mid = time.perf_counter()
-    space.unmap(4096 * k, 4096)
-    took.append((mid - at, time.perf_counter() - mid))
-print(*(sum(s) / len(s) for s in zip(*took)))
-"""
-
-
-def pages() -> tuple[list[Measurement], float]:
-    """Time the calls that map and unmap a granule, in a process with torch."""
-    out = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    mapped, unmapped = map(float, out.split())
-    return [measured("page", {"call": "map"}, [mapped]), measured("page", {"call": "unmap"}, [unmapped])], 0.0
 
 
 # ------------------------------------------------------------------ for policies
