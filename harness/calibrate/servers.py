@@ -55,7 +55,6 @@ def table(
             rows, gaps = timed(rig, folder, say, rounds)
     finally:
         servers.close()
-    _needed(rows, gaps)
     try:
         file, fitted = steps.table(rows, _about(engine, servers.kind, config, rig.about))
     except UserError as error:
@@ -137,18 +136,6 @@ def _processor() -> dict[str, tuple[float, str]]:
     numbers |= dict.fromkeys(("mem_bytes", "host_bytes"), (memory, "the host's memory"))
     numbers |= {"sms": (cores, "the host's cores"), "sm_step": (cores, "no part of them can be given to a server")}
     return numbers
-
-
-NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step of servers side by side"}
-
-
-def _needed(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> None:
-    """Raise UserError if a shape lacks a kind of measurement that every table needs, because it was left out."""
-    there = {(row.quantity, row.at["shape"]) for row in rows}
-    for wanted, why in gaps:
-        if (wanted.quantity, wanted.at["shape"]) not in there and wanted.quantity in NEEDS:
-            lacks = f"{NEEDS[wanted.quantity]} could be measured, and a cost table needs some"
-            raise UserError(f"{wanted.at['shape']}: {lacks}: {why}")
 
 
 def lacking(rows: Sequence[Measurement], gaps: Sequence[Gap]) -> list[str]:

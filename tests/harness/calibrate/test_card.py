@@ -97,17 +97,10 @@ def test_a_call_that_was_cut_short_gives_what_it_can(tmp_path: Path) -> None:
     got = card.table(folder).file
     assert set(got) == {"kind", "gemm"}  # four prompts and eight batches, one held out, are too few for four numbers
     assert "held" not in got["gemm"]
+    assert "small: 0 measured rows, the committed table holds" in card.table(folder).notes(folder)
     mine = tmp_path / "mine.toml"
     assert f"wrote {mine} (--table takes it)" in ok("calibrate", folder, "-o", mine)
     assert mine.read_text() == tables.dumps(got)
-
-
-def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
-    folder = raw.write(tmp_path / "h200", truth())
-    keep(folder, '"source": "step"')
-    got = card.table(folder)
-    assert set(got.file) == {"kind", "small"}
-    assert "gemm: 0 measured rows, the committed table holds" in got.notes(folder)
 
 
 @cases(

@@ -141,14 +141,6 @@ def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> N
         assert fitted[phase]["fit"]["p95"] < 0.01
 
 
-def test_what_servers_do_side_by_side_has_an_error() -> None:
-    measured = [side_by_side(2, seqs, seconds, 1.0) for seqs in (0, 1) for seconds in (1.8, 2.2)]
-    fitted = steps.co_run(measured, "by hand")["decode"]
-    assert 1.8 < 2 * fitted["share"] < 2.2
-    assert fitted["fit"]["n"] == 2
-    assert fitted["fit"]["median"] == pytest.approx(0.1, abs=0.02)
-
-
 def test_rows_become_a_table() -> None:
     spans = {"start": (0.6, 0.8), "stop": (0.1,), "sleep": (0.2,), "wake": (0.3,)}
     way = {what: {"way": "sleep"} if what in {"sleep", "wake"} else {} for what in spans}

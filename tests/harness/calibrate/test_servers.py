@@ -189,7 +189,6 @@ def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
     assert told.startswith("left out 3 x: beside shape m, servers 4, seqs 1, ctx 19: nothing came; no round has it")
     assert "again measures" in again
     assert servers.lacking(lines, []) == []
-    servers._needed(lines, gaps)
     monkeypatch.undo()  # a second call measures what was left out
     monkeypatch.setattr(Rig, "_log", stamped)
     monkeypatch.setattr(timed, "OtherLoad", Quiet())
@@ -212,23 +211,12 @@ def test_what_shows_nothing_once_is_measured_again(tmp_path: Path, monkeypatch: 
     assert line.facts["tries"] == 2
 
 
-@cases(("kind", "hides"), [("no decode step", lambda k, n: k == 1), ("no step of servers side", lambda k, n: k > 1)])
-def test_without_any_of_a_kind_there_is_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, hides: Callable[[int, int], bool]
-) -> None:
-    hidden(monkeypatch, hides)
-    monkeypatch.setattr(timed, "BESIDE", (2,))
-    real = Rig._take
-
-    def take(self: Rig, step: Wanted) -> Any:
-        if step.quantity == "beside" and hides(2, 1):
-            raise timed.Unseen("nothing came")
-        return real(self, step)
-
-    monkeypatch.setattr(Rig, "_take", take)
+def test_without_any_decode_step_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden(monkeypatch, lambda servers, seqs: True)
     lines, gaps = rows_of(tmp_path)
-    with pytest.raises(UserError, match=rf"^m: {kind}.* could be measured, and a cost table needs some: nothing came$"):
-        servers._needed(lines, gaps)
+    assert gaps
+    with pytest.raises(UserError, match=r"\d+ measured steps do not tell \d+ numbers apart"):
+        tabled(lines)
 
 
 def test_requests_one_after_the_other_show_no_step_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

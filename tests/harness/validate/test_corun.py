@@ -45,21 +45,6 @@ def test_the_page_holds_both_lanes_of_every_pair_that_was_measured_and_names_the
     assert max(map(len, page.splitlines())) <= WIDTH
 
 
-def test_the_lanes_of_a_pair_are_the_same_in_either_order() -> None:
-    seen = corun.measured(FOLDER)
-    for mode, victim, other in seen:
-        if mode == "plain":
-            assert seen[mode, victim, other] == pytest.approx(seen[mode, other, victim][::-1], rel=0.08)
-
-
-def test_two_equal_decodes_share_the_bytes_of_a_card() -> None:
-    (alone_s, _), (beside_s, other_s) = (
-        corun.units_s("decode64", other, split=False, gpu="h200", table=TABLE) for other in ("", "decode64")
-    )
-    assert 1.4 < beside_s / alone_s <= 1.60  # twice f, .80, less what host time overlaps
-    assert beside_s == pytest.approx(other_s)
-
-
 def test_a_folder_without_that_probe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was measured of two models at once"):
         corun.compare(tmp_path, None)

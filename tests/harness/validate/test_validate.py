@@ -16,7 +16,7 @@ from harness.policy.types import UserError
 from harness.rows import checked
 from harness.validate import idle, measured, names
 from harness.validate.loads import BLOCK_TOKENS, PROMPTS, Batch, Closed, Poisson, Setting
-from harness.validate.measured import ENGINES, Case
+from harness.validate.measured import Case
 from harness.validate.page import page
 from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
 from tests.bench import ok
@@ -71,7 +71,6 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
     ("header", "row", "message"),
     [
         (CLOSED, LOOP.replace(",50,", ",fast,"), 'silicon_ttft_ms is "fast", not a number above 0'),
-        (CLOSED, LOOP.replace(",50,", ",-50,"), 'silicon_ttft_ms is "-50", not a number above 0'),
         (CLOSED, LOOP.replace(",50,", ",nan,"), 'silicon_ttft_ms is "nan", not a number above 0'),
         (CLOSED, LOOP.replace("4.0", "4.5"), 'concurrency is "4.5", not a whole number'),
         (CLOSED, LOOP + ",1", "11 values for 10 columns"),
@@ -84,8 +83,6 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
         (POISSON, STAGE.replace(",500,", ",1e300,"), 'real_e2e_mean is "1e300", not between a nanosecond'),
         (POISSON, STAGE.replace(",500,", ",19,"), 'real_e2e_mean is "19", not at least real_ttft_mean'),
         (POISSON, STAGE.replace(",2048,", f",{10**20},"), f'mbt is "{10**20}", not at most 2,147,483,647'),
-        (POISSON, STAGE.replace("2x20;4x30", "1.2.3x4"), 'stage_rates_s is "1.2.3x4", not RATExSECONDS'),
-        (POISSON, STAGE.replace("2x20;4x30", "1e300x1"), "stage_rates_s is"),
         (POISSON, STAGE.replace("2x20;4x30", ";".join(["5x60"] * 2001)), "not at most 100 stages"),
         (POISSON, STAGE.replace("2x20;4x30", "1000x1000"), "not at most 200,000 requests"),
         (POISSON, STAGE.replace("2x20;4x30", "0.01x1;9x9"), "not at least 20 requests, where they are scored"),
@@ -142,7 +139,9 @@ def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> Non
         f'[shapes]\n"llama-9b" = {{ {shape}, gated = true, tied = false, context = 131072, sampled = true }}\n', "utf-8"
     )
     path = file(tmp_path, CLOSED, LOOP.replace("llama-3.1-8b", "llama-9b"), LOOP)
-    ok("validate", path, "--shape", tmp_path / "mine.toml", "-o", tmp_path / "fig")
+    text = ok("validate", path, "--shape", tmp_path / "mine.toml", "-o", tmp_path / "fig")
+    assert "2 cases of 1 files" in text
+    assert all((tmp_path / f"fig.{ending}").is_file() for ending in ("pdf", "png"))
     kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
     assert kept["model"].tolist() == ["llama-9b"] * 3 + ["llama-3.1-8b"] * 3
     assert kept["ours"].tolist()[:3] == kept["ours"].tolist()[3:]  # dimensions are equal, whatever the name
@@ -190,19 +189,6 @@ def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
     assert seen[0] == 0
     assert set(seen[1:PROMPTS].tolist()) == {96}
     assert set(seen[PROMPTS:].tolist()) == {192}
-
-
-def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
-    """8,192 in chunks beside decodes (vLLM) or before them (SGLang); of old, as many as the longest request."""
-    configs = {name: FOUR._replace(model="llama-2-7b", engine=name).config for name in ENGINES}
-    assert {name: (c.chunk_tokens, c.prefill_tokens, c.batch_cap) for name, c in configs.items()} == {
-        "vllm-0.15": (8192, 16384, 1024),
-        "vllm-0.12": (8192, 16384, 1024),
-        "sglang-0.5": (0, 8192, 2048),
-        "vllm-0.6": (0, 4096, 256),
-    }
-    assert {name: c.host for name, c in configs.items()} == {name: name for name in ENGINES}
-    assert set(ENGINES) <= set(quantities.hosts())
 
 
 # ------------------------------------------------------------------ ours
@@ -345,16 +331,6 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
     assert "12 cases of 1 files; 1 skipped." in text
     assert "- b.csv:3: unknown GPU\n" in text
     assert "- static: met\n" in text
-
-
-def test_the_command_prints_draws_and_keeps_the_points(tmp_path: Path) -> None:
-    text = ok("validate", file(tmp_path, CLOSED, LOOP), "-o", tmp_path / "fig")
-    assert "1 cases of 1 files" in text
-    assert "vllm-0.12" in text
-    kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
-    assert kept["metric"].tolist() == ["ttft", "tpot", "e2e"]
-    assert (tmp_path / "fig.pdf").is_file()
-    assert (tmp_path / "fig.png").is_file()
 
 
 def test_every_measured_row_is_replayed(measured_dir: Path) -> None:

@@ -50,15 +50,6 @@ def prefill_s(t: Tables, row: int, tokens: int) -> float:
 MEASURED, UNMEASURED = {"a100-80g", "h100", "h200", "l40s", "h800"}, {"a100-40g", "h20", "mi300x"}  # kernels
 
 
-def test_kinds_are_those_promised() -> None:
-    assert set(KINDS) >= {*MEASURED, *UNMEASURED}  # a new one is a file of tables/
-    assert quantities.gpu("H100-80G") == quantities.gpu("h100")
-    assert set(quantities.hosts()) >= {
-        *("vllm-0.15", "vllm-0.14", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
-        *("vllm-graph", "sglang-eager-2024", "sglang-eager-2024-high", "vllm-eager", "none"),
-    }
-
-
 # ------------------------------------------------------------------------------------------------------- laws
 
 
@@ -117,8 +108,6 @@ def test_coefficients_are_finite_and_not_negative(kind: str) -> None:
         assert (t.cost[name] > 0).all()
     assert (t.cost["flops"] <= quantities.gpu(kind).flops).all()
     assert (t.cost["hbm"] <= quantities.gpu(kind).hbm).all()
-    assert (np.diff(t.gemm) >= 0).all()
-    assert (np.diff(t.head) >= 0).all()
 
 
 @cases("kind", KINDS)
@@ -132,15 +121,6 @@ def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind:
     assert (np.diff(t.pre_rate, axis=1) >= 0).all()
     assert (t.dec_rate <= 1).all()
     assert (t.dec_rate >= t.share[None, :, None] * 0.95).all()
-
-
-@cases("kind", sorted({*MEASURED, *UNMEASURED} - {"mi300x"}))
-def test_old_sglangs_band_reaches_to_eager_vllms_host_time_a_sequence(kind: str) -> None:
-    low, high, eager = (
-        quantities.host(name, kind) for name in ("sglang-eager-2024", "sglang-eager-2024-high", "vllm-eager")
-    )
-    assert low.host1 == 0.0 < high.host1 == eager.host1
-    assert high._replace(host1=0.0) == low
 
 
 def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
@@ -194,11 +174,6 @@ def test_hosts_that_hand_inputs_to_workers_pay_for_each_doubling() -> None:
         assert c["host0"] == pytest.approx(host.host0 + doublings * host.host_tp)
 
 
-@cases("name", ["vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"])
-def test_engines_that_schedule_ahead_do_so_by_a_step(name: str) -> None:
-    assert quantities.host(name, "h100").lookahead_steps == (name in ("vllm-0.15", "sglang-0.5"))
-
-
 def test_weights_and_context_are_counted_in_bytes() -> None:
     c = tables("h100").cost[ROWS.index((LLAMA_8B, 1))]
     layer = 4096 * (32 + 8 + 8) * 128 + 32 * 128 * 4096 + 3 * 4096 * 14336
@@ -237,19 +212,6 @@ def test_few_sms_slow_large_batches_more() -> None:
     assert at[2] < at[0]
     assert 1.5 < 1 / at[1] < 2.1
     assert 1.6 < 1 / at[2] < 3.0
-
-
-def test_only_saturating_decodes_double_each_other() -> None:
-    t = coefficients.tables([(LLAMA_8B, 1), (SHAPES["1B"], 1)], "a100-80g", "vllm-graph")
-
-    def demand(row: int, B: int, ctx: int) -> float:
-        c = t.cost[row]
-        return float(
-            (c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * profile.step_s(profile.row(t, row), B=B, C=B * ctx))
-        )
-
-    assert 0.9 < demand(0, 64, 8192) <= 1.02
-    assert demand(1, 1, 512) < 0.75
 
 
 def table_profile(
@@ -402,8 +364,8 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     committed = {stem: tomllib.loads(text) for stem, text in texts.items()}
     # Another CPU's linear algebra rounds otherwise: then the errors must agree to half a point, the seconds to 2 %.
     for kind in profiles.FOLDERS:
-        for op in ("gemm", "prefill", "decode"):
-            for side in ("fit", "held"):
+        for op, side in product(files[kind], ("fit", "held")):
+            if side in files[kind][op]:
                 assert files[kind][op][side] == pytest.approx(committed[kind][op][side], abs=0.005)
         rows, host = [(LLAMA_8B, 1)], quantities.host("none", kind)
         co_run = {"co_run": quantities.quantities(kind)["co_run"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.answers.notes import roofline
-from harness.calibrate import formats, profiles
-from harness.calibrate.tables import error
+from harness.calibrate import formats
 from harness.engines.costs import coefficients, experts, kernels, profile, quantities, shapes
 from harness.policy.types import Format, Sliding
 from harness.run.spec import Spec
@@ -200,25 +198,3 @@ def test_formats_without_a_quantity_keep_their_bytes() -> None:
 
 
 # ------------------------------------------------------------------ errors as committed
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("kind", "name"), [("h200", "fp8_block"), ("b200", "nvfp4"), ("a100-80g", "bf16")])
-def test_errors_of_experts_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
-    form = formats.EXPERTS[name]
-    rows = profiles.mixture(kind, form)
-    q = quantities.quantities(kind)[f"experts_{name}"]
-    predicted = formats.experts_s(q, kind, form, rows.at)
-    assert error(predicted[rows.out], rows.seconds[rows.out]) == q["held"]
-    assert q["held"]["median"] < 0.12
-    assert formats.parallel_errors(q, kind, form) == q["parallel_parts"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("kind", "name"), [("h100", "fp8"), ("a100-80g", "int4"), ("rtx-pro-6000", "nvfp4")])
-def test_errors_of_products_are_those_of_the_committed_numbers(kind: str, name: str, profiles_dir: Path) -> None:
-    rows = there(profiles.gemm(kind, formats.GEMMS[name]))
-    q = quantities.quantities(kind)[f"gemm_{name}"]
-    predicted = kernels.gemm_s(q, quantities.gpu(kind), **rows.at)
-    assert error(predicted[~rows.out], rows.seconds[~rows.out]) == q["fit"]
-    assert q["fit"]["median"] < 0.08

@@ -11,7 +11,6 @@ from harness.study import offers
 from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.there import there
-from workloads.models import model_set, sets
 
 CHAT = offers.Load(1024, 256, 0.05)
 
@@ -77,22 +76,6 @@ def test_one_offer_is_priced_by_the_tokens_asked_for() -> None:
     usd = [float(out.splitlines()[0].split("costs ")[1].split()[0]) for out in (short, long)]
     assert usd[0] < usd[1]
     assert "a request: 4000 tokens in and 256 out" in long
-
-
-@pytest.mark.parametrize("name", ["today12", "agents8", "quant3"])
-def test_sets_of_today_name_their_traffic(name: str) -> None:
-    assert name in sets()
-    models = model_set(name)
-    assert models.trace
-    assert len(models.names) == int(name[-2:] if name[-2:].isdigit() else name[-1])
-
-
-def test_today12_is_what_is_hosted() -> None:
-    shapes = [member.shape for member in model_set("today12").members]
-    assert sum(shape.experts is not None for shape in shapes) == 2
-    formats = [shape.formats and shape.formats.experts.name for shape in shapes]
-    assert "mxfp4" in formats
-    assert sum(bool(shape.formats) for shape in shapes) >= 6
 
 
 def test_a_kind_whose_name_ends_in_x_may_be_several() -> None:

@@ -83,12 +83,6 @@ def test_sms_lie_between_the_shares_that_were_measured(tmp_path: Path) -> None:
     assert profile.step_s(ON, 1, 100, 60) == pytest.approx(0.006 + 80e-6)
 
 
-def test_seconds_for_scheduling_are_those_of_the_release() -> None:
-    """MuxServe 2231480, muxserve/muxsched/placement.py, get_latency: of 7B, of 13B, of all others."""
-    assert profiled.SCHEDULING_S == {"llama-7b": 0.0001, "llama-13b": 0.00008}
-    assert profiled.OTHER_SCHEDULING_S == 0.00007
-
-
 @cases(
     ("tree", "says"),
     [

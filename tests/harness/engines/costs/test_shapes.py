@@ -76,11 +76,6 @@ def test_parameters_and_kv_bytes(name: str) -> None:
     assert kv_token_bytes(shape) == known.kv_token_bytes
 
 
-def test_page_granule_of_an_8b_is_128_mib() -> None:
-    shape = shapes()["llama-3.1-8b"]
-    assert shape.layers * 2 * (2 << 20) == 128 << 20
-
-
 @cases(("name", "tp"), product(sorted(CHECKPOINTS), (1, 2, 4, 8)))
 def test_tensor_parallel_parts_hold_the_whole(name: str, tp: int) -> None:
     shape = shapes()[name]
@@ -99,11 +94,6 @@ def test_a_model_serves_at_most_what_its_checkpoint_can() -> None:
     ids = {name: repo for repo, name in repos().items()}
     known = {name: (of.repo, of.longest) for name, of in CHECKPOINTS.items()}
     assert {name: (ids.get(name, ""), spec.max_tokens) for name, spec in dense.items()} == known
-
-
-def test_llama_3_is_llama_3_1_with_a_shorter_context() -> None:
-    old, new = shapes()["llama-3-8b"], shapes()["llama-3.1-8b"]
-    assert old._replace(name=new.name, max_tokens=new.max_tokens) == new
 
 
 def test_no_two_shapes_have_one_id() -> None:
