@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from harness.validate import idle, ranks, sort
+from harness.validate import idle, ranks
 from harness.validate.names import Skipped
 from harness.validate.ranks import Cell, Pair
 from harness.validate.validate import GROUP_AIM, furthest, groups, notes, scores, worst
@@ -64,7 +64,6 @@ def _lines(
         yield from (f"- {line}" for line in furthest(everything))
         yield ""
     yield prose["sort"]
-    yield from table(sort.rows())
     yield ""
     if shared:
         yield "## Models that share a card\n"

@@ -17,6 +17,7 @@ import numpy as np
 
 from harness.calibrate import hosts
 from harness.calibrate.rows import F8
+from harness.calibrate.tables import error
 from harness.engines.costs import quantities
 from harness.policy.types import GIB
 from harness.validate.staggered import GPU, HOST, Measured, ours, read, tpot_s
@@ -71,7 +72,7 @@ def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
 
 
 def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]:
-    """Fit the quantum, in steps of 0.1 ms, to the TPOTs of all instances; return it in s with their relative errors."""
+    """Fit the quantum, in steps of 0.1 ms, to the TPOTs of all instances; return it in s with ours / measured."""
     want = tpot_s(run.rows.assign(who="measured"), "measured", "elastic", BESIDE)
 
     def off(ms: float) -> F8:
@@ -80,7 +81,7 @@ def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]
         return error
 
     best = min((k / 10 for k in range(1, 201)), key=lambda ms: float(np.square(np.log(off(ms))).mean()))
-    return best / 1e3, off(best) - 1
+    return best / 1e3, off(best)
 
 
 def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,8 +99,8 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
         "rows": [its | {"inst": [1], "peak": list(ALONE)}],
         **{name: getattr(host, name) for name in START},
         "band": {name: _ends([getattr(split, name) for split in splits]) for name in START},
-        "fit": _errors(alone(run, host, ALONE) / want - 1),
-        "held": _errors(held / want - 1),
+        "fit": error(alone(run, host, ALONE).ravel(), want.ravel()),
+        "held": error(held.ravel(), want.ravel()),
     }
     turns = {
         "quantum_s": quantum_s,
@@ -110,15 +111,10 @@ def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any
         " of one without MPS on a GB10 (prismaquant issue 283)",
         "fitted_on": fitted_on,
         "rows": [its | {"peak": [BESIDE]}],
-        "fit": _errors(beside),
+        "fit": error(beside, np.ones(len(beside))),
     }
     return card, turns
 
 
 def _ends(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
-
-
-def _errors(off: F8) -> dict[str, float | int]:
-    numbers = np.median(np.abs(off)), np.quantile(np.abs(off), 0.95)
-    return {**dict(zip(("median", "p95"), (round(float(v), 4) for v in numbers), strict=True)), "n": off.size}

@@ -30,13 +30,6 @@ def test_no_prediction_is_edited() -> None:
         prediction.write("max-min")
 
 
-def test_it_names_every_system_of_the_campaign_at_every_rate() -> None:
-    for name in KEPT:
-        cells = prediction.cells(prediction.FOLDER / f"{name}.toml")
-        assert [(c.system, c.rate) for c in cells] == [(s, r) for r in prediction.RATES for s in prediction.SYSTEMS]
-        assert all(0 <= c.attainment <= 1 for c in cells)
-
-
 def test_the_requests_of_the_campaign_are_what_the_command_draws(tmp_path: Path) -> None:
     again, kept = schema.read(prediction.draw(tmp_path / "ramps4.parquet")), schema.read(prediction.REQUESTS)
     assert again.equals(kept)

@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
-from harness.engines.costs import quantities
-from harness.validate import names, sort, validate
+from harness.validate import names, validate
 from harness.validate.loads import Closed, Setting
 from harness.validate.measured import ENGINES, Case, read, read_all
 from harness.validate.names import UnknownName
@@ -74,15 +73,6 @@ def test_the_first_wave_counts_where_its_source_counts_it() -> None:
     every = replayed(loop.config, Closed(8, 512, 32).jobs())
     assert with_["ttft"] == pytest.approx(float(every.ttft_s.mean()))
     assert without["ttft"] == pytest.approx(float(every.ttft_s[8:].mean()))
-
-
-def test_the_page_has_steps_with_and_without_the_sort() -> None:
-    head, *rows = sort.rows()
-    assert [(row[0], row[1]) for row in rows] == [("h100", "128")] * 2 + [("b200", "256")] * 2
-    for row in rows:  # 128,256 words a sequence
-        by_ms = 1e3 * int(row[1]) * 128256 * quantities.host("vllm-0.15", row[0]).sample_s
-        assert float(row[4]) - float(row[3]) == pytest.approx(by_ms, abs=0.11)
-    assert len(head) == len(rows[0])
 
 
 def test_a_column_says_how_clients_sampled(tmp_path: Path) -> None:

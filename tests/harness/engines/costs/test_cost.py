@@ -206,14 +206,6 @@ def test_a_decode_of_32_on_32_sms_slows_as_published(kind: str, of: int, sms: in
     assert 1 / speed == pytest.approx(slowdown, rel=0.10)
 
 
-def test_few_sms_slow_large_batches_more() -> None:
-    t = coefficients.tables([(SHAPES["13B"], 1)], "a100-80g", "none")
-    at = np.array([np.interp(0.3, t.share, t.dec_rate[0, :, list(t.seqs).index(B)]) for B in (1, 64, 256)])
-    assert at[2] < at[0]
-    assert 1.5 < 1 / at[1] < 2.1
-    assert 1.6 < 1 / at[2] < 3.0
-
-
 def table_profile(
     t: Tables, sizes: Mapping[tuple[str, int], int], kind: str = "h100", shape: Shape = LLAMA_8B
 ) -> TableProfile:

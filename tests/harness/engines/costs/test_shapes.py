@@ -96,11 +96,6 @@ def test_a_model_serves_at_most_what_its_checkpoint_can() -> None:
     assert {name: (ids.get(name, ""), spec.max_tokens) for name, spec in dense.items()} == known
 
 
-def test_no_two_shapes_have_one_id() -> None:
-    named = sum(bool(of.repo) for of in CHECKPOINTS.values()) + len(checkpoints())
-    assert len(repos()) == named
-
-
 @cases(
     ("asked", "name"),
     [("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Qwen/Qwen3-14B:tp=2:dtype=fp8", "qwen-3-14b")],

@@ -116,16 +116,6 @@ def test_servers_side_by_side_slow_each_other_down_as_measured(
     assert rows.ttft_s == pytest.approx([API_S + times * step_s(0, 0, [100])] * models, abs=2e-9)
 
 
-def test_prefills_and_decode_steps_each_have_their_share(tmp_path: Path) -> None:
-    """Two prefills of half a machine each go on as if alone; two decodes of all of it take 1 + 1.5 (2 - 1) times."""
-    co_run = {"prefill": whole_table.beside(0.5, 1.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
-    path = whole_table.write(tmp_path, co_run=co_run)
-    rows = ran(path, [(0.0, k, 100, 3) for k in range(2)], 2)
-    ttft_s = API_S + step_s(0, 0, [100])
-    assert rows.ttft_s == pytest.approx([ttft_s] * 2, abs=2e-9)
-    assert rows.e2e_s == pytest.approx([ttft_s + 2.5 * (step_s(1, 101) + step_s(1, 102))] * 2, abs=4e-9)
-
-
 def test_a_prefill_and_a_decode_side_by_side_are_each_slowed_by_their_own_factor(tmp_path: Path) -> None:
     """They ask for 1.5 machines, so the same work takes each 1.5 times as long, but for their factors."""
     co_run = {"prefill": whole_table.beside(0.5, 3.0)["prefill"], "decode": whole_table.beside(1.0, 1.5)["decode"]}
@@ -167,15 +157,6 @@ def test_parts_of_a_mixture_are_those_of_the_experts_of_a_token() -> None:
     square, width = 128 * 128, 128 * (96 + 2 * 64 + 32) / 2  # a dense layer, and one of experts
     whole = 4 * square + 3 * width
     assert [*before, *after] == pytest.approx([3 * square / whole, square / whole, 2 * width / whole, width / whole])
-
-
-def test_numbers_of_four_bytes_are_twice_as_many_bytes_of_weights_and_of_kv() -> None:
-    bf16 = shape("llama-3.1-8b")
-    fp32 = shapes.in_numbers(bf16, 4)
-    assert shapes.weight_bytes(bf16) == 2 * shapes.params(bf16)
-    assert shapes.weight_bytes(fp32) == 4 * shapes.params(fp32)
-    assert shapes.kv_token_bytes(fp32) == 2 * shapes.kv_token_bytes(bf16)
-    assert shapes.in_numbers(fp32, 2) == bf16
 
 
 def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path) -> None:
