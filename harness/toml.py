@@ -32,6 +32,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from annotated_types import Ge as Ge  # noqa: PLC0414 - others import it from here
+from annotated_types import Gt as Gt  # noqa: PLC0414 - others import it from here
+from annotated_types import Le as Le  # noqa: PLC0414 - others import it from here
+from annotated_types import MinLen as MinLen  # noqa: PLC0414 - others import it from here
+
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 
@@ -39,13 +44,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, GetCoreSchemaHandler
     from pydantic_core import CoreSchema, ErrorDetails
 
-try:
-    from annotated_types import Ge as Ge  # noqa: PLC0414 - others import it from here
-    from annotated_types import Gt as Gt  # noqa: PLC0414 - others import it from here
-    from annotated_types import Le as Le  # noqa: PLC0414 - others import it from here
-    from annotated_types import MinLen as MinLen  # noqa: PLC0414 - others import it from here
-except ModuleNotFoundError:  # then `tables` alone works, which checks nothing: `make gpu` has torch and NumPy alone
-    Ge = Gt = Le = MinLen = float  # type: ignore[misc,assignment]  # bounds that nobody reads
 
 T = TypeVar("T")
 MOST_BYTES = 4 << 20

@@ -27,14 +27,6 @@ def read(path: Path, form: type[T]) -> T:
     return toml.convert(toml.tables(path), form, f"{path.name}: ")
 
 
-def shipped(path: Path, form: type[T]) -> T:
-    """Read a flat TOML file of the bench into a dataclass, without pydantic's checks.
-
-    Code that reads the file therefore needs no packages but torch and NumPy.
-    """
-    return form(**toml.tables(path))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """The source, formula and errors that every quantity of a cost table has."""

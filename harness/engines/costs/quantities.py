@@ -233,7 +233,7 @@ def _committed(kind: str) -> Toml:
 def _fault(value: Any, usual: Any, key: str = "") -> str:
     """Return which key of a GPU's file has another type than in the usual file, in words; "" if none has.
 
-    The check works without pydantic, which `make gpu` lacks.
+    A kind may state quantities of its own beside those of the usual file, so there is no form to check by.
     """
     if _type(value) != _type(usual):
         return f"{key} is {toml.shown(value)}, not {_type(usual)}"

@@ -63,7 +63,7 @@ class Work(NamedTuple):
 
 def numbers() -> Numbers:
     """Read the fitted numbers."""
-    return forms.shipped(TABLE, Numbers)
+    return forms.read(TABLE, Numbers)
 
 
 def features(net: Net, work: Work) -> list[float]:
