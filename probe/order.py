@@ -32,6 +32,8 @@ FIRST, LAST = ([row.name for row in ROWS[:8]], [row.name for row in ROWS[8:]])  
 RAMP = "--trace traces/sample/ramps4.parquet --scaling time --plan trace --set warmup_s=0 --served 1024 --gpus 1"
 JUDGED = "--slo absolute:ttft=1,tpot=0.05 --seeds 1 --no-plot -o {out}/campaign"
 SEVEN = ("static", "prism", "muxserve:plusplus", "qlm", "aegaeon", "weaver", "pdmux")
+FOUR, SHORT = "llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b", "--set window_s=16 --set warmup_s=5 --set drain_s=60"
+SOON = "--slo absolute:ttft=0.5,tpot=0.05 --seeds 1 --no-plot -o {out}/devices"
 EIGHT, SMALL = "llama-3.1-8b*4", "llama-3.2-1b*2 --drop-streams m2,m3"  # the trace has four streams
 
 
@@ -58,13 +60,9 @@ def ramp(systems: str, models: str, rate: int, engine: str = "{engine}", more: s
 
 def devices(systems: str, gpus: int, lengths: str, served: int, rate: int) -> str:
     """Return the command by which systems serve four Llamas on engine torch, `rate` requests/s a model."""
+    compare = f"{{python}} -m harness compare --engine {{devices}} --gpu {{gpu}} --gpus {gpus} --models {FOUR}"
     trace = f"aegaeon-like+rate_rps=1+lengths={lengths}+max_tokens={served}"
-    return (
-        f"{{python}} -m harness compare --engine {{devices}} --gpu {{gpu}} --gpus {gpus}"
-        f" --models llama-3.2-1b*2,llama-3.2-3b,llama-3.1-8b --systems {systems} --trace {trace} --served {served}"
-        f" --rate-scale {rate} --set window_s=16 --set warmup_s=5 --set drain_s=60 --seeds 1"
-        " --slo absolute:ttft=0.5,tpot=0.05 --no-plot -o {out}/devices"
-    )
+    return f"{compare} --systems {systems} --trace {trace} --served {served} --rate-scale {rate} {SHORT} {SOON}"
 
 
 STEPS = (

@@ -99,10 +99,10 @@ class Card(NamedTuple):
 
     gpu: str
     on: str  # the device in words
-    pool_bytes: int  # that it gave to weights and KV
+    pool_bytes: int  # bytes that it gave to weights and KV
     sms: int
     gbps: Mapping[str, float]  # its links' rates
-    measured_on: Mapping[str, str]  # the machine
+    measured_on: Mapping[str, str]
 
     @property
     def conditions(self) -> str:

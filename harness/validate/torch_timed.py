@@ -57,7 +57,7 @@ BESIDE_PROMPT, BESIDE_SEQS = 256, (1, 8)
 REPEATS, OUTPUT = 5, 20
 STARTS = 3
 TRIES = 3
-MOST_BYTES = 40 * GIB  # of a card for weights and KV
+MOST_BYTES = 40 * GIB  # a card gives no more to weights and KV
 
 QUICK = (Way(), Way(spread=True))  # loads that are repeated
 
