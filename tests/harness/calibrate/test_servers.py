@@ -204,13 +204,6 @@ def test_a_cell_that_one_round_has_is_no_loss(tmp_path: Path, monkeypatch: pytes
     assert "other rounds have it" in servers.lacking(lines, gaps)[0]
 
 
-def test_what_shows_nothing_once_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = iter([True])
-    hidden(monkeypatch, lambda servers, seqs: next(turns, False))
-    line = Rig(subject(), tmp_path).measured(Wanted("decode", {"shape": "m", "seqs": 2, "ctx": 8, "held": False}))
-    assert line.facts["tries"] == 2
-
-
 def test_without_any_decode_step_there_is_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hidden(monkeypatch, lambda servers, seqs: True)
     lines, gaps = rows_of(tmp_path)

@@ -152,11 +152,6 @@ def test_where_no_row_tells_it_the_memory_of_a_process_is_that_of_its_parts() ->
         assert 1024 * 152064 * 38 < held.mean < 1024 * 152064 * 38 + GIB  # its largest part: the sampler's
 
 
-def test_more_memory_of_a_process_is_less_for_requests() -> None:
-    small, large = (ours(SIX, "static", 30, gib * GIB, models=1)["mean_ttft_s"].iloc[0] for gib in (5, 8))
-    assert large > 1.5 * small
-
-
 def test_elastic_memory_takes_what_a_static_split_leaves_unused() -> None:
     static, elastic = (ours(SIX, name, 28, 7.5 * GIB) for name in ("static", "elastic"))
     assert len(static) == len(elastic) == SIX.models

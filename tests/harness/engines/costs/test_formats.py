@@ -61,12 +61,6 @@ def test_balanced_experts_are_touched_as_counted() -> None:
     assert experts.touched([1, 4, 16, 32, 64], 4, 128, "balanced").tolist() == [4, 16, 64, 128, 128]
 
 
-def test_a_law_of_higher_power_touches_fewer() -> None:
-    tokens = [8, 16, 32, 64]
-    of = [experts.touched(tokens, 4, 128, spread).sum() for spread in experts.SPREADS]
-    assert of[0] > of[1] > of[2]
-
-
 def test_a_steps_weights_are_those_of_the_experts_it_touches() -> None:
     oss = shape("gpt-oss-120b")
     c = coefficients.tables([(oss, 1)], "h200", HOST).cost[0]
