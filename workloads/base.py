@@ -8,16 +8,17 @@ from numpy.typing import NDArray
 from harness import spilled
 from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
+from traces.load import Trace
 from traces.prefix import picked
 from workloads.build import build, closed
 from workloads.models import ModelSet
-from workloads.picking import Assign, Rows, in_pieces
+from workloads.picking import Assign, in_pieces
 
 RARE = 100  # requests in the trace; a P95 of fewer depends on the slowest five
 DRAWN = 1000  # requests that stand in for a rare model's
 
 
-def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
+def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
     """Return the jobs on which SLO bases are measured: the trace at rate scale 1, without SLOs.
 
     A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. These come at the model's mean rate,

@@ -94,13 +94,13 @@ def parse(text: str) -> Rule:
     Raises UserError for a text in none of the module's forms, and for numbers that are not above 0.
     """
     if match := SCALED.fullmatch(text):
-        ttft_x = _above("SLO scale", float(match[1] or 1))
-        tpot_x = _above("SLO scale", float(match[2] or ttft_x))
+        ttft_x = positive("SLO scale", float(match[1] or 1))
+        tpot_x = positive("SLO scale", float(match[2] or ttft_x))
         rule: Rule = Scaled(cast("Base", match[3] or "released"), ttft_x, tpot_x, match[4] or "")
     elif match := ABSOLUTE.fullmatch(text):
-        scale = _above("SLO scale", float(match[1] or 1))
+        scale = positive("SLO scale", float(match[1] or 1))
         ttft_s, tpot_s = (float(match[k]) / (1000 if match[k + 1] == "ms" else 1) for k in (2, 4))
-        rule = Absolute(scale * _above("SLO ttft", ttft_s), scale * _above("SLO tpot", tpot_s))
+        rule = Absolute(scale * positive("SLO ttft", ttft_s), scale * positive("SLO tpot", tpot_s))
     elif text.startswith("classes:"):
         rule = _classes(Path(text.removeprefix("classes:")))
     else:
@@ -198,8 +198,3 @@ def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, st
 def _classes(path: Path) -> Classes:
     file = toml.read(path, ClassFile)
     return Classes(tuple((name, (entry.ttft_s, entry.tpot_s)) for name, entry in file.class_), file.models)
-
-
-def _above(name: str, value: float) -> float:
-    positive(name, value)
-    return value

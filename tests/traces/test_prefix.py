@@ -23,7 +23,7 @@ from harness.run.spec import Spec
 from harness.study.bases import base_specs
 from tests.cases import cases
 from tests.there import there
-from tests.workloads.test_workloads import SPAN_S, Rows, drawn, fixed, inside
+from tests.workloads.test_workloads import SPAN_S, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert
 from traces.load import Trace, of_table, trace
@@ -43,7 +43,7 @@ def of(prefix: Prefix | None, row: int) -> list[int]:
     return [int(i) for i in ids[offsets[row] : offsets[row + 1]]]
 
 
-def talks(rows: Rows, seed: int = 0) -> Rows:
+def talks(rows: Trace, seed: int = 0) -> Trace:
     """Return rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
     draw = np.random.default_rng(seed)
     chains: dict[int, list[list[int]]] = {}
@@ -228,13 +228,13 @@ def rows_of(jobs: Jobs) -> NDArray[Any]:
     return jobs.prompt_tokens - 1
 
 
-def seen(rows: Rows | Jobs) -> NDArray[np.int64]:
+def seen(rows: Trace | Jobs) -> NDArray[np.int64]:
     """Return tokens that each prompt finds in a cache without limit."""
     return seen_tokens(there(rows.prefix), rows.prompt_tokens)
 
 
 @given(shared, st.integers(0, 2**40), st.sampled_from(SCALINGS), st.floats(0, 250))
-def test_a_prompt_shares_what_its_own_past_holds(rows: Rows, seed: int, scaling: Scaling, warmup_s: float) -> None:
+def test_a_prompt_shares_what_its_own_past_holds(rows: Trace, seed: int, scaling: Scaling, warmup_s: float) -> None:
     """Whatever comes before it: never more than in the trace, and never with another model's or copy's."""
     scale = 1.0 if scaling == "none" else 2.5
     models = fixed(len(rows.models))
@@ -252,7 +252,7 @@ def test_a_prompt_shares_what_its_own_past_holds(rows: Rows, seed: int, scaling:
 
 
 @given(shared, st.integers(1, 3))
-def test_a_trace_at_its_own_stamps_shares_what_it_shares(rows: Rows, copies: int) -> None:
+def test_a_trace_at_its_own_stamps_shares_what_it_shares(rows: Trace, copies: int) -> None:
     """Also in the second lap, which begins anew, and in copies at once, none of which shares with another."""
     models = fixed(len(rows.models))
     alone = build(rows, models, scaling="none", warmup_s=10.0, window_s=2 * SPAN_S)

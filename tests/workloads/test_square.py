@@ -18,10 +18,10 @@ from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from tests.workloads.test_workloads import drawn
 from traces import drawing
-from traces.load import trace
+from traces.load import Trace, trace
 from workloads.build import build
 from workloads.models import model_set, sets, shapes
-from workloads.picking import FOLDED_S, Rows, assigned, square_seeds, window_fold
+from workloads.picking import FOLDED_S, assigned, square_seeds, window_fold
 from workloads.square import ALIKE, dealt, latin, size_classes, square_order, weights_of
 
 SETS = ("aegaeon", "heavy8", "light8", "prism18", "tp4")
@@ -59,11 +59,11 @@ def test_weights_are_those_that_memory_is_priced_by(name: str) -> None:
     assert 2 * weights_of(shapes()[name]) == pytest.approx(weight_bytes(shapes()[name]), rel=1e-3)
 
 
-def hyperbolic(models: int) -> Rows:
+def hyperbolic(models: int) -> Trace:
     return load_trace(f"hyperbolic-like+models={models}")
 
 
-def owners(rows: Rows, name: str, seed: int) -> dict[tuple[str, float], int]:
+def owners(rows: Trace, name: str, seed: int) -> dict[tuple[str, float], int]:
     """Return the model of each stream."""
     assignment = assigned(rows, model_set(name), seed, "square")
     assert assignment.rule == "square"
