@@ -71,9 +71,9 @@ def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> p
     The columns of request ids and of request states are searched by usual names too. Rows whose state is a failure, and
     rows that repeat the id of an earlier row, are left out and counted in `dropped`.
     """
-    given = dict(columns or {})
-    more = {key: name for key, name in usual.optional(names_of(path)).items() if key not in given}
-    return convert(path, given | more, **how)
+    with reading(path):
+        more = usual.optional(names_of(path))
+    return convert(path, more | dict(columns or {}), **how)
 
 
 def canonical(

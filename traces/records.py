@@ -1,7 +1,7 @@
 """Any file of a log as records: JSON in whatever arrangement, CSV and Parquet, also under gzip.
 
-What a file holds is told by its first bytes, not by its name. Each record has its place: the line where it begins, or
-the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
+A file's first bytes decide what it holds, or the ending of a Parquet's name. Each record has its place: the line where
+it begins, or the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ NO_VLLM_TEXT = (
 )
 DUMP = re.compile(r"--|PGDMP|(COPY|INSERT INTO|SET|CREATE)\s", re.IGNORECASE)
 NO_DUMP = "a PostgreSQL dump, which is not read: psql -c '\\copy \"TABLE\" to log.csv csv header' writes a table as CSV"
+PARQUET = frozenset({".parquet", ".pq"})
 PICKLES = frozenset({".pkl", ".pickle"})
 NO_PICKLE = (
     "a pickle, which is not read, as reading runs code: load it where you trust it, and write its records as CSV or "
@@ -70,7 +71,7 @@ def kind(path: Path) -> str:
 
 
 def _kind(path: Path, head: bytes) -> str:
-    if head.startswith(b"PAR1"):
+    if head.startswith(b"PAR1") or path.suffix in PARQUET:
         return "parquet"
     if head.startswith(b"\x80") or path.suffix in PICKLES:
         raise UserError(f"{path}: {NO_PICKLE}")
@@ -152,7 +153,7 @@ def _unwrapped(path: Path, line: int, value: Any) -> Iterator[tuple[int, Record]
 
 
 def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_once)
     at, line = 0, 1
     blank = re.compile(r"[\s,]*")
     while (values_of := blank.match(text, at)) and (begin := values_of.end()) < len(text):
@@ -160,10 +161,20 @@ def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         try:
             value, at = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            where = line + (text.count("\n", begin, error.pos) if isinstance(error, json.JSONDecodeError) else 0)
+            end = error.pos if isinstance(error, json.JSONDecodeError) else begin
+            where = line + text[begin:end].rstrip().count("\n")  # a cut line ends before the error
             raise UserError(f"{path}:{where}: not JSON: {str(error)[:SAID]}") from None
         yield line, value
         line += text.count("\n", begin, at)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object from its pairs. Raises ValueError for a key that occurs twice."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
+    return record
 
 
 def _object(path: Path, line: int, value: Any) -> Record:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from harness import spilled
 from harness.policy.types import UserError
+from traces.guarded import reading
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 REQUIRED = {
@@ -68,9 +68,13 @@ def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
     arrays = [_array(columns[name], kind) for name, kind in fields]
     schema = pa.schema(
         [pa.field(name, kind, nullable=name in OPTIONAL) for name, kind in fields],
-        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())},
+        _encoded(meta),
     )
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _encoded(meta: Mapping[str, Any]) -> dict[bytes, bytes]:
+    return {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
 
 
 def write(rows: pa.Table, path: Path) -> None:
@@ -103,7 +107,7 @@ def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: floa
 
 def read(path: Path) -> pa.Table:
     """Read a canonical Parquet; UserError if the file is not one."""
-    with _readable(path):
+    with reading(path):
         rows = pq.read_table(path)
         rows.validate(full=True)
     _canonical(path, rows.schema)
@@ -137,7 +141,7 @@ def long(path: Path) -> Form | None:
 
 def pieces(path: Path) -> Iterator[pa.Table]:
     """Yield a canonical Parquet in pieces of rows, with the required columns and `src_row`; UserError as for `read`."""
-    with _readable(path), pq.ParquetFile(path) as file:
+    with reading(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):  # one iteration over all groups would read ahead without bound
             for batch in file.iter_batches(spilled.PIECE, row_groups=[group], columns=names):
@@ -145,19 +149,9 @@ def pieces(path: Path) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {_first(error)}") from None
-
-
 def _canonical(path: Path, form: pa.Schema) -> None:
     """Raise UserError where columns are missing or of another type."""
-    with _readable(path):
+    with reading(path):
         names = form.names  # some may not be UTF-8
     for name in REQUIRED:
         if name not in names:
@@ -174,9 +168,7 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)
-    return rows.replace_schema_metadata(
-        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
-    )
+    return rows.replace_schema_metadata(_encoded(meta))
 
 
 def foreign(path: Path) -> bool:
@@ -189,10 +181,6 @@ def foreign(path: Path) -> bool:
     except (OSError, ValueError, MemoryError, pa.ArrowException):
         return False
     return "arrival_ns" in names or not names & {*REQUIRED} - {"model", "prompt_tokens"}
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def metadata(rows: pa.Table) -> dict[str, Any]:
