@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
@@ -51,13 +50,9 @@ def read(path: Path, columns: Mapping[str, str]) -> Source:
         case "parquet":
             _has(path, wanted, pq.read_schema(path).names)
             table = pq.read_table(path, columns=wanted)
-            return _placed(path, {name: table[name].combine_chunks() for name in wanted}, np.arange(len(table)) + 1)
+            return Source(path, {name: table[name].combine_chunks() for name in wanted}, np.arange(len(table)) + 1)
     lines, rows = zip(*records.records(path), strict=True)
-    return _placed(path, _columns(path, lines, rows, wanted), np.asarray(lines, np.int64))
-
-
-def _placed(path: Path, columns: Mapping[str, pa.Array], lines: NDArray[np.int64]) -> Source:
-    return Source(columns, lambda row: f"{path}:{lines[row]}", lambda rows: lines[rows])
+    return Source(path, _columns(path, lines, rows, wanted), np.asarray(lines, np.int64))
 
 
 def _csv(path: Path, wanted: list[str]) -> Source:
@@ -86,7 +81,7 @@ def _csv(path: Path, wanted: list[str]) -> Source:
     while end and not any(rows[name][end - 1].as_py() for name in wanted):
         end -= 1  # blank lines at the end; elsewhere they are errors
     columns = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
-    return _placed(path, columns, np.arange(end) + 2)
+    return Source(path, columns, np.arange(end) + 2)
 
 
 def _header(path: Path) -> list[str]:

@@ -78,15 +78,9 @@ def read(
         del columns["model"]
     unblocked = columns["prefix_hashes"].value_lengths().to_pylist().count(0) if "prefix_hashes" in columns else 0
     named = {key: names.get(key, (key,))[0] for key in columns}
-    place = np.asarray(places, np.int64)
-    source = Source(
-        {named[key]: values for key, values in columns.items()},
-        lambda row: f"{path}:{place[row]}",
-        lambda rows: place[rows],
-    )
+    source = Source(path, {named[key]: values for key, values in columns.items()}, np.asarray(places, np.int64))
     how: dict[str, Any] = {"time_unit": "s", "sort": True} | known
     return convert.canonical(
-        path,
         source,
         named,
         **how,
