@@ -210,7 +210,7 @@ def _sound(source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dic
         elif key == "arrival_s":
             wrong = ~_are_times(values, unit) & ~blank
         else:
-            numbers = _floats(values)
+            numbers = usual.floats(values)
             zero = ~blank & (numbers == 0)
             blank |= zero
             wrong = ~blank & ~((numbers >= 1) & (numbers <= checks.MOST_TOKENS) & (numbers == np.floor(numbers)))
@@ -228,33 +228,13 @@ def _blank(values: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(empty, bool)
 
 
-def _floats(values: pa.Array) -> NDArray[np.float64]:
-    """Return values as numbers, with NaN for values that are not numbers."""
-    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
-    with suppress(pa.ArrowException):
-        return np.asarray(pc.utf8_trim_whitespace(values).cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-
-    def number(value: Any) -> float:
-        try:
-            return float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            return float("nan")
-
-    return np.array([number(value) for value in values.to_pylist()], np.float64)
-
-
 def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
     if unit == "datetime":
         return ~_stamps(values).isna().to_numpy()
     if unit == "clock":
-        return np.asarray(
-            pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False).to_numpy(
-                zero_copy_only=False
-            ),
-            bool,
-        )
-    numbers = _floats(values)
+        fits = pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False)
+        return np.asarray(fits.to_numpy(zero_copy_only=False), bool)
+    numbers = usual.floats(values)
     return np.isfinite(numbers) & (numbers >= 0)
 
 
@@ -274,8 +254,8 @@ def _times(
     elif pa.types.is_temporal(raw.type):
         raise UserError(f'{source.where(0)}: column "{column}" holds dates (--time-unit datetime)')
     else:
-        name = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}[unit]
-        when = _numbers(source, column, pa.float64(), f"not a time in {name} ({HELP}; {DROP})") / PER_SECOND[unit]
+        why = f"not a time in {usual.UNIT_NAMES[unit]} ({HELP}; {DROP})"
+        when = _numbers(source, column, pa.float64(), why) / PER_SECOND[unit]
         checks.times(when, source.where, column, DROP)
     if not sort:
         dated = np.array(raw.to_pylist(), object) if unit in {"datetime", "clock"} else None

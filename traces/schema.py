@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,11 +209,8 @@ def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any,
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
-    digest = sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
