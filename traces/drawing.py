@@ -77,19 +77,13 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
     """Make a canonical table of a generator's draw; `fit` is the verdict on how near the generator is to its target."""
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
-    columns = {
-        "request_id": np.arange(len(drawn.arrival_s), dtype=np.uint64),
-        "arrival_s": drawn.arrival_s,
-        "model": pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string())),
-        "prompt_tokens": drawn.prompt_tokens,
-        "output_tokens": drawn.output_tokens,
-    }
+    model = pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string()))
     meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
     meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
     meta |= {"timestamp_resolution_s": None}
     meta |= {"ordered": True} if p.name in SIZED or p.rates else {}
     meta |= {"fit": fit} if fit else {}
-    return schema.table(columns, meta)
+    return schema.requests(drawn.arrival_s, model, drawn.prompt_tokens, drawn.output_tokens, meta)
 
 
 def _loop(p: Preset, seed: int) -> Drawn:

@@ -88,21 +88,12 @@ def write(rows: pa.Table, path: Path) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
-def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: float, note: str) -> Path:
-    """Write drawn requests, in order of arrival, to a file of a synthetic trace; return its path, which gives the name.
-
-    `lengths` has the prompt and output tokens: (requests, 2).
-    """
-    columns = {
-        "request_id": np.arange(len(arrival_s)),
-        "arrival_s": arrival_s,
-        "model": models,
-        "prompt_tokens": lengths[:, 0],
-        "output_tokens": lengths[:, 1],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(table(columns, {"name": path.stem, "tier": "synthetic", "span_s": span_s, "note": note}), path)
-    return path
+def requests(
+    arrival_s: Any, model: Any, prompt_tokens: Any, output_tokens: Any, meta: Mapping[str, Any], **more: Any
+) -> pa.Table:
+    """Make a canonical table of requests in order of arrival, which are numbered in this order."""
+    columns = {"request_id": np.arange(len(arrival_s), dtype=np.uint64), "arrival_s": arrival_s, "model": model}
+    return table(columns | {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens} | more, meta)
 
 
 def read(path: Path) -> pa.Table:

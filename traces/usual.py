@@ -88,8 +88,8 @@ def served(status: Any) -> bool:
     denying a failure, as "no error", counts too.
     """
     text = "" if status is None else str(status).strip()
-    if (number := _number(text.partition(" ")[0])) is not None:
-        return number == 0 or 200 <= number < 300
+    if (code := number(text.partition(" ")[0])) is not None:
+        return code == 0 or 200 <= code < 300
     plain = _plain(text)
     return plain.startswith(DENIED) or not any(word in plain for word in UNSERVED)
 
@@ -137,10 +137,11 @@ def floats(values: pa.Array) -> NDArray[np.float64]:
     with suppress(pa.ArrowException):
         plain = pc.utf8_trim_whitespace(values) if pa.types.is_string(values.type) else values
         return np.asarray(plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
-    return np.array([_number(value) for value in values.to_pylist()], np.float64)  # None becomes NaN
+    return np.array([number(value) for value in values.to_pylist()], np.float64)  # None becomes NaN
 
 
-def _number(text: Any) -> float | None:
+def number(text: Any) -> float | None:
+    """Return a value as a number; None if it is not one, or a truth value."""
     try:
         return None if isinstance(text, bool) else float(text)
     except (TypeError, ValueError, OverflowError):
