@@ -6,7 +6,6 @@ It separates a system's use of memory from the effect of its placement of models
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,10 +14,8 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from harness import toml
-from harness.loop.guard import guarded
 from harness.policy import mix
 from harness.policy.actions import Action, Load
-from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
 from harness.run.floors import FLOORS
@@ -89,10 +86,5 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
 @lru_cache(64)
 def begun(spec: Spec) -> tuple[Action, ...]:
     """Return the actions with which a system begins. Raises Infeasible, Unsupported, and Failed for its faults."""
-    setup = Setup(spec)
     with blamed(spec):
-        policy, engine = setup.policy, setup.engine
-        with closing(engine):
-            engine.ready()
-            with guarded():
-                return tuple(policy.on(Woke("start"), engine.view()))
+        return Setup(spec).begun()
