@@ -16,7 +16,7 @@ from traces.arrivals import rng
 from traces.load import Trace, log
 from traces.prefix import picked
 from workloads.models import ModelSet, shape
-from workloads.square import dealt, square_order
+from workloads.square import dealt, size_classes
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -84,7 +84,7 @@ def square_seeds(trace: Trace, models: ModelSet) -> int:
     This is the number of size classes in the set. It is twice that where even and odd seeds replay different halves of
     a trace: seeds 2k and 2k + 1 then use the same row of the square, so that each half has a whole square.
     """
-    return square_order(models) * (2 if _halved(trace) else 1)
+    return len(size_classes(models)) * (2 if _halved(trace) else 1)
 
 
 def _named(trace: Trace, models: ModelSet, seed: int) -> Assignment:
@@ -160,15 +160,11 @@ class Picked(NamedTuple):
 
     def only(self, kept: I8) -> Picked:
         """Select the rows at the indices `kept`."""
+        columns = ("arrival_s", "model", "turn", "prompt_tokens", "output_tokens", "lap")
         return self._replace(
-            arrival_s=self.arrival_s[kept],
-            model=self.model[kept],
-            turn=self.turn[kept],
-            prompt_tokens=self.prompt_tokens[kept],
-            output_tokens=self.output_tokens[kept],
+            **{name: getattr(self, name)[kept] for name in columns},
             tenant=None if self.tenant is None else self.tenant[kept],
             prefix=self.prefix and picked(self.prefix, kept),
-            lap=self.lap[kept],
         )
 
 

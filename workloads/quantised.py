@@ -36,6 +36,8 @@ FORMATS: Mapping[str, Format] = {
 KV_FORMATS = ("bf16", "fp8")
 LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt", "bitsandbytes")
+ALGORITHMS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK": "fp8_block",
+              "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "MXFP4": "mxfp4", "": "bf16"}  # fmt: skip
 MOST_CHARS, MOST_REPEATS, MOST_CHOICES = 1000, 3, 8  # of a regular expression, but for its last .*
 HEAD = "lm_head"  # vLLM quantises it only if the config says so; else it has 16 bits
 NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 values, 32 for 256 of those
@@ -187,21 +189,11 @@ def _integer(bits: Any, group: Any, wrong: Callable[[str], UserError], zeros: bo
 
 def _modelopt(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Format:
     algorithm = str(stated.get("quant_algo") or "").upper()
-    match algorithm:
-        case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
-            return FORMATS["fp8"]
-        case "FP8_PB_WO" | "FP8_BLOCK":
-            return FORMATS["fp8_block"]
-        case "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ":
-            return FORMATS["nvfp4"]
-        case "W4A16_AWQ" | "W4A8_AWQ" | "INT4_AWQ":
-            return _integer(4, stated.get("group_size", 128), wrong)
-        case "MXFP4":
-            return FORMATS["mxfp4"]
-        case "":
-            return PLAIN
-        case _:
-            raise wrong(f"quant_algo {algorithm} is not known (FP8, FP8_PB_WO, NVFP4, W4A16_AWQ, MXFP4)")
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"):
+        return _integer(4, stated.get("group_size", 128), wrong)
+    if algorithm not in ALGORITHMS:
+        raise wrong(f"quant_algo {algorithm} is not known (FP8, FP8_PB_WO, NVFP4, W4A16_AWQ, MXFP4)")
+    return FORMATS[ALGORITHMS[algorithm]]
 
 
 def _compressed(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Format:

@@ -117,11 +117,6 @@ def by_request(text: str) -> bool:
     return match is not None and match[3] == "solo"
 
 
-def is_base(text: str) -> bool:
-    """Tell whether a text is a base without a scale: `P95`, `P95@l40s`, `solo`, `released`."""
-    return text.partition("@")[0] in BASES
-
-
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
     """Return the text of the SLO rule with its scale; if `text` is None, the usual rule of the model set.
 
@@ -137,24 +132,16 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 def in_full(text: str, scale: float | None = None) -> str:
     """Return a rule's text with its scale written out: `5xP95` for `P95`.
 
-    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError as `scaled` does.
+    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError for a rule that has no scale,
+    unless the scale is 1.
     """
-    return scaled(text, scale if scale is not None else USUAL_SCALE if is_base(text) else 1.0)
-
-
-def scaled(base: str, scale: float) -> str:
-    """Return the rule that is `scale` times a base; a rule that cannot be scaled is returned as it is.
-
-    Raises UserError for such a rule unless the scale is 1.
-    """
-    positive("SLO scale", scale)
-    if base.startswith("absolute:"):
-        return base if scale == 1 else f"{scale:g}x{base}"
-    if is_base(base):
-        return f"{scale:g}x{base}"
+    bare = text.partition("@")[0] in BASES
+    scale = positive("SLO scale", scale if scale is not None else USUAL_SCALE if bare else 1.0)
+    if bare or (text.startswith("absolute:") and scale != 1):
+        return f"{scale:g}x{text}"
     if scale != 1:
-        raise UserError(f'SLO "{base}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')
-    return base
+        raise UserError(f'SLO "{text}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')
+    return text
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:

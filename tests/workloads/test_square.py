@@ -22,7 +22,7 @@ from traces.load import Trace, trace
 from workloads.build import build
 from workloads.models import model_set, sets, shapes
 from workloads.picking import FOLDED_S, assigned, square_seeds, window_fold
-from workloads.square import ALIKE, dealt, latin, size_classes, square_order, weights_of
+from workloads.square import ALIKE, dealt, latin, size_classes, weights_of
 
 SETS = ("aegaeon", "heavy8", "light8", "prism18", "tp4")
 
@@ -75,7 +75,7 @@ def test_over_a_square_each_busy_stream_meets_each_size_class_once(name: str) ->
     models = model_set(name)
     rows = hyperbolic(len(models.members))
     n = square_seeds(rows, models)
-    assert n == square_order(models) == len(size_classes(models))
+    assert n == len(size_classes(models))
     size_of = {k: size for size, group in enumerate(size_classes(models)) for k in group}
     popular = Counter(rows.models[k] for k in rows.model)
     for square in (0, 1, 7):
@@ -99,7 +99,7 @@ def test_streams_beyond_the_square_go_anywhere() -> None:
 
 def test_a_set_of_one_size_is_a_square_of_one_seed() -> None:
     models = load_models("llama-3.2-1b*4")
-    assert square_order(models) == 1
+    assert len(size_classes(models)) == 1
     orders = {tuple(dealt(models, number)) for number in range(30)}
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
@@ -108,7 +108,7 @@ def test_a_set_of_one_size_is_a_square_of_one_seed() -> None:
 def test_the_square_crosses_the_halves_of_a_replayed_trace() -> None:
     """Seeds 2k and 2k + 1 deal alike and replay a half each, so either half has whole squares by itself."""
     rows, models = drawn(900, streams=8), model_set("light8")
-    assert square_seeds(rows, models) == 2 * square_order(models) == 6
+    assert square_seeds(rows, models) == 2 * len(size_classes(models)) == 6
     by_row: dict[tuple[tuple[str, float], ...], set[int | None]] = {}
     for seed in range(6):
         of = assigned(rows, models, seed, "square").streams
@@ -145,7 +145,7 @@ def test_every_shipped_set_has_an_order() -> None:
     }
     by_order: dict[int, list[str]] = {}
     for name in sets():
-        by_order.setdefault(square_order(model_set(name)), []).append(name)
+        by_order.setdefault(len(size_classes(model_set(name))), []).append(name)
     assert by_order == names
 
 
