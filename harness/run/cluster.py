@@ -53,7 +53,7 @@ def named(text: str) -> Cluster:
 
 
 class Cluster:
-    """An executor (`executor.Executor`) on Ray; it connects when the first tasks come."""
+    """An executor of runs on Ray; it connects when the first tasks come. `slots` is how many run at once."""
 
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
@@ -61,18 +61,16 @@ class Cluster:
         self.address = address
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
-        self._slots = 1
+        self.slots = 1
         self._queue: list[list[Task]] = []
         self._out = Path()
         self._temporary: Path | None = None
 
-    @property
-    def slots(self) -> int:
-        """See Executor."""
-        return self._slots
-
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
+        """Take tasks whose runs are to be stored below `out`, in order of importance.
+
+        Raises UserError for a run in real time, and where the cluster cannot be reached.
+        """
         if real := next((task.spec.engine for task in tasks if fields.asked(task.spec.engine).name != "sim"), None):
             raise UserError(f"--executor is for the simulator, and {real} runs in real time on this machine")
         out.mkdir(parents=True, exist_ok=True)
@@ -81,14 +79,18 @@ class Cluster:
         self._queue = self._batches(tasks)
 
     def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """See Executor."""
+        """Yield each task that was run with its failures, until all are done.
+
+        Tasks of systems in `failed`, which may grow, are left out. If the caller stops early or an error occurs, all
+        tasks end. Raises a run's own errors, and UserError where processes or machines are lost for good.
+        """
         token = f".shared-{secrets.token_hex(8)}"
         (self._out / token).touch()
         sent: dict[int, list[Task]] = {}
         number = 0
         try:
             while self._queue or sent:
-                while self._queue and len(sent) < AHEAD * self._slots:
+                while self._queue and len(sent) < AHEAD * self.slots:
                     tasks = [task for task in self._queue.pop(0) if task.spec.label not in failed]
                     if tasks:
                         number += 1
@@ -104,7 +106,7 @@ class Cluster:
             (self._out / token).unlink(missing_ok=True)
 
     def shutdown(self) -> None:
-        """See Executor."""
+        """End all processes."""
         pipe, process, self._pipe, self._process = self._pipe, self._process, None, None
         if pipe is not None and process is not None:
             with suppress(OSError):
@@ -139,9 +141,8 @@ class Cluster:
         self._process = context.Process(target=driver.main, args=(theirs, place, str(self._log)), daemon=True)
         self._process.start()
         theirs.close()
-        word, slots = self._received()
+        word, self.slots = self._received()
         assert word == "slots"
-        self._slots = slots
 
     @property
     def _staged(self) -> Path:
@@ -178,7 +179,7 @@ class Cluster:
         """Cut tasks, longest first, into batches."""
         costs = Costs.of(self._out)
         seconds = [costs.cpu_s(task.spec) for task in tasks]
-        most_s = min(BATCH_S, sum(seconds) / (SHARES * self._slots))
+        most_s = min(BATCH_S, sum(seconds) / (SHARES * self.slots))
         batches: list[list[Task]] = []
         room_s = 0.0
         for task, each_s in sorted(zip(tasks, seconds, strict=True), key=lambda pair: -pair[1]):

@@ -128,9 +128,7 @@ GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
     ("row", "says"),
     [
         ("12:04:99,1,1,a", 'column "t" is "12:04:99", not a time in seconds (bench trace convert --help lists'),
-        ("inf,1,1,a", 'column "t" is inf, not a finite time'),
         ("0.15,1,1,a", 'column "t" is 0.15, earlier than the row before (--sort'),
-        ("0.3,0,1,a", 'column "in" is 0, no tokens at all (--drop-bad'),
         ("0.3,1,1", "3 columns, the header has 4"),
         ("0.3,1,1,a,b", "5 columns, the header has 4"),
     ],

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.engines.costs.shapes import kv_token_bytes
-from harness.policy.types import GIB, Jobs, Prefix, UserError
+from harness.policy.types import Jobs, Prefix, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
@@ -31,7 +30,6 @@ from traces.prefix import numbered, picked, seen_tokens
 from traces.stats import stats
 from workloads.base import base
 from workloads.build import SCALINGS, Scaling, build
-from workloads.models import shape
 
 BLOCK = 4  # tokens of a block of the traces drawn here
 MOONCAKE = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
@@ -95,22 +93,6 @@ def lru_tokens(prefix: Prefix, prompt_tokens: NDArray[Any], output_tokens: NDArr
 
 def chains(*rows: list[int], block_tokens: int = 32) -> Prefix:
     return Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
-
-
-@cases(
-    ("blocks", "hits"),
-    [
-        # a: 64 tokens and 1 of output, 4 blocks; b: the same and 32 more, 6 blocks; c: 64 others; a again
-        (20, [0, 64, 0, 48]),  # of a again all but the last block, in which is the last token
-        (8, [0, 64, 0, 48]),  # b's last two blocks, and two never used, are the first of the queue: c takes these
-        (7, [0, 64, 0, 48]),  # c takes one more, the 4th of the chain, which would have been computed again
-        (6, [0, 64, 0, 32]),  # and one more, the 3rd: the tail of a chain goes first
-    ],
-)
-def test_the_tail_of_a_chain_is_the_first_to_go(blocks: int, hits: list[int]) -> None:
-    prefix = chains([0, 1], [0, 1, 2], [3, 4], [0, 1])
-    prompt, output = np.array([64, 96, 64, 64]), np.array([1, 1, 1, 1])
-    assert lru_tokens(prefix, prompt, output, blocks) == hits
 
 
 @given(st.integers(1, 60), st.integers(0, 99))
@@ -328,17 +310,6 @@ def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
     s = stats(synthetic)
     assert (synthetic.tier, s["requests"], s["block_tokens"]) == ("synthetic", 3993, 512)
     assert s["hit_share"] == pytest.approx(0.6504, abs=5e-5)
-
-
-@pytest.mark.full
-def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) -> None:
-    """Llama-3.1-8B, each request ended before the next comes: what the simulator must find, to the token."""
-    prefix, prompt = there(conversation.prefix), conversation.prompt_tokens
-    blocks = 50 * GIB // (16 * kv_token_bytes(shape("llama-3.1-8b")))
-    assert blocks == 25_600
-    hit_tokens = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
-    assert (hit_tokens <= seen_tokens(prefix, prompt)).all()
-    assert int(hit_tokens.sum()) == 6_362_656  # of 144,793,823: it holds 34 prompts, or what comes in 10 s
 
 
 # ---------------------------------------------------------------- requests of any length

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ from hypothesis import strategies as st
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.run.setup import load_models, load_trace
-from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from tests.workloads.test_workloads import drawn
 from traces import drawing
-from traces.load import Trace, trace
+from traces.load import Trace
 from workloads.build import build
-from workloads.models import model_set, sets, shapes
+from workloads.models import model_set, shapes
 from workloads.picking import FOLDED_S, assigned, square_seeds, window_fold
 from workloads.square import ALIKE, dealt, latin, size_classes, weights_of
 
@@ -127,28 +125,3 @@ def test_jobs_follow_the_square() -> None:
         owner = owners(rows, "light8", seed)
         got = np.bincount(jobs.model, minlength=8)
         assert all(got[k] == counts[rows.models.index(stream)] for (stream, _), k in owner.items())
-
-
-def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
-    arena, models = trace("arena-chat"), model_set("prism18")
-    streams = assigned(arena, models, 3, "square").streams
-    assert sorted(streams) == sorted(assigned(arena, models).streams)
-
-
-def test_every_shipped_set_has_an_order() -> None:
-    names = {
-        1: ["eight8b", "llama-3.1-8b-tp8", "llama-3.3-70b-tp8", "weaver", "weaver-tp2"],
-        2: ["aegaeon", "tp4"],
-        3: ["heavy8", "light8", "prism18", "quant3"],
-        4: ["agents8"],
-        6: ["prism58", "today12"],
-    }
-    by_order: dict[int, list[str]] = {}
-    for name in sets():
-        by_order.setdefault(len(size_classes(model_set(name))), []).append(name)
-    assert by_order == names
-
-
-def test_it_is_a_field_of_a_spec() -> None:
-    spec = Spec("static", assign="square")
-    assert from_dict(as_dict(spec)) == spec

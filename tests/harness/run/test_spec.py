@@ -89,12 +89,6 @@ def test_a_stored_run_of_an_earlier_release_is_read() -> None:
     assert stored(as_dict(Spec("static"))) == Spec("static")
 
 
-def test_the_text_has_no_spaces_and_sorted_keys() -> None:
-    text = canonical(Spec("static"))
-    assert " " not in text
-    assert list(json.loads(text)) == sorted(json.loads(text))
-
-
 @cases(
     ("system", "preset", "options", "label"),
     [
