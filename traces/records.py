@@ -55,9 +55,7 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
     If the file is a table, only the columns in `fields` are read. Raises UserError if the file cannot be read.
     """
     with reading(path):
-        with opened(path) as file:
-            head = file.read(HEAD_BYTES)
-        every = _of_kind(path, head, fields)
+        every = _of_kind(path, fields)
         if (first := next(every, None)) is None:
             raise UserError(f"{path}: no rows")
         yield first
@@ -67,10 +65,7 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
 def kind(path: Path) -> str:
     """Return the kind of a file: parquet, json or csv. Raises UserError for a file that no reader can read."""
     with reading(path), opened(path) as file:
-        return _kind(path, file.read(HEAD_BYTES))
-
-
-def _kind(path: Path, head: bytes) -> str:
+        head = file.read(HEAD_BYTES)
     if head.startswith(b"PAR1") or path.suffix in PARQUET:
         return "parquet"
     if head.startswith(b"\x80") or path.suffix in PICKLES:
@@ -85,15 +80,15 @@ def _kind(path: Path, head: bytes) -> str:
     return "json" if text[0] in "{[" else "csv"
 
 
-def _of_kind(path: Path, head: bytes, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
-    what = _kind(path, head)
-    if what == "parquet":
-        yield from _parquet(path, fields)
-    elif what == "json":
-        yield from _json(path)
-    else:
-        with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-            yield from _csv(path, text, fields)
+def _of_kind(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    match kind(path):
+        case "parquet":
+            yield from _parquet(path, fields)
+        case "json":
+            yield from _json(path)
+        case _:
+            with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+                yield from _csv(path, text, fields)
 
 
 def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:

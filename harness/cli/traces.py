@@ -179,8 +179,9 @@ def convert(
     Of a log only stamps, counts, names of models and keyed hashes of sessions and prompt blocks are read. Ids of the
     blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
-    from traces import chosen, deal, schema
     from traces import convert as converter
+    from traces import deal, schema
+    from traces.kept import changed
 
     if empty is not None:
         click.echo("--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did", err=True)
@@ -201,12 +202,7 @@ def convert(
         report = f"{source.name} read as a log of {reader}{readers.summary(schema.metadata(rows))}"
     else:
         rows, report = readers.converted(source, **given)
-    if (streams := chosen_streams(click.get_current_context())) is not None:
-        rows, note = chosen.of(rows, streams)
-        report += f"; {note}" if note else ""
-    if how is not None:
-        rows, note = deal.dealt(rows, how)
-        rows, report = schema.noted(rows, note), f"{report}; {note}"
+    rows, report = changed(rows, report, how, chosen_streams(click.get_current_context()))
     schema.write(rows, out)
     span_s = schema.metadata(rows)["span_s"]
     click.echo(report)

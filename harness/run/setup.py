@@ -119,9 +119,6 @@ class Setup:
             most = 1 << (self.trace.longest_tokens - 1).bit_length()
         return self.models.serving(most)
 
-    def _longest(self) -> int:
-        return max(m.shape.max_tokens for m in self.served.members)
-
     @property
     def realism(self) -> str | None:
         """A verdict on how near a synthetic trace is to its target, for the models' streams; None if not measured."""
@@ -155,8 +152,9 @@ class Setup:
             usual = [servers.bench()]
         else:
             tp = max(m.tp for m in self.models.members)
+            longest = max(m.shape.max_tokens for m in self.served.members)
             cards = (quantities.gpu(kind, spec.table) for kind in mix.names(spec.gpu))
-            usual = [servers.settings(spec.host, card, tp, self._longest) for card in cards]
+            usual = [servers.settings(spec.host, card, tp, longest) for card in cards]
         parts = zip(*usual, strict=True)
         least = servers.Settings._make(None if None in each else min(each) for each in parts)
         if spec.mem_fraction is not None:
@@ -442,13 +440,12 @@ def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
 
 def _models(name: str, table: str | None, sampling: str) -> ModelSet:
     models, measured = load_models(name), quantities.machine(table)
-    if sampling == "greedy":
-        members = (replace(member, shape=member.shape._replace(sampled=False)) for member in models.members)
-        models = replace(models, members=tuple(members))
-    if measured is None:
-        return models
-    members = (replace(member, shape=measured.served(member.shape)) for member in models.members)
-    return replace(models, members=tuple(members))
+
+    def served(shape: Shape) -> Shape:
+        shape = shape._replace(sampled=False) if sampling == "greedy" else shape
+        return shape if measured is None else measured.served(shape)
+
+    return replace(models, members=tuple(replace(m, shape=served(m.shape)) for m in models.members))
 
 
 @lru_cache(16)
