@@ -147,7 +147,7 @@ def _of_file(path: Path) -> Trace:
     if path.suffix == ".parquet":
         try:
             if (long := schema.long(path)) is not None:
-                return _of_pieces(long, schema.pieces(path), str(path))
+                return _of_pieces(*long, schema.pieces(path), str(path))
             return of_table(schema.read(path), str(path))
         except UserError:
             if not schema.foreign(path):
@@ -296,7 +296,7 @@ def listing() -> list[dict[str, Any]]:
 
 def of_table(rows: pa.Table, source: str) -> Trace:
     """Make a trace of a canonical table. Its rows are checked again, as the table may come from any file."""
-    made = _of_pieces(schema.Form(rows.schema, rows.num_rows), [rows], source)
+    made = _of_pieces(rows.schema, rows.num_rows, [rows], source)
     tenant = _codes(rows["tenant"]) if "tenant" in rows.column_names and not rows["tenant"].null_count else None
     if tenant is None and "prefix_hashes" not in rows.column_names:
         return made
@@ -315,16 +315,16 @@ def _sha256(made: Trace, more: Mapping[str, NDArray[Any]]) -> str:
     return schema.content_sha256(made.models, {**columns, "span_s": np.array([made.span_s]), **more})
 
 
-def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Trace:
+def _of_pieces(form: pa.Schema, n: int, pieces: Iterable[pa.Table], source: str) -> Trace:
     """Make a trace from the pieces of a canonical table, in order; clients and shared prefixes are not read."""
-    meta, n = _facts(form.schema.empty_table(), source), form.rows
+    meta = _facts(form.empty_table(), source)
     if not n:
         raise UserError(f"{source}: no rows")
     arrival_s, ids = spilled.like(n, np.float64), spilled.like(n, np.uint64)
     model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
     src_row, streams = spilled.like(n, np.int64), dict[str, int]()
     drop = "bench trace convert --drop-bad leaves such rows out"
-    begin, last_s, greedy = 0, -np.inf, "sampling" in form.schema.names
+    begin, last_s, greedy = 0, -np.inf, "sampling" in form.names
     for rows in pieces:
         here = slice(begin, begin + rows.num_rows)
         for column in schema.REQUIRED:

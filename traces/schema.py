@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,29 +105,21 @@ def read(path: Path) -> pa.Table:
     return rows
 
 
-class Form(NamedTuple):
-    """The schema of a canonical table, and the number of its rows."""
-
-    schema: pa.Schema
-    rows: int
-
-
-def long(path: Path) -> Form | None:
-    """Return the form of a canonical Parquet that must be read in pieces; None for any other file.
+def long(path: Path) -> tuple[pa.Schema, int] | None:
+    """Return the schema and the rows of a canonical Parquet that must be read in pieces; None for any other file.
 
     Such a file is too long for memory, and has neither clients nor shared prefixes. A file that is not Parquet gives
     None too, as `read` raises the error.
     """
     try:
         with pq.ParquetFile(path) as file:
-            form = Form(file.schema_arrow, file.metadata.num_rows)
+            form, rows = file.schema_arrow, file.metadata.num_rows
     except (OSError, ValueError, MemoryError, pa.ArrowException):
         return None
-    names = form.schema.names
-    if form.rows <= spilled.MOST_HELD or {"tenant", "prefix_hashes"} & {*names}:
+    if rows <= spilled.MOST_HELD or {"tenant", "prefix_hashes"} & {*form.names}:
         return None
-    _canonical(path, form.schema)
-    return form
+    _canonical(path, form)
+    return form, rows
 
 
 def pieces(path: Path) -> Iterator[pa.Table]:

@@ -66,15 +66,10 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The SLO of each class in seconds, and patterns of models' names with their classes; the first match counts."""
+    """The SLO of each class, and patterns of models' names with their classes: the file of a rule `classes:FILE.toml`.
 
-    seconds: tuple[tuple[str, Pair], ...]
-    models: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassFile:
-    """The form of the file in a rule `classes:FILE.toml`."""
+    The first pattern that matches counts.
+    """
 
     class_: Pairs[Seconds] = ()
     models: Pairs[str] = ()
@@ -102,7 +97,7 @@ def parse(text: str) -> Rule:
         ttft_s, tpot_s = (float(match[k]) / (1000 if match[k + 1] == "ms" else 1) for k in (2, 4))
         rule = Absolute(scale * positive("SLO ttft", ttft_s), scale * positive("SLO tpot", tpot_s))
     elif text.startswith("classes:"):
-        rule = _classes(Path(text.removeprefix("classes:")))
+        rule = toml.read(Path(text.removeprefix("classes:")), Classes)
     else:
         raise UserError(
             f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=500ms,tpot=0.05, '
@@ -153,8 +148,8 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
     match rule:
         case Absolute(ttft_s, tpot_s):
             return dict.fromkeys(models.names, (ttft_s, tpot_s))
-        case Classes(seconds, patterns):
-            return {name: _class(name, dict(seconds), patterns) for name in models.names}
+        case Classes():
+            return {name: _class(name, rule) for name in models.names}
         case Scaled("released", ttft_x, tpot_x):
             bases = {member.name: member.released_s for member in models.members if member.released_s is not None}
             return _scaled(bases, models, ttft_x, tpot_x, f"set {models.name} has no released SLO base of")
@@ -175,13 +170,9 @@ def _scaled(bases: Mapping[str, Pair], models: ModelSet, ttft_x: float, tpot_x: 
     return {name: (ttft_x * bases[name][0], tpot_x * bases[name][1]) for name in models.names}
 
 
-def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, str], ...]) -> Pair:
-    label = next((label for pattern, label in patterns if fnmatchcase(name, pattern)), None)
+def _class(name: str, classes: Classes) -> Pair:
+    label = next((label for pattern, label in classes.models if fnmatchcase(name, pattern)), None)
     if label is None:
         raise UserError(f'no SLO class for model "{name}" (a pattern "*" catches the rest)')
-    return seconds[label]
-
-
-def _classes(path: Path) -> Classes:
-    file = toml.read(path, ClassFile)
-    return Classes(tuple((name, (entry.ttft_s, entry.tpot_s)) for name, entry in file.class_), file.models)
+    slo = dict(classes.class_)[label]
+    return slo.ttft_s, slo.tpot_s
