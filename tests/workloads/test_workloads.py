@@ -33,7 +33,7 @@ def drawn(n: int, streams: int = 3, seed: int = 0, clients: int = 4) -> Trace:
     tokens = np.arange(1, n + 1, dtype=np.int32)
     who = g.integers(0, clients, n).astype(np.int32)
     model = g.integers(0, streams, n).astype(np.int32)
-    names, rows = tuple(f"s{i}" for i in range(streams)), np.arange(n)
+    names, rows = tuple(f"s{i}" for i in range(streams)), np.arange(n, dtype=np.int64)
     return Trace("drawn", names, when, model, tokens, tokens[::-1].copy(), rows, "drawn", SPAN_S, tenant=who)
 
 

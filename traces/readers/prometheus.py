@@ -109,7 +109,8 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
         "dropped": left,
         "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
     }
-    return schema.requests(when[order], names, *(np.concatenate(each)[order] for each in lengths.values()), meta=meta)
+    prompt, output = (np.concatenate(each)[order] for each in lengths.values())
+    return schema.requests(when[order], names, prompt, output, meta)
 
 
 def _models(path: Path, model: str | None) -> dict[str, Counters]:
