@@ -431,7 +431,7 @@ def _codes(column: pa.ChunkedArray) -> I4:
     """Return each row's index into the words that occur, in natural order ("rank-9" before "rank-10")."""
     words, codes = _words(column)
     place = {name: i for i, name in enumerate(sorted({words[i] for i in np.unique(codes)}, key=_natural))}
-    return np.array([place.get(name, -1) for name in words], np.int32)[codes]
+    return np.asarray(np.array([place.get(name, -1) for name in words], np.int32)[codes])
 
 
 def _greedy(column: pa.ChunkedArray, where: Callable[[int], str]) -> bool:

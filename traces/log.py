@@ -141,11 +141,13 @@ def seconds(value: Any, unit: float = 1.0) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str | datetime):
         raise TypeError(value)
-    if not isinstance(value, datetime):
+    if isinstance(value, datetime):
+        stamp = value
+    else:
         with suppress(ValueError):
             return float(value) * unit
-        value = datetime.fromisoformat(str(value).strip().removesuffix(" UTC"))
-    return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        stamp = datetime.fromisoformat(str(value).strip().removesuffix(" UTC"))
+    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
 
 def _name(model: Any) -> str | None:

@@ -119,6 +119,9 @@ class Setup:
             most = 1 << (self.trace.longest_tokens - 1).bit_length()
         return self.models.serving(most)
 
+    def _longest(self) -> int:
+        return max(m.shape.max_tokens for m in self.served.members)
+
     @property
     def realism(self) -> str | None:
         """A verdict on how near a synthetic trace is to its target, for the models' streams; None if not measured."""
@@ -152,9 +155,8 @@ class Setup:
             usual = [servers.bench()]
         else:
             tp = max(m.tp for m in self.models.members)
-            longest = max(m.shape.max_tokens for m in self.served.members)
             cards = (quantities.gpu(kind, spec.table) for kind in mix.names(spec.gpu))
-            usual = [servers.settings(spec.host, card, tp, longest) for card in cards]
+            usual = [servers.settings(spec.host, card, tp, self._longest) for card in cards]
         parts = zip(*usual, strict=True)
         least = servers.Settings._make(None if None in each else min(each) for each in parts)
         if spec.mem_fraction is not None:
