@@ -53,7 +53,7 @@ def named(text: str) -> Cluster:
 
 
 class Cluster:
-    """An executor of runs on Ray; it connects when the first tasks come. `slots` is how many run at once."""
+    """An executor (`executor.Executor`) on Ray; it connects when the first tasks come."""
 
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
@@ -67,10 +67,7 @@ class Cluster:
         self._temporary: Path | None = None
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """Take tasks whose runs are to be stored below `out`, in order of importance.
-
-        Raises UserError for a run in real time, and where the cluster cannot be reached.
-        """
+        """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
         if real := next((task.spec.engine for task in tasks if fields.asked(task.spec.engine).name != "sim"), None):
             raise UserError(f"--executor is for the simulator, and {real} runs in real time on this machine")
         out.mkdir(parents=True, exist_ok=True)
@@ -79,11 +76,7 @@ class Cluster:
         self._queue = self._batches(tasks)
 
     def as_completed(self, failed: Why) -> Iterator[Ended]:
-        """Yield each task that was run with its failures, until all are done.
-
-        Tasks of systems in `failed`, which may grow, are left out. If the caller stops early or an error occurs, all
-        tasks end. Raises a run's own errors, and UserError where processes or machines are lost for good.
-        """
+        """See Executor."""
         token = f".shared-{secrets.token_hex(8)}"
         (self._out / token).touch()
         sent: dict[int, list[Task]] = {}
@@ -106,7 +99,7 @@ class Cluster:
             (self._out / token).unlink(missing_ok=True)
 
     def shutdown(self) -> None:
-        """End all processes."""
+        """See Executor."""
         pipe, process, self._pipe, self._process = self._pipe, self._process, None, None
         if pipe is not None and process is not None:
             with suppress(OSError):

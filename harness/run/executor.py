@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from harness.run.sources import Task
-
-if TYPE_CHECKING:
-    from harness.run.cluster import Cluster
 
 Why = Mapping[str, str]  # failures as Failed has them; empty: none
 
@@ -22,11 +20,30 @@ class Ended(NamedTuple):
     why: Why
 
 
-CHOSEN: ContextVar[Cluster | None] = ContextVar("CHOSEN", default=None)  # None: processes of this machine
+class Executor(Protocol):
+    """Processes that execute the runs of a sweep on many machines."""
+
+    slots: int  # the number of runs that are executed at once
+
+    def submit(self, tasks: Sequence[Task], out: Path) -> None:
+        """Take tasks whose runs are to be stored below `out`, in order of importance."""
+
+    def as_completed(self, failed: Why) -> Iterator[Ended]:
+        """Yield each task that was run with its failures, until all are done.
+
+        Tasks of systems in `failed`, which may grow, are left out. If the caller stops early or an error occurs, all
+        tasks end. Raises a run's own errors, and UserError where processes or machines are lost for good.
+        """
+
+    def shutdown(self) -> None:
+        """End all processes."""
+
+
+CHOSEN: ContextVar[Executor | None] = ContextVar("CHOSEN", default=None)  # None: processes of this machine
 
 
 @contextmanager
-def using(executor: Cluster) -> Iterator[None]:
+def using(executor: Executor) -> Iterator[None]:
     """Execute all runs within the block on an executor, and shut it down."""
     token = CHOSEN.set(executor)
     try:
