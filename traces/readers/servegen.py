@@ -116,7 +116,7 @@ def _clients(path: Path) -> tuple[list[tuple[str, str, list[Window], Lengths]], 
     clients, unlike = [], 0
     for file in files:
         stem = file.name.partition("-trace.")[0]
-        data = next(file.parent.glob(f"{stem}-dataset.json*"), None)
+        data = min(file.parent.glob(f"{stem}-dataset.json*"), default=None)
         if lengths := _lengths(data) if data else {}:
             clients.append((file.parent.name, f"{file.parent.name}/{stem}", _windows(file), lengths))
         else:
