@@ -32,7 +32,7 @@ QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A shape as `shapes.toml` has it."""
+    """A shape as `shapes.toml` has it: the fields of a Shape in its order, and its repository."""
 
     layers: Count
     hidden: Count
@@ -45,7 +45,7 @@ class Checkpoint:
     tied: bool
     context: Count
     sampled: bool = False
-    repo: str = ""  # behind the fields of a Shape, which are in its order
+    repo: str = ""
 
     def shape(self, name: str) -> Shape:
         """Return the shape from which the simulator computes the times of steps and the memory."""

@@ -9,6 +9,7 @@ from functools import cache
 
 from harness.loop import system
 from harness.policy.types import Infeasible, Plan, Unsupported
+from harness.run.placement import started
 from harness.run.resolve import unloaded
 from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
@@ -53,7 +54,7 @@ def _reads(spec: Spec) -> bool:
     setup = Setup(spec)
     try:
         plan = Watched(setup.cluster.plan)
-        setup.begun(system.build(setup.make_policy, replace(setup.cluster, plan=plan), setup.keywords))
+        started(setup, system.build(setup.make_policy, replace(setup.cluster, plan=plan), setup.keywords))
     except (Infeasible, Unsupported):
         return True  # whether it reads them is not known
     return plan.read

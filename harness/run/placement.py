@@ -6,6 +6,7 @@ It separates a system's use of memory from the effect of its placement of models
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from harness import toml
+from harness.loop.guard import guarded
+from harness.loop.system import System
 from harness.policy import mix
 from harness.policy.actions import Action, Load
+from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
 from harness.run.floors import FLOORS
@@ -87,4 +91,13 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
 def begun(spec: Spec) -> tuple[Action, ...]:
     """Return the actions with which a system begins. Raises Infeasible, Unsupported, and Failed for its faults."""
     with blamed(spec):
-        return Setup(spec).begun()
+        return started(Setup(spec))
+
+
+def started(setup: Setup, policy: System | None = None) -> tuple[Action, ...]:
+    """Return the actions with which a run's policy, or another one, begins. The engine is made ready, and closed."""
+    engine = setup.engine
+    with closing(engine):
+        engine.ready()
+        with guarded():
+            return tuple((policy or setup.policy).on(Woke("start"), engine.view()))

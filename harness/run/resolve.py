@@ -20,7 +20,7 @@ from harness.policy.fields import asked, meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources, streams
 from harness.run.placement import check as placed
-from harness.run.placement import homes
+from harness.run.placement import homes, started
 from harness.run.setup import SIMULATOR, Setup, blamed, load_models
 from harness.run.spec import Spec
 
@@ -107,7 +107,7 @@ def _holding(spec: Spec, needed: int) -> Setup:
 def _starts(setup: Setup) -> bool:
     """Tell whether a policy finds room for its models at its start."""
     try:
-        setup.begun()
+        started(setup)
     except Infeasible:
         return False
     return True

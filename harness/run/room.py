@@ -10,6 +10,7 @@ from harness.engines.costs import quantities, servers
 from harness.loop import system
 from harness.policy import mix
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.run.placement import started
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
@@ -47,7 +48,7 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
             if more_bytes:
                 gpus = tuple(gpu._replace(mem_bytes=gpu.mem_bytes + more_bytes) for gpu in cluster.gpus)
                 policy = system.build(setup.make_policy, replace(cluster, gpus=gpus), setup.keywords)
-            setup.begun(policy)
+            started(setup, policy)
     except (Infeasible, Unsupported, UserError):
         return False
     return True

@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -19,10 +19,8 @@ from harness.engines import machine as machines
 from harness.engines.costs import profiled, quantities, servers, shapes
 from harness.loop import engine as engines
 from harness.loop import system
-from harness.loop.guard import Fault, guarded
+from harness.loop.guard import Fault
 from harness.policy import fields, mix
-from harness.policy.actions import Action
-from harness.policy.events import Woke
 from harness.policy.types import Cluster, Infeasible, Inst, Jobs, Option, Plan, Shape, Unsupported, UserError
 from harness.run.spec import LINKS, Spec
 
@@ -305,14 +303,6 @@ class Setup:
         and Fault if the policy fails.
         """
         return self._assembled[1]
-
-    def begun(self, policy: system.System | None = None) -> tuple[Action, ...]:
-        """Return the actions with which a policy, by default the run's own, begins, and close the engine."""
-        engine = self.engine
-        with closing(engine):
-            engine.ready()
-            with guarded():
-                return tuple((policy or self.policy).on(Woke("start"), engine.view()))
 
     @cached_property
     def _assembled(self) -> tuple[system.System, engines.Engine]:

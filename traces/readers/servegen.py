@@ -54,7 +54,7 @@ def read(
     scale = rate_rps / whole
     arrivals.bounded(f"{path}: {rate_rps:g} requests/s", rate_rps * span_s, "a lower --rate-rps, or a shorter --span-s")
     when: list[NDArray[np.float64]] = []
-    lengths: tuple[list[NDArray[np.int64]], ...] = ([], [])  # of prompts, of outputs
+    lengths: tuple[list[NDArray[np.int64]], ...] = ([], [])
     model: list[str] = []
     tenant: list[str] = []
     for k, (label, client, windows, shares) in enumerate(clients):
