@@ -30,8 +30,7 @@ def rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 def zipf(models: int, s: float) -> F8:
     """Return the share of each of `models` ranks, proportional to rank^-s; the shares sum to 1."""
-    positive("models", models)
-    weight = np.arange(1, models + 1, dtype=np.float64) ** -s
+    weight = np.arange(1, positive("models", models) + 1, dtype=np.float64) ** -s
     return np.asarray(weight / weight.sum(), np.float64)
 
 
@@ -58,40 +57,6 @@ def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: flo
     return _renewal(lambda n: scale * rng.weibull(shape, n), 1 / rate_rps, span_s, cv)
 
 
-def clusters(
-    rng: np.random.Generator,
-    rate_rps: float,
-    span_s: float,
-    *,
-    size: float = 1.0,
-    gap_s: float = 1.0,
-    duty: float = 1.0,
-    on_s: float = 600.0,
-) -> F8:
-    """Draw the arrivals of a stream that is on and off in turn and whose requests come in clusters.
-
-    Clusters begin as a Poisson process while the stream is on. Their size is geometric with mean `size`, and the gaps
-    within a cluster are exponential with mean `gap_s`. On and off times are lognormal (sigma 1) of means `on_s` and
-    `on_s (1 - duty) / duty`. The mean rate over all time is `rate_rps`. Arrivals beyond the span wrap around to its
-    start, so that the rate does not fall near either end.
-    """
-    for name, value in (("rate_rps", rate_rps), ("gap_s", gap_s), ("on_s", on_s)):
-        positive(name, value)
-    if size < 1:
-        raise UserError(f"size is {size}, below one request a cluster")
-    if not 0 < duty <= 1:
-        raise UserError(f"duty is {duty}, not in (0, 1]")
-    starts = poisson(rng, rate_rps / (size * duty), span_s * duty)  # counted in on-time, which `on_off` spreads out
-    starts = on_off(rng, starts, span_s, duty, on_s)
-    sizes = rng.geometric(1 / size, len(starts))
-    gaps = rng.exponential(gap_s, int(sizes.sum()))
-    first = np.cumsum(sizes) - sizes
-    gaps[first] = 0.0
-    inside = np.cumsum(gaps)
-    inside -= np.repeat(inside[first], sizes)
-    return np.sort((np.repeat(starts, sizes) + inside) % span_s)
-
-
 def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
     """Map times counted in on-time, in [0, duty x span), to stamps that lie in the on-periods of [0, span).
 
@@ -115,10 +80,11 @@ def bounded(what: str, requests: float, way: str, most: int = MOST_REQUESTS) -> 
         raise UserError(f"{what} is {requests:.3g} requests, above {most:,} ({way})")
 
 
-def positive(name: str, value: float) -> None:
-    """Raise UserError unless `value` is finite and above 0."""
+def positive(name: str, value: float) -> float:
+    """Return the value if it is finite and above 0. Raises UserError otherwise."""
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{name} is {value}, not above 0")
+    return value
 
 
 def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:

@@ -85,8 +85,8 @@ def _unique(ids: NDArray[Any], where: Where, column: str) -> None:
     order = np.argsort(ids, kind="stable")
     same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(same):
-        pair = min(((int(order[i + 1]), int(order[i])) for i in same[:1]), default=(0, 0))
-        raise UserError(f'{where(pair[0])}: column "{column}" is {_show(ids[pair[0]])}, as in {where(pair[1])} already')
+        first, again = order[same[0] : same[0] + 2].tolist()
+        raise UserError(f'{where(again)}: column "{column}" is {_show(ids[again])}, as in {where(first)} already')
 
 
 def _none(bad: NDArray[np.bool_], values: NDArray[Any], where: Where, column: str, why: str) -> None:

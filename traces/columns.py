@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
-import json
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
@@ -30,11 +25,11 @@ HEAD_RECORDS = 1000  # names of columns are looked for in these
 
 def names_of(path: Path) -> list[str]:
     """List the names of a file's columns; a name inside a JSON object has the object's name and a dot before it."""
-    kind = records.kind(path)
-    if kind == "parquet":
-        return list(_schema(path).names)
-    if kind == "csv":
-        return _header(path)
+    match records.kind(path):
+        case "parquet":
+            return list(pq.read_schema(path).names)
+        case "csv":
+            return _header(path)
     return _names(record for _, record in records.records(path))
 
 
@@ -46,24 +41,18 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def read(path: Path, columns: Mapping[str, str]) -> Source:
     """Read the file's columns whose names are the values of `columns`.
 
-    Raises UserError where a column is missing, or the file cannot be read.
+    Raises UserError where a column is missing, and the errors of libraries where the file cannot be read.
     """
     wanted = list(dict.fromkeys(columns.values()))
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    if suffixes[-1:] in ([".parquet"], [".pq"]):
-        return _parquet(path, wanted)
-    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
-        return _jsonl(path, wanted)
-    if (kind := records.kind(path)) == "json":
-        lines, rows = zip(*records.records(path), strict=True)
-        return _placed(path, _columns(path, rows, wanted), np.asarray(lines, np.int64))
-    return _parquet(path, wanted) if kind == "parquet" else _csv(path, wanted)
-
-
-def _placed(path: Path, columns: Mapping[str, pa.Array], lines: NDArray[np.int64]) -> Source:
-    return Source(columns, lambda row: f"{path}:{lines[row]}", lambda rows: lines[rows])
+    match records.kind(path):
+        case "csv":
+            return _csv(path, wanted)
+        case "parquet":
+            _has(path, wanted, pq.read_schema(path).names)
+            table = pq.read_table(path, columns=wanted)
+            return Source(path, {name: table[name].combine_chunks() for name in wanted}, np.arange(len(table)) + 1)
+    lines, rows = zip(*records.records(path), strict=True)
+    return Source(path, _columns(path, lines, rows, wanted), np.asarray(lines, np.int64))
 
 
 def _csv(path: Path, wanted: list[str]) -> Source:
@@ -84,83 +73,37 @@ def _csv(path: Path, wanted: list[str]) -> Source:
                 column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
             ),
         )
-    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(ragged[0] if ragged else f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
+    except pa.ArrowException:
+        if ragged:
+            raise UserError(ragged[0]) from None
+        raise
     end = rows.num_rows
     while end and not any(rows[name][end - 1].as_py() for name in wanted):
         end -= 1  # blank lines at the end; elsewhere they are errors
     columns = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
-    return Source(columns, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
+    return Source(path, columns, np.arange(end) + 2)
 
 
 def _header(path: Path) -> list[str]:
     """Read the names of a CSV's columns."""
-    try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            header = stream.read(HEADER_BYTES).splitlines()[:1]
-        names = next(csv.reader([header[0].decode("utf-8-sig")])) if header else []
-    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
-    if not names:
-        raise UserError(f"{path}: no rows")
-    return names
+    with pa.input_stream(str(path), compression="detect") as stream:
+        header = stream.read(HEADER_BYTES).splitlines()[0]
+    return next(csv.reader([header.decode("utf-8-sig")]))
 
 
-def _schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
-
-
-def _parquet(path: Path, wanted: list[str]) -> Source:
-    _has(path, wanted, _schema(path).names)
-    try:
-        rows = pq.read_table(path, columns=wanted)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
-    return _typed(path, {name: rows[name].combine_chunks() for name in wanted})
-
-
-def _jsonl(path: Path, wanted: list[str]) -> Source:
-    """Read one JSON object a line."""
-    rows: list[dict[str, Any]] = []
-    try:
-        with records.opened(path) as packed, io.TextIOWrapper(packed, "utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                row = json.loads(line, object_pairs_hook=_once)
-                if not isinstance(row, dict):
-                    raise UserError(f"{path}:{number}: not a JSON object")
-                rows.append(row)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}:{len(rows) + 1}: not JSON: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path}:{len(rows) + 1}: nested too deeply") from None
-    if not rows:
-        raise UserError(f"{path}: no rows")
-    return _typed(path, _columns(path, rows, wanted))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object from its pairs. Raises ValueError for a key that occurs twice."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
-    return record
-
-
-def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
+def _columns(
+    path: Path, lines: Sequence[int], rows: Sequence[Mapping[str, Any]], wanted: list[str]
+) -> dict[str, pa.Array]:
     """Turn records into columns; if a record lacks a column's name, the column is null in that row."""
     _has(path, wanted, _names(rows))
     columns = {}
     for name in wanted:
         values = [records.dig(row, name) for row in rows]
         if (array := _inferred(values)) is None:
-            row = first_bad(partial(_alike, values), len(values))
-            raise UserError(f'{path}:{row + 1}: column "{name}" is {quoted(values[row])}, of another kind than before')
+            row = first_bad(lambda _, high, values=values: _inferred(values[:high]) is not None, len(values))  # type: ignore[misc]
+            raise UserError(
+                f'{path}:{lines[row]}: column "{name}" is {quoted(values[row])}, of another kind than before'
+            )
         columns[name] = array
     return columns
 
@@ -187,11 +130,6 @@ def _inferred(values: list[Any]) -> pa.Array | None:
         with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
             return pa.array(values, kind)
     return None
-
-
-def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
-    """Return a source whose rows are numbered from 1, as there is no header."""
-    return _placed(path, columns, np.arange(1, len(next(iter(columns.values()))) + 1))
 
 
 def _has(path: Path, wanted: list[str], names: list[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from harness.policy.types import UserError
 from traces import checks, prefix, schema, usual
 from traces.columns import first_bad, names_of, quoted, read
 from traces.guarded import reading, regular
-from traces.served import Source, answered, only
+from traces.served import Source, answered, count
 from traces.usual import EPOCH_S, LAST_EPOCH_S, MEAN_GAP_S, PER_SECOND, TimeUnit
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def convert(
         if missing := [key for key in wanted if key not in columns]:
             columns |= usual.named(path, missing, names_of(path))
         source = read(path, columns)
-        return canonical(path, source, columns, model=model, block_tokens=block_tokens, **how)
+        return canonical(source, columns, model=model, block_tokens=block_tokens, **how)
 
 
 def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> pa.Table:
@@ -71,13 +71,12 @@ def table(path: Path, columns: Mapping[str, str] | None = None, **how: Any) -> p
     The columns of request ids and of request states are searched by usual names too. Rows whose state is a failure, and
     rows that repeat the id of an earlier row, are left out and counted in `dropped`.
     """
-    given = dict(columns or {})
-    more = {key: name for key, name in usual.optional(names_of(path)).items() if key not in given}
-    return convert(path, given | more, **how)
+    with reading(path):
+        more = usual.optional(names_of(path))
+    return convert(path, more | dict(columns or {}), **how)
 
 
 def canonical(
-    path: Path,
     source: Source,
     columns: Mapping[str, str],
     *,
@@ -107,23 +106,28 @@ def canonical(
     gap. `block_tokens` is the size of the blocks in prefix_hashes, where that column is given. UserError names file,
     row, column and value.
     """
-    _validate(path, source, time_unit, tier)
+    path = source.path
+    if not len(source.lines):
+        raise UserError(f"{path}: no rows")
     unit = time_unit or usual.unit(columns["arrival_s"], source.columns[columns["arrival_s"]], trusted=trust_times)
     left = dict(dropped or {})
-    source = answered(path, source, columns, left)
+    source = answered(source, columns, left)
     if drop_bad:
-        source = _sound(path, source, columns, unit, left)
+        source = _sound(source, columns, unit, left)
     else:
         _filled(source, columns)
     when, resolution_s = _times(source, columns["arrival_s"], unit, sort, trust_times)
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
     for key, counts in tokens.items():
         checks.tokens(counts, source.where, columns[key], DROP)
-    keep = _short(tokens, max_tokens, left)
+    keep = np.ones(len(when), bool)
+    if max_tokens is not None:
+        keep = tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
+        count(left, schema.longer(max_tokens), int((~keep).sum()))
     if drop_bad and block_tokens is not None:
         hashes = _cast(source, columns["prefix_hashes"], schema.COLUMNS["prefix_hashes"])
         bad = keep & prefix.odd(hashes, block_tokens, tokens["prompt_tokens"])
-        left |= {"whose blocks cannot be read": int(bad.sum())} if bad.any() else {}
+        count(left, "whose blocks cannot be read", int(bad.sum()))
         keep &= ~bad
     if not keep.any():
         raise UserError(f"{path}: no row is left of {len(keep)}")
@@ -131,16 +135,12 @@ def canonical(
         when = when + np.random.Generator(np.random.Philox(key=jitter_seed)).uniform(0, 1, len(when))
     order = np.flatnonzero(keep)
     order = order[np.argsort(when[order], kind="stable")]
-    when = when[order]
-
-    def where(row: int) -> str:
-        return source.where(int(order[row]))
-
-    checks.reached(when, where, columns["arrival_s"])
-    out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
-    out |= {key: counts[order] for key, counts in tokens.items()} | {"model": _models(source, columns, model, order)}
+    source, when = source.take(order), when[order]
+    checks.reached(when, source.where, columns["arrival_s"])
+    out: dict[str, Any] = {"request_id": _ids(source, columns), "arrival_s": when, "src_row": source.lines}
+    out |= {key: counts[order] for key, counts in tokens.items()} | {"model": _models(source, columns, model)}
     for key in [key for key in columns if key not in out]:
-        out[key] = _cast(source, columns[key], schema.COLUMNS[key]).take(pa.array(order))
+        out[key] = _cast(source, columns[key], schema.COLUMNS[key])
     meta = {
         "name": name or path.name.split(".")[0],
         "tier": tier,
@@ -162,40 +162,19 @@ def canonical(
     made = schema.table(out, meta | {"block_tokens": block_tokens})
     code = np.asarray(made["model"].combine_chunks().indices.to_numpy(), np.int32)
     prompt = made["prompt_tokens"].to_numpy().astype(np.int32)
-    prefix.read(made["prefix_hashes"], block_tokens, code, prompt, where, columns["prefix_hashes"], DROP)
+    prefix.read(made["prefix_hashes"], block_tokens, code, prompt, source.where, columns["prefix_hashes"], DROP)
     return made
 
 
-def _validate(path: Path, source: Source, time_unit: TimeUnit | None, tier: str) -> None:
-    """Raise UserError for an unknown unit or tier, and for a file without rows."""
-    if time_unit is not None and time_unit not in get_args(TimeUnit):
-        raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
-    if tier not in schema.TIERS:
-        raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
-    if not len(next(iter(source.columns.values()))):
-        raise UserError(f"{path}: no rows")
-
-
-def _short(tokens: Mapping[str, NDArray[np.int64]], max_tokens: int | None, left: dict[str, int]) -> NDArray[np.bool_]:
-    """Return which rows have at most `max_tokens`, and count the others in `left`."""
-    total = tokens["prompt_tokens"] + tokens["output_tokens"]
-    keep = np.ones(len(total), bool) if max_tokens is None else total <= max_tokens
-    if max_tokens is not None and not keep.all():
-        left[schema.longer(max_tokens)] = int((~keep).sum())
-    return keep
-
-
-def _models(source: Source, columns: Mapping[str, str], model: str | None, order: NDArray[np.int64]) -> pa.Array:
+def _models(source: Source, columns: Mapping[str, str], model: str | None) -> pa.Array:
     """Return the model of each row, or the one given for all. UserError for an empty or unprintable name."""
     if model is not None:
         if not (model and model.isprintable()):
             raise UserError(f'--model "{model}" is no name')
-        return pa.array([model]).dictionary_encode().take(pa.array(np.zeros(len(order), np.int64)))
-    models = _cast(source, columns["model"], schema.COLUMNS["model"]).take(pa.array(order))
-    models = models.combine_chunks() if isinstance(models, pa.ChunkedArray) else models
+        return pa.DictionaryArray.from_arrays(np.zeros(len(source.lines), np.int32), [model])
+    models = _cast(source, columns["model"], schema.COLUMNS["model"])
     codes = np.asarray(models.indices.to_numpy(zero_copy_only=False), np.int64)
-    column, names = columns["model"], models.dictionary.to_pylist()
-    checks.names(names, codes, lambda row: source.where(int(order[row])), column, DROP)
+    checks.names(models.dictionary.to_pylist(), codes, source.where, columns["model"], DROP)
     return models
 
 
@@ -219,15 +198,11 @@ def _filled(source: Source, columns: Mapping[str, str]) -> None:
             raise UserError(f'{source.where(row)}: column "{name}" is empty ({way})')
 
 
-def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
+def _sound(source: Source, columns: Mapping[str, str], unit: TimeUnit, left: dict[str, int]) -> Source:
     """Return the rows that are valid requests, and count the others in `left` by the first fault of each row."""
-    count = len(next(iter(source.columns.values())))
-    keep = np.ones(count, bool)
-    arrays = dict(source.columns)
-    for key in ("arrival_s", "prompt_tokens", "output_tokens", "model"):
-        if (column := columns.get(key)) is None:
-            continue
-        values = arrays[column]
+    keep = np.ones(len(source.lines), bool)
+    for key in [key for key in ("arrival_s", "prompt_tokens", "output_tokens", "model") if key in columns]:
+        values = source.columns[columns[key]]
         blank = _blank(values)
         if key == "model":
             names = ["" if name is None else str(name) for name in values.to_pylist()]
@@ -235,16 +210,15 @@ def _sound(path: Path, source: Source, columns: Mapping[str, str], unit: TimeUni
         elif key == "arrival_s":
             wrong = ~_are_times(values, unit) & ~blank
         else:
-            numbers = _floats(values)
+            numbers = usual.floats(values)
             zero = ~blank & (numbers == 0)
             blank |= zero
             wrong = ~blank & ~((numbers >= 1) & (numbers <= checks.MOST_TOKENS) & (numbers == np.floor(numbers)))
         what = {"arrival_s": "time", "model": "model"}.get(key, key.replace("_", " "))
         for mask, reason in ((blank, f"without {what}"), (wrong, f"whose {what} cannot be read")):
-            if here := int((mask & keep).sum()):
-                left[reason] = left.get(reason, 0) + here
+            count(left, reason, int((mask & keep).sum()))
             keep &= ~mask
-    return only(path, source, keep, left)
+    return source.only(keep, left)
 
 
 def _blank(values: pa.Array) -> NDArray[np.bool_]:
@@ -254,33 +228,13 @@ def _blank(values: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(empty, bool)
 
 
-def _floats(values: pa.Array) -> NDArray[np.float64]:
-    """Return values as numbers, with NaN for values that are not numbers."""
-    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-        return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
-    with suppress(pa.ArrowException):
-        return np.asarray(pc.utf8_trim_whitespace(values).cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-
-    def number(value: Any) -> float:
-        try:
-            return float("nan") if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            return float("nan")
-
-    return np.array([number(value) for value in values.to_pylist()], np.float64)
-
-
 def _are_times(values: pa.Array, unit: TimeUnit) -> NDArray[np.bool_]:
     if unit == "datetime":
         return ~_stamps(values).isna().to_numpy()
     if unit == "clock":
-        return np.asarray(
-            pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False).to_numpy(
-                zero_copy_only=False
-            ),
-            bool,
-        )
-    numbers = _floats(values)
+        fits = pc.fill_null(pc.match_substring_regex(values.cast(pa.string()), CLOCK), False)
+        return np.asarray(fits.to_numpy(zero_copy_only=False), bool)
+    numbers = usual.floats(values)
     return np.isfinite(numbers) & (numbers >= 0)
 
 
@@ -300,8 +254,8 @@ def _times(
     elif pa.types.is_temporal(raw.type):
         raise UserError(f'{source.where(0)}: column "{column}" holds dates (--time-unit datetime)')
     else:
-        name = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}[unit]
-        when = _numbers(source, column, pa.float64(), f"not a time in {name} ({HELP}; {DROP})") / PER_SECOND[unit]
+        why = f"not a time in {usual.UNIT_NAMES[unit]} ({HELP}; {DROP})"
+        when = _numbers(source, column, pa.float64(), why) / PER_SECOND[unit]
         checks.times(when, source.where, column, DROP)
     if not sort:
         dated = np.array(raw.to_pylist(), object) if unit in {"datetime", "clock"} else None
@@ -398,11 +352,9 @@ def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return values.cast(kind)
 
 
-def _ids(source: Source, columns: Mapping[str, str], order: NDArray[np.int64]) -> pa.Array:
+def _ids(source: Source, columns: Mapping[str, str]) -> pa.Array:
     """Keep the source's ids where they are whole numbers, else number the rows."""
     if "request_id" in columns:
-        try:
-            return source.columns[columns["request_id"]].cast(pa.uint64()).take(pa.array(order))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            pass
-    return pa.array(np.arange(len(order), dtype=np.uint64))
+        with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return source.columns[columns["request_id"]].cast(pa.uint64())
+    return pa.array(np.arange(len(source.lines), dtype=np.uint64))

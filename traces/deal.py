@@ -117,39 +117,36 @@ def dealt(rows: pa.Table, how: Asked) -> tuple[pa.Table, str]:
     The note says how the table was split. If requests were grouped into bursts, it also says that the log has no
     sessions.
     """
-    assert how.models is not None
-    kind = unit_kind(rows)
-    table = deal(rows, how.models, how.deal, how)
+    unit, kind = units(rows)
     shares = "with the shares of hyperbolic-like" if how.zipf is None else f"shares ~ rank^-{how.zipf:g}"
     note = f"split among {how.models} models by {kind}, {shares}"
     if how.idle != "none":
         note += f", {how.idle} of the time idle" + (f", in {how.together}" if how.together != "none" else "")
-    return table, note + (f"; {NO_SESSIONS}" if kind == "bursts" else "")
+    return deal(rows, unit, how), note + (f"; {NO_SESSIONS}" if kind == "bursts" else "")
 
 
-def deal(rows: pa.Table, models: int, number: int = 0, how: Asked | None = None) -> pa.Table:
+def deal(rows: pa.Table, unit: I8, how: Asked) -> pa.Table:
     """Split the rows of a canonical table at random among models; the streams of the table are ignored.
 
-    `number` is the seed: the same number gives the same split. Sessions or other units (see `units`) stay whole. Where
-    no model is idle, a model's requests therefore differ from its share by at most the requests of the largest unit.
-    `session_id` has the units' numbers. Arrival times, lengths and prefix blocks are kept.
+    `how.deal` is the seed: the same number gives the same split. The units of `units` stay whole. Where no model is
+    idle, a model's requests therefore differ from its share by at most the requests of the largest unit. `session_id`
+    has the units' numbers. Arrival times, lengths and prefix blocks are kept.
     """
-    how = how or Asked("", models)
-    unit = units(rows)
-    streams = synthetic.preset(f"hyperbolic-like+models={models}").streams
-    shares = synthetic.popularity(models) if how.zipf is None else zipf(models, how.zipf)
+    assert how.models is not None
+    streams = synthetic.preset(f"hyperbolic-like+models={how.models}").streams
+    shares = synthetic.popularity(how.models) if how.zipf is None else zipf(how.models, how.zipf)
     sizes = np.bincount(unit)
     if how.idle == "none":
-        owner = owners(sizes, shares, number)
+        owner = owners(sizes, shares, how.deal)
     else:
         begin = np.full(len(sizes), np.inf)
         np.minimum.at(begin, unit, rows["arrival_s"].to_numpy())
-        owner = rested(sizes, shares, begin, number, IDLE[how.idle], TOGETHER[how.together])
+        owner = rested(sizes, shares, begin, how.deal, IDLE[how.idle], TOGETHER[how.together])
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names if name in schema.COLUMNS}
     columns["model"] = pa.DictionaryArray.from_arrays(pa.array(owner[unit], pa.int32()), pa.array(streams, pa.string()))
     columns["session_id"] = unit.astype(np.uint64)
-    told = {"tier": "composed", "ordered": True, "streams": list(streams), "deal": number}
-    return schema.table(columns, schema.metadata(rows) | told)
+    facts = {"tier": "composed", "ordered": True, "streams": list(streams), "deal": how.deal}
+    return schema.table(columns, schema.metadata(rows) | facts)
 
 
 def rested(sizes: I8, shares: F8, begin_s: F8, number: int, idle: float, together: int) -> I8:
@@ -191,34 +188,20 @@ def _edges(draw: np.random.Generator, span_s: float, use_s: float, idle: float) 
     return np.asarray(edges, np.float64)
 
 
-def unit_kind(rows: pa.Table) -> str:
-    """Return in a word what the units of a log are: sessions, clients or bursts.
+def units(rows: pa.Table) -> tuple[I8, str]:
+    """Return the number of the unit of each request, and in a word what units are: all of one go to one model.
 
-    Sessions are read from the log, or derived from prefixes that prompts share.
+    A unit is a session if the log has sessions, else a client, else a session that is derived from prefixes that
+    prompts share, else a burst. Units are numbered in order of their first request.
     """
-    for column, kind in (("session_id", "sessions"), ("tenant", "clients"), ("prefix_hashes", "sessions")):
-        if column in rows.column_names and rows[column].null_count < rows.num_rows:
-            return kind
-    return "bursts"
-
-
-def units(rows: pa.Table) -> I8:
-    """Return the number of the unit of each request; all requests of a unit go to one model.
-
-    A unit is a session if the log has sessions, else a client, else a chain of prompts with a common prefix, else a
-    burst. Units are numbered in order of their first request.
-    """
-    names = rows.column_names
-    if unit_kind(rows) == "bursts":
-        unit = _bursts(rows["arrival_s"])
-    elif named := next(
-        (name for name in ("session_id", "tenant") if name in names and not rows[name].null_count), None
-    ):
-        unit = _codes(rows[named])
+    kinds = {"session_id": "sessions", "tenant": "clients", "prefix_hashes": "sessions"}
+    column = next((name for name in kinds if name in rows.column_names and not rows[name].null_count), "")
+    if column == "prefix_hashes":
+        unit = _chains(rows[column])
     else:
-        unit = _chains(rows["prefix_hashes"]) if "prefix_hashes" in names else _bursts(rows["arrival_s"])
+        unit = _codes(rows[column]) if column else _bursts(rows["arrival_s"])
     first, back = np.unique(unit, return_index=True, return_inverse=True)[1:]
-    return np.asarray(np.argsort(np.argsort(first))[back], np.int64)
+    return np.asarray(np.argsort(np.argsort(first))[back], np.int64), kinds.get(column, "bursts")
 
 
 def owners(sizes: I8, shares: F8, number: int) -> I8:

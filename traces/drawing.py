@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from traces import laws, poisson, schema
+from traces import laws, schema
 from traces.arrivals import on_off, rng, zipf
 from traces.quantiles import RANK_CORRELATION, quantile
 from traces.synthetic import (
@@ -77,19 +77,13 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
     """Make a canonical table of a generator's draw; `fit` is the verdict on how near the generator is to its target."""
     p = preset(name) if isinstance(name, str) else name
     drawn = draw(p, seed)
-    columns = {
-        "request_id": np.arange(len(drawn.arrival_s), dtype=np.uint64),
-        "arrival_s": drawn.arrival_s,
-        "model": pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string())),
-        "prompt_tokens": drawn.prompt_tokens,
-        "output_tokens": drawn.output_tokens,
-    }
+    model = pa.DictionaryArray.from_arrays(pa.array(drawn.model, pa.int32()), pa.array(drawn.models, pa.string()))
     meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
     meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": drawn.span_s, "seed": seed}
     meta |= {"timestamp_resolution_s": None}
     meta |= {"ordered": True} if p.name in SIZED or p.rates else {}
     meta |= {"fit": fit} if fit else {}
-    return schema.table(columns, meta)
+    return schema.requests(drawn.arrival_s, model, drawn.prompt_tokens, drawn.output_tokens, meta)
 
 
 def _loop(p: Preset, seed: int) -> Drawn:
@@ -106,16 +100,36 @@ def _loop(p: Preset, seed: int) -> Drawn:
 
 
 def _poisson(p: Preset, seed: int) -> Drawn:
-    """Draw Poisson streams, each with its own rate; lengths follow a law of `traces.laws`, or are all equal."""
+    """Draw Poisson streams, each with its own rate; lengths follow a law of `traces.laws`, or are all equal.
 
-    def lengths(n: int, rng: np.random.Generator) -> I4:
+    All draws are of one generator. Stored results depend on their order, which stays as it is for each preset:
+
+    hot-cold   of each stream in turn its count, then its stamps; then lengths
+    power-law  all counts, at least 1 each, then all stamps; then lengths
+    poisson    the count of its one stream, then lengths, then stamps
+    """
+    draw = np.random.default_rng(seed)
+
+    def lengths(n: int) -> I4:
         if p.lengths == "fixed":
             return np.tile(np.array((p.prompt, p.output), np.int32), (n, 1))
-        return laws.draw(p.lengths, n, rng, p.max_tokens)
+        return laws.draw(p.lengths, n, draw, p.max_tokens)
 
-    drawn = poisson.draw(p.name, p.rates, p.span_s, lengths, seed)
-    prompt, output = drawn.lengths.T
-    return Drawn(p.span_s, p.streams, drawn.arrival_s, drawn.model, prompt.copy(), output.copy())
+    early: I4 | None = None
+    if p.name == "hot-cold":
+        times = [np.sort(draw.uniform(0, p.span_s, draw.poisson(rate * p.span_s))) for rate in p.rates]
+    elif p.name == "power-law":
+        counts = [max(1, int(draw.poisson(rate * p.span_s))) for rate in p.rates]
+        times = np.split(draw.uniform(0, p.span_s, sum(counts)), np.cumsum(counts)[:-1])
+    else:
+        count = int(draw.poisson(p.rates[0] * p.span_s))
+        early = lengths(count)
+        times = [np.sort(draw.uniform(0, p.span_s, count))]
+    arrival_s = np.concatenate(times)
+    model = np.repeat(np.arange(len(times), dtype=np.int32), [len(each) for each in times])
+    order = np.argsort(arrival_s, kind="stable")
+    prompt, output = (lengths(len(order)) if early is None else early).T
+    return Drawn(p.span_s, p.streams, arrival_s[order], model[order], prompt.copy(), output.copy())
 
 
 def _released(p: Preset, seed: int) -> Drawn:

@@ -53,18 +53,24 @@ def canonical(
         name = digest(schema.file_sha256(path), "".join(map(str, asked)), VERSION)[:8]
 
     def make() -> pa.Table:
-        rows, report = (schema.read(path), path.name) if already else readers.converted(path)
-        if streams is not None:
-            rows, note = chosen.of(rows, streams)
-            report += f"; {note}" if note else ""
-        if how is not None:
-            rows, note = deal.dealt(rows, how)
-            rows, report = schema.noted(rows, note), f"{report}; {note}"
+        made = (schema.read(path), path.name) if already else readers.converted(path)
+        rows, report = changed(*made, how, streams)
         return schema.noted(rows, "", said=report)
 
     out = folder / f"{path.name.partition('.')[0]}-{name}.parquet"
     folder.mkdir(parents=True, exist_ok=True)
     return out, str(schema.metadata(LOGS.kept(out, {}, make)).get("said", ""))
+
+
+def changed(rows: pa.Table, report: str, how: deal.Asked | None, streams: chosen.Chosen | None) -> tuple[pa.Table, str]:
+    """Change and split the streams of a table as asked; return it, and the report with what was done."""
+    if streams is not None:
+        rows, note = chosen.of(rows, streams)
+        report += f"; {note}" if note else ""
+    if how is not None:
+        rows, note = deal.dealt(rows, how)
+        rows, report = schema.noted(rows, note), f"{report}; {note}"
+    return rows, report
 
 
 VERSION = 2  # a change of it makes logs be converted again

@@ -38,26 +38,26 @@ class Trace:
     """A trace as arrays of one element per request, sorted by arrival; time begins at 0."""
 
     name: str
-    tier: str  # replayed, composed or synthetic
-    licence: str
-    note: str
-    sha256: str  # hash of the rows, whatever file held them
-    span_s: float  # the period of circular replay
     models: tuple[str, ...]  # its streams, in natural order
     arrival_s: NDArray[np.float64]
     model: I4  # index into `models`
     prompt_tokens: I4
     output_tokens: I4
-    tenant: I4 | None  # the client, where known
-    prefix: Prefix | None  # what prompts have in common, where known; an id is of one stream
     src_row: NDArray[np.int64]  # line of the source
     source: str  # file, for messages
-    maker: str | None  # generator that draws it again for each seed
-    ordered: bool  # its k-th stream belongs to a set's k-th model
-    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/realism.py)
-    resolution_s: float | None  # resolution of its stamps; None: fine
-    length_origin: str  # measured, sampled or uniform
-    notice: str | None  # a line to print first
+    span_s: float  # the period of circular replay
+    tier: str = "replayed"  # replayed, composed or synthetic
+    licence: str = "not stated"
+    note: str = ""
+    sha256: str = ""  # hash of the rows, whatever file held them
+    tenant: I4 | None = None  # the client, where known
+    prefix: Prefix | None = None  # what prompts have in common, where known; an id is of one stream
+    maker: str | None = None  # generator that draws it again for each seed
+    ordered: bool = False  # its k-th stream belongs to a set's k-th model
+    fit: str | None = None  # of a synthetic one: "within", or where it is off its targets (traces/realism.py)
+    resolution_s: float | None = None  # resolution of its stamps; None: fine
+    length_origin: str = "measured"  # measured, sampled or uniform
+    notice: str | None = None  # a line to print first
     greedy: bool = False  # every request asks for temperature 0 (column `sampling`)
     left_out: str = ""  # says how many requests its name leaves out, of how many
     kept_share: float = 1.0  # share of a log's requests that is left once streams were dropped
@@ -115,7 +115,7 @@ def trace(name: str) -> Trace:
     entry = manifest()[head]
     _nameable(name, entry)
     if "drawn" in entry or (plus and drawn(head)):
-        return _noted(of_table(drawing.table(name), name), entry)
+        return replace(of_table(drawing.table(name), name), note=entry["note"])
     asked = deal.parsed(name)
     if (file := present(head)) is None:
         if "fallback" not in entry:
@@ -124,13 +124,13 @@ def trace(name: str) -> Trace:
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
     if "sample" in entry:
-        return _noted(of_table(schema.read(file), file.name), entry)
+        return replace(of_table(schema.read(file), file.name), note=entry["note"])
     sums = {source["sha256"] for source in entry["from"] if Path(source["path"]).name == file.name}
     if schema.file_sha256(file) not in sums:
         raise UserError(f"{file}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
     if plus:
         return _dealt(file, asked, entry)
-    return _noted(of_table(readers.read(entry["reader"], file), str(file)), entry)
+    return replace(of_table(readers.read(entry["reader"], file), str(file)), note=entry["note"])
 
 
 def _nameable(name: str, entry: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ def _of_file(path: Path) -> Trace:
     if path.suffix == ".parquet":
         try:
             if (long := schema.long(path)) is not None:
-                return _of_pieces(long, schema.pieces(path), str(path))
+                return _of_pieces(*long, schema.pieces(path), str(path))
             return of_table(schema.read(path), str(path))
         except UserError:
             if not schema.foreign(path):
@@ -296,8 +296,8 @@ def listing() -> list[dict[str, Any]]:
 
 def of_table(rows: pa.Table, source: str) -> Trace:
     """Make a trace of a canonical table. Its rows are checked again, as the table may come from any file."""
-    made = _of_pieces(schema.Form(rows.schema, rows.num_rows), [rows], source)
-    tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
+    made = _of_pieces(rows.schema, rows.num_rows, [rows], source)
+    tenant = _codes(rows["tenant"]) if "tenant" in rows.column_names and not rows["tenant"].null_count else None
     if tenant is None and "prefix_hashes" not in rows.column_names:
         return made
     arrays, shared = dict[str, NDArray[Any]](), None
@@ -315,16 +315,16 @@ def _sha256(made: Trace, more: Mapping[str, NDArray[Any]]) -> str:
     return schema.content_sha256(made.models, {**columns, "span_s": np.array([made.span_s]), **more})
 
 
-def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Trace:
+def _of_pieces(form: pa.Schema, n: int, pieces: Iterable[pa.Table], source: str) -> Trace:
     """Make a trace from the pieces of a canonical table, in order; clients and shared prefixes are not read."""
-    meta, n = _facts(form.schema.empty_table(), source), form.rows
+    meta = _facts(form.empty_table(), source)
     if not n:
         raise UserError(f"{source}: no rows")
     arrival_s, ids = spilled.like(n, np.float64), spilled.like(n, np.uint64)
     model, prompt, output = (spilled.like(n, np.int32) for _ in range(3))
     src_row, streams = spilled.like(n, np.int64), dict[str, int]()
     drop = "bench trace convert --drop-bad leaves such rows out"
-    begin, last_s, greedy = 0, -np.inf, "sampling" in form.schema.names
+    begin, last_s, greedy = 0, -np.inf, "sampling" in form.names
     for rows in pieces:
         here = slice(begin, begin + rows.num_rows)
         for column in schema.REQUIRED:
@@ -369,28 +369,17 @@ def _of_pieces(form: schema.Form, pieces: Iterable[pa.Table], source: str) -> Tr
         )
     made = Trace(
         name=str(meta.get("name") or Path(source).stem),
-        tier=str(meta.get("tier", "replayed")),
-        licence=str(meta.get("licence", "not stated")),
-        note=str(meta.get("note", "")),
-        sha256="",
-        span_s=span_s,
         models=models,
         arrival_s=arrival_s,
         model=model,
         prompt_tokens=prompt,
         output_tokens=output,
-        tenant=None,
-        prefix=None,
         src_row=src_row,
         source=source,
-        maker=meta.get("maker"),
-        ordered=bool(meta.get("ordered", False)),
-        fit=meta.get("fit"),
+        span_s=span_s,
         resolution_s=meta.get("timestamp_resolution_s"),
-        length_origin=str(meta.get("length_origin", "measured")),
-        notice=None,
         greedy=greedy,
-        kept_share=float(meta.get("kept_share", 1.0)),
+        **{key: meta[key] for key in STATED if key in meta},
     )
     return replace(made, sha256=_sha256(made, {}))
 
@@ -409,6 +398,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {  # types of what the metadata of a tra
     "length_origin": (str,),
     "kept_share": (int, float),
 }
+STATED = ("tier", "licence", "note", "maker", "ordered", "fit", "length_origin", "kept_share")  # as `Trace` names them
 
 
 def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
@@ -430,10 +420,6 @@ def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
     return meta
 
 
-def _noted(loaded: Trace, entry: Mapping[str, Any]) -> Trace:
-    return replace(loaded, note=str(entry["note"]))
-
-
 def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
     """Return the words of a column, and each row's index into them."""
     array = column.combine_chunks()
@@ -441,12 +427,11 @@ def _words(column: pa.ChunkedArray) -> tuple[list[str], NDArray[Any]]:
     return array.dictionary.to_pylist(), array.indices.to_numpy()
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
-    """Return the distinct words in natural order ("rank-9" before "rank-10"), and each row's index into them."""
+def _codes(column: pa.ChunkedArray) -> I4:
+    """Return each row's index into the words that occur, in natural order ("rank-9" before "rank-10")."""
     words, codes = _words(column)
-    used = sorted({words[i] for i in np.unique(codes)}, key=_natural)
-    place = {name: i for i, name in enumerate(used)}
-    return tuple(used), np.array([place.get(name, -1) for name in words], np.int32)[codes]
+    place = {name: i for i, name in enumerate(sorted({words[i] for i in np.unique(codes)}, key=_natural))}
+    return np.asarray(np.array([place.get(name, -1) for name in words], np.int32)[codes])
 
 
 def _greedy(column: pa.ChunkedArray, where: Callable[[int], str]) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
-from hashlib import blake2b
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from harness.policy.types import UserError
 from traces import convert, records, schema
 from traces.guarded import reading
 from traces.records import Record
-from traces.served import Source
+from traces.served import Source, count
 
 Lines = Iterator[tuple[int, Record]]  # records with the lines where they stand
 Fields = Mapping[str, str | tuple[str, ...]]  # the log's name of a canonical column, or several: the first not blank
@@ -63,30 +64,25 @@ def read(
             reason, text = wrong
             if not drop_bad:
                 raise UserError(f"{path}:{line}: {text} ({convert.DROP})")
-        if reason is None and _again(row, ids):
-            reason = schema.AGAIN
+        if reason is None and (name := row.get("request_id")) is not None:
+            reason = schema.AGAIN if str(name) in ids else None
+            ids.add(str(name))
         if reason is None:
             places.append(line)
             rows.append(row)
         elif reason:
-            dropped[reason] = dropped.get(reason, 0) + 1
+            count(dropped, reason)
     if not rows:
-        why = "".join(f", {count} {reason}" for reason, count in dropped.items())
+        why = "".join(f", {n} {reason}" for reason, n in dropped.items())
         raise UserError(f"{path}: no request that was served{why}")
     columns = _columns(rows, hashed, block_tokens)
     if known.get("model"):
         del columns["model"]
     unblocked = columns["prefix_hashes"].value_lengths().to_pylist().count(0) if "prefix_hashes" in columns else 0
     named = {key: names.get(key, (key,))[0] for key in columns}
-    place = np.asarray(places, np.int64)
-    source = Source(
-        {named[key]: values for key, values in columns.items()},
-        lambda row: f"{path}:{place[row]}",
-        lambda rows: place[rows],
-    )
+    source = Source(path, {named[key]: values for key, values in columns.items()}, np.asarray(places, np.int64))
     how: dict[str, Any] = {"time_unit": "s", "sort": True} | known
     return convert.canonical(
-        path,
         source,
         named,
         **how,
@@ -97,25 +93,16 @@ def read(
     )
 
 
-def _again(row: Mapping[str, Any], ids: set[str]) -> bool:
-    """Tell whether a row has the id of an earlier one, and note its id."""
-    if blank(row.get("request_id")):
-        return False
-    name = str(row["request_id"])
-    again = name in ids
-    ids.add(name)
-    return again
-
-
 def _columns(rows: Sequence[Mapping[str, Any]], hashed: _Hashes, block_tokens: int | None) -> dict[str, pa.Array]:
     """Return rows as columns, with keyed hashes in place of sessions and blocks."""
     columns: dict[str, pa.Array] = {
         "arrival_s": pa.array([row["arrival_s"] for row in rows], pa.float64()),
         "model": pa.array([_name(row.get("model")) for row in rows], pa.string()),
     }
-    columns |= {key: _counts([row[key] for row in rows]) for key in ("prompt_tokens", "output_tokens")}
-    if any(not blank(row.get("session_id")) for row in rows):
-        sessions = [hashed.of("session", row["session_id"], k) for k, row in enumerate(rows)]
+    for key in ("prompt_tokens", "output_tokens"):  # as text, so that messages can show a bad one
+        columns[key] = pa.array([None if row[key] is None else str(row[key]) for row in rows], pa.string())
+    if any(row.get("session_id") is not None for row in rows):
+        sessions = [hashed.session(row["session_id"], k) for k, row in enumerate(rows)]
         columns["session_id"] = pa.array(sessions, pa.uint64())
     if block_tokens and any(row.get("prefix_hashes") for row in rows):
         chains = [hashed.chain(_whole(row, block_tokens)) for row in rows]
@@ -152,18 +139,14 @@ def seconds(value: Any, unit: float = 1.0) -> float | None:
     """
     if value is None or value == "":
         return None
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | float | str | datetime):
         raise TypeError(value)
-    if isinstance(value, int | float):
-        return float(value) * unit
     if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, date) or not isinstance(value, str):
-        raise TypeError(value)
-    try:
-        return float(value) * unit
-    except ValueError:
-        stamp = datetime.fromisoformat(value.strip().removesuffix(" UTC"))
+        stamp = value
+    else:
+        with suppress(ValueError):
+            return float(value) * unit
+        stamp = datetime.fromisoformat(str(value).strip().removesuffix(" UTC"))
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
 
@@ -222,23 +205,9 @@ def _whole(row: Mapping[str, Any], block_tokens: int) -> Sequence[int]:
     return blocks[:whole] if len(blocks) >= whole else ()
 
 
-def _counts(values: list[Any]) -> pa.Array:
-    """Return counts as numbers if all are numbers, else as text, so that messages can show a bad one."""
-    numbers = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values)
-    if numbers:
-        try:
-            return pa.array(values, pa.float64() if any(isinstance(v, float) for v in values) else pa.int64())
-        except (OverflowError, pa.ArrowException):
-            pass
-    return pa.array(["" if value is None else str(value) for value in values], pa.string())
-
-
 def _key(path: Path) -> bytes:
-    digest = blake2b(digest_size=32, person=b"sessions")
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.digest()
+        return file_digest(file, lambda: blake2b(digest_size=32, person=b"sessions")).digest()
 
 
 class _Hashes:
@@ -248,22 +217,22 @@ class _Hashes:
         self._key = key
         self._known: dict[tuple[int, int], int] = {}
 
-    def of(self, what: str, name: Any, row: int) -> int:
-        """Return the number of a name; a row without a name gets a number of its own."""
-        text = f"row {row}" if blank(name) else f"{what} {name}"
+    def session(self, name: Any, row: int) -> int:
+        """Return the number of a session; a row without one gets a number of its own."""
+        return self._hash(f"row {row}" if name is None else f"session {name}")
+
+    def _hash(self, text: str) -> int:
         return int.from_bytes(blake2b(text.encode("utf-8", "replace"), key=self._key, digest_size=8).digest())
 
     def chain(self, blocks: Sequence[int]) -> list[int]:
         """Return a number for each block, which stands for the block and all blocks before it."""
-        numbers, before = [], 0
+        numbers = [0]
         for block in blocks:
-            if (number := self._known.get((before, block))) is None:
-                text = f"block {before} {block}".encode()
-                number = int.from_bytes(blake2b(text, key=self._key, digest_size=8).digest())
-                self._known[before, block] = number
-            numbers.append(number)
-            before = number
-        return numbers
+            key = numbers[-1], block
+            if key not in self._known:
+                self._known[key] = self._hash(f"block {key[0]} {block}")
+            numbers.append(self._known[key])
+        return numbers[1:]
 
 
 def _shown(value: Any) -> str:

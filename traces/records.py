@@ -1,7 +1,7 @@
 """Any file of a log as records: JSON in whatever arrangement, CSV and Parquet, also under gzip.
 
-What a file holds is told by its first bytes, not by its name. Each record has its place: the line where it begins, or
-the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
+A file's first bytes decide what it holds, or the ending of a Parquet's name. Each record has its place: the line where
+it begins, or the row of a Parquet. Only the columns that are asked for are read of a CSV or a Parquet.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ NO_VLLM_TEXT = (
 )
 DUMP = re.compile(r"--|PGDMP|(COPY|INSERT INTO|SET|CREATE)\s", re.IGNORECASE)
 NO_DUMP = "a PostgreSQL dump, which is not read: psql -c '\\copy \"TABLE\" to log.csv csv header' writes a table as CSV"
+PARQUET = frozenset({".parquet", ".pq"})
 PICKLES = frozenset({".pkl", ".pickle"})
 NO_PICKLE = (
     "a pickle, which is not read, as reading runs code: load it where you trust it, and write its records as CSV or "
@@ -54,9 +55,7 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
     If the file is a table, only the columns in `fields` are read. Raises UserError if the file cannot be read.
     """
     with reading(path):
-        with opened(path) as file:
-            head = file.read(HEAD_BYTES)
-        every = _of_kind(path, head, fields)
+        every = _of_kind(path, fields)
         if (first := next(every, None)) is None:
             raise UserError(f"{path}: no rows")
         yield first
@@ -66,11 +65,8 @@ def records(path: Path, fields: Collection[str] | None = None) -> Iterator[tuple
 def kind(path: Path) -> str:
     """Return the kind of a file: parquet, json or csv. Raises UserError for a file that no reader can read."""
     with reading(path), opened(path) as file:
-        return _kind(path, file.read(HEAD_BYTES))
-
-
-def _kind(path: Path, head: bytes) -> str:
-    if head.startswith(b"PAR1"):
+        head = file.read(HEAD_BYTES)
+    if head.startswith(b"PAR1") or path.suffix in PARQUET:
         return "parquet"
     if head.startswith(b"\x80") or path.suffix in PICKLES:
         raise UserError(f"{path}: {NO_PICKLE}")
@@ -84,15 +80,15 @@ def _kind(path: Path, head: bytes) -> str:
     return "json" if text[0] in "{[" else "csv"
 
 
-def _of_kind(path: Path, head: bytes, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
-    what = _kind(path, head)
-    if what == "parquet":
-        yield from _parquet(path, fields)
-    elif what == "json":
-        yield from _json(path)
-    else:
-        with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
-            yield from _csv(path, text, fields)
+def _of_kind(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
+    match kind(path):
+        case "parquet":
+            yield from _parquet(path, fields)
+        case "json":
+            yield from _json(path)
+        case _:
+            with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+                yield from _csv(path, text, fields)
 
 
 def _parquet(path: Path, fields: Collection[str] | None) -> Iterator[tuple[int, Record]]:
@@ -152,7 +148,7 @@ def _unwrapped(path: Path, line: int, value: Any) -> Iterator[tuple[int, Record]
 
 
 def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_once)
     at, line = 0, 1
     blank = re.compile(r"[\s,]*")
     while (values_of := blank.match(text, at)) and (begin := values_of.end()) < len(text):
@@ -160,10 +156,20 @@ def _values(path: Path, text: str) -> Iterator[tuple[int, Any]]:
         try:
             value, at = decoder.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
-            where = line + (text.count("\n", begin, error.pos) if isinstance(error, json.JSONDecodeError) else 0)
+            end = error.pos if isinstance(error, json.JSONDecodeError) else begin
+            where = line + text[begin:end].rstrip().count("\n")  # a cut line ends before the error
             raise UserError(f"{path}:{where}: not JSON: {str(error)[:SAID]}") from None
         yield line, value
         line += text.count("\n", begin, at)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object from its pairs. Raises ValueError for a key that occurs twice."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
+    return record
 
 
 def _object(path: Path, line: int, value: Any) -> Record:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 
 from harness import spilled
 from harness.policy.types import UserError
+from traces.guarded import reading
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 REQUIRED = {
@@ -68,9 +68,13 @@ def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
     arrays = [_array(columns[name], kind) for name, kind in fields]
     schema = pa.schema(
         [pa.field(name, kind, nullable=name in OPTIONAL) for name, kind in fields],
-        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())},
+        _encoded(meta),
     )
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _encoded(meta: Mapping[str, Any]) -> dict[bytes, bytes]:
+    return {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
 
 
 def write(rows: pa.Table, path: Path) -> None:
@@ -84,60 +88,43 @@ def write(rows: pa.Table, path: Path) -> None:
         raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
 
 
-def drawn(path: Path, arrival_s: Any, models: Any, lengths: Any, *, span_s: float, note: str) -> Path:
-    """Write drawn requests, in order of arrival, to a file of a synthetic trace; return its path, which gives the name.
-
-    `lengths` has the prompt and output tokens: (requests, 2).
-    """
-    columns = {
-        "request_id": np.arange(len(arrival_s)),
-        "arrival_s": arrival_s,
-        "model": models,
-        "prompt_tokens": lengths[:, 0],
-        "output_tokens": lengths[:, 1],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(table(columns, {"name": path.stem, "tier": "synthetic", "span_s": span_s, "note": note}), path)
-    return path
+def requests(
+    arrival_s: Any, model: Any, prompt_tokens: Any, output_tokens: Any, meta: Mapping[str, Any], **more: Any
+) -> pa.Table:
+    """Make a canonical table of requests in order of arrival, which are numbered in this order."""
+    columns = {"request_id": np.arange(len(arrival_s), dtype=np.uint64), "arrival_s": arrival_s, "model": model}
+    return table(columns | {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens} | more, meta)
 
 
 def read(path: Path) -> pa.Table:
     """Read a canonical Parquet; UserError if the file is not one."""
-    with _readable(path):
+    with reading(path):
         rows = pq.read_table(path)
         rows.validate(full=True)
     _canonical(path, rows.schema)
     return rows
 
 
-class Form(NamedTuple):
-    """The schema of a canonical table, and the number of its rows."""
-
-    schema: pa.Schema
-    rows: int
-
-
-def long(path: Path) -> Form | None:
-    """Return the form of a canonical Parquet that must be read in pieces; None for any other file.
+def long(path: Path) -> tuple[pa.Schema, int] | None:
+    """Return the schema and the rows of a canonical Parquet that must be read in pieces; None for any other file.
 
     Such a file is too long for memory, and has neither clients nor shared prefixes. A file that is not Parquet gives
     None too, as `read` raises the error.
     """
     try:
         with pq.ParquetFile(path) as file:
-            form = Form(file.schema_arrow, file.metadata.num_rows)
+            form, rows = file.schema_arrow, file.metadata.num_rows
     except (OSError, ValueError, MemoryError, pa.ArrowException):
         return None
-    names = form.schema.names
-    if form.rows <= spilled.MOST_HELD or {"tenant", "prefix_hashes"} & {*names}:
+    if rows <= spilled.MOST_HELD or {"tenant", "prefix_hashes"} & {*form.names}:
         return None
-    _canonical(path, form.schema)
-    return form
+    _canonical(path, form)
+    return form, rows
 
 
 def pieces(path: Path) -> Iterator[pa.Table]:
     """Yield a canonical Parquet in pieces of rows, with the required columns and `src_row`; UserError as for `read`."""
-    with _readable(path), pq.ParquetFile(path) as file:
+    with reading(path), pq.ParquetFile(path) as file:
         names = [name for name in (*REQUIRED, "src_row") if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):  # one iteration over all groups would read ahead without bound
             for batch in file.iter_batches(spilled.PIECE, row_groups=[group], columns=names):
@@ -145,19 +132,9 @@ def pieces(path: Path) -> Iterator[pa.Table]:
                 yield pa.Table.from_batches([batch])
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {_first(error)}") from None
-
-
 def _canonical(path: Path, form: pa.Schema) -> None:
     """Raise UserError where columns are missing or of another type."""
-    with _readable(path):
+    with reading(path):
         names = form.names  # some may not be UTF-8
     for name in REQUIRED:
         if name not in names:
@@ -174,9 +151,7 @@ def noted(rows: pa.Table, note: str, **more: Any) -> pa.Table:
     meta = metadata(rows) | more
     notes = [str(meta["note"])] if meta.get("note") else []
     meta["note"] = "; ".join([*notes, note] if note else notes)
-    return rows.replace_schema_metadata(
-        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())}
-    )
+    return rows.replace_schema_metadata(_encoded(meta))
 
 
 def foreign(path: Path) -> bool:
@@ -189,10 +164,6 @@ def foreign(path: Path) -> bool:
     except (OSError, ValueError, MemoryError, pa.ArrowException):
         return False
     return "arrival_ns" in names or not names & {*REQUIRED} - {"model", "prompt_tokens"}
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def metadata(rows: pa.Table) -> dict[str, Any]:
@@ -221,11 +192,8 @@ def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any,
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
-    digest = sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

@@ -1,8 +1,8 @@
-"""Rows of a table that were served, each request once: by the columns of states and ids, where it has them."""
+"""Raw columns of a file, and those of its rows that were served, each request once: by columns of states and ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,41 +15,52 @@ from traces import schema, usual
 
 
 class Source(NamedTuple):
-    """Raw columns of a file, and the place of each row in it."""
+    """Raw columns of a file, and the line of each row."""
 
+    path: Path
     columns: Mapping[str, pa.Array]
-    where: Callable[[int], str]
-    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # lines of some rows
+    lines: NDArray[np.int64]
+
+    def where(self, row: int) -> str:
+        """Return `file:line` of a row, for messages."""
+        return f"{self.path}:{self.lines[row]}"
+
+    def take(self, rows: NDArray[np.int64]) -> Source:
+        """Select rows, in the order given."""
+        columns = {name: values.take(pa.array(rows)) for name, values in self.columns.items()}
+        return self._replace(columns=columns, lines=self.lines[rows])
+
+    def only(self, keep: NDArray[np.bool_], left: Mapping[str, int]) -> Source:
+        """Select the rows for which `keep` is true. Raises UserError if there are none, with the counts in `left`."""
+        if not keep.any():
+            why = ", ".join(f"{n} {reason}" for reason, n in left.items())
+            raise UserError(f"{self.path}: no row is left of {len(keep)}: {why}")
+        return self.take(np.flatnonzero(keep))
 
 
-def answered(path: Path, source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:
+def answered(source: Source, columns: Mapping[str, str], left: dict[str, int]) -> Source:
     """Return the rows of requests that were served, without rows that repeat an id.
 
     The others are counted in `left`, each by the first reason to leave it out.
     """
-    count = len(next(iter(source.columns.values())))
-    keep = np.ones(count, bool)
+    keep = np.ones(len(source.lines), bool)
     if (column := columns.get("status")) is not None:
         for row, status in enumerate(source.columns[column].to_pylist()):
             if not usual.served(status):
                 keep[row] = False
-                reason = f"with status {str(status).strip()[:20]}"
-                left[reason] = left.get(reason, 0) + 1
+                count(left, f"with status {str(status).strip()[:20]}")
     if (column := columns.get("request_id")) is not None:
         known = set[Any]()
         for row in np.flatnonzero(keep).tolist():
             if (name := source.columns[column][row].as_py()) in known:
                 keep[row] = False
-                left[schema.AGAIN] = left.get(schema.AGAIN, 0) + 1
+                count(left, schema.AGAIN)
             elif name not in {None, ""}:
                 known.add(name)
-    return source if keep.all() else only(path, source, keep, left)
+    return source if keep.all() else source.only(keep, left)
 
 
-def only(path: Path, source: Source, keep: NDArray[np.bool_], left: Mapping[str, int]) -> Source:
-    """Return the rows of a source for which `keep` is true. Raises UserError if there are none."""
-    if not keep.any():
-        raise UserError(f"{path}: no row is left of {len(keep)}: " + ", ".join(f"{n} {why}" for why, n in left.items()))
-    kept = np.flatnonzero(keep)
-    columns = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
-    return Source(columns, lambda row: source.where(int(kept[row])), lambda rows: source.line(kept[rows]))
+def count(left: dict[str, int], reason: str, rows: int = 1) -> None:
+    """Add rows that are left out for a reason to the counts in `left`."""
+    if rows:
+        left[reason] = left.get(reason, 0) + rows

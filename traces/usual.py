@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.policy.types import UserError
 
 TimeUnit = Literal["s", "ms", "us", "ns", "clock", "datetime"]
 PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "clock": "HH:MM:SS"}
 
 # Seconds above 10^8 (three years) are a date's, not a trace's; above 4.1 x 10^9 they are no date before 2100 either.
 EPOCH_S, LAST_EPOCH_S = 1e8, 4.1e9
@@ -85,9 +88,8 @@ def served(status: Any) -> bool:
     denying a failure, as "no error", counts too.
     """
     text = "" if status is None else str(status).strip()
-    number = _number(text.partition(" ")[0]) if text else None
-    if number is not None:
-        return number == 0 or 200 <= number < 300
+    if (code := number(text.partition(" ")[0])) is not None:
+        return code == 0 or 200 <= code < 300
     plain = _plain(text)
     return plain.startswith(DENIED) or not any(word in plain for word in UNSERVED)
 
@@ -113,7 +115,8 @@ def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
     words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
     if spoken := next((UNITS[word] for word in words if word in UNITS), None):
         return spoken
-    numbers = _numbers(stamps)
+    numbers = floats(stamps.drop_null())
+    numbers = numbers[np.isfinite(numbers)]
     if trusted or not len(numbers):
         return "s"
     first_, last = float(numbers.min()), float(numbers.max())
@@ -129,16 +132,16 @@ def unit(name: str, stamps: pa.Array, *, trusted: bool = False) -> TimeUnit:
     return next(fits, "s") if gap > 0 else "s"
 
 
-def _numbers(stamps: pa.Array) -> NDArray[np.float64]:
-    """Return the stamps that are finite numbers."""
-    try:
-        values = np.asarray(stamps.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-    except pa.ArrowException:
-        values = np.array([number for text in stamps.to_pylist() if (number := _number(text)) is not None])
-    return values[np.isfinite(values)] if len(values) else values
+def floats(values: pa.Array) -> NDArray[np.float64]:
+    """Return values as numbers, with NaN for values that are not numbers."""
+    with suppress(pa.ArrowException):
+        plain = pc.utf8_trim_whitespace(values) if pa.types.is_string(values.type) else values
+        return np.asarray(plain.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    return np.array([number(value) for value in values.to_pylist()], np.float64)  # None becomes NaN
 
 
-def _number(text: Any) -> float | None:
+def number(text: Any) -> float | None:
+    """Return a value as a number; None if it is not one, or a truth value."""
     try:
         return None if isinstance(text, bool) else float(text)
     except (TypeError, ValueError, OverflowError):

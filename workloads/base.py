@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from harness import spilled
 from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
+from traces.load import Trace
 from traces.prefix import picked
 from workloads.build import build, closed
 from workloads.models import ModelSet
-from workloads.picking import Assign, Rows, in_pieces
+from workloads.picking import Assign, in_pieces
 
 RARE = 100  # requests in the trace; a P95 of fewer depends on the slowest five
 DRAWN = 1000  # requests that stand in for a rare model's
 
 
-def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
+def base(trace: Trace, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
     """Return the jobs on which SLO bases are measured: the trace at rate scale 1, without SLOs.
 
     A model with fewer than `RARE` requests gets `DRAWN` Poisson arrivals instead. These come at the model's mean rate,
@@ -33,31 +36,22 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
     counts = np.bincount(jobs.model[jobs.arrival_s >= 0], minlength=len(models.members))
     rare = np.flatnonzero(counts < RARE)
     keep = ~np.isin(jobs.model, rare)
-    arrival, model = [jobs.arrival_s[keep]], [jobs.model[keep]]
-    prompt, output = [jobs.prompt_tokens[keep]], [jobs.output_tokens[keep]]
+    parts: list[tuple[NDArray[Any], ...]] = [
+        tuple(column[keep] for column in (jobs.arrival_s, jobs.model, jobs.prompt_tokens, jobs.output_tokens))
+    ]
     total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
     for i in rare:
         member = models.members[i]
         draw = rng(seed, "base", member.name)
         servable = np.flatnonzero(total <= member.shape.max_tokens)
         row = servable[draw.integers(0, len(servable), DRAWN)]
-        arrival.append(np.cumsum(draw.exponential(trace.span_s / max(1, counts[i]), DRAWN)))
-        model.append(np.full(DRAWN, i, np.int32))
-        prompt.append(trace.prompt_tokens[row].astype(np.int32))
-        output.append(trace.output_tokens[row].astype(np.int32))
-    when = np.concatenate(arrival)
-    order = np.argsort(when, kind="stable")
-    none = np.full(len(when), np.inf)
-    return Jobs(
-        models.names,
-        when[order],
-        np.concatenate(model)[order],
-        np.concatenate(prompt)[order],
-        np.concatenate(output)[order],
-        none,
-        none,
-        prefix=jobs.prefix and _behind(jobs.prefix, np.flatnonzero(keep), order),
-    )
+        when = np.cumsum(draw.exponential(trace.span_s / max(1, counts[i]), DRAWN))
+        parts.append((when, np.full(DRAWN, i, np.int32), trace.prompt_tokens[row], trace.output_tokens[row]))
+    arrival, model, prompt, output = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(arrival, kind="stable")
+    none = np.full(len(arrival), np.inf)
+    prefix = jobs.prefix and _behind(jobs.prefix, np.flatnonzero(keep), order)
+    return Jobs(models.names, arrival[order], model[order], prompt[order], output[order], none, none, prefix=prefix)
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:

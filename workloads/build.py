@@ -27,9 +27,10 @@ from harness import spilled
 from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
 from traces.arrivals import MOST_IN_FILES, MOST_REQUESTS, bounded, positive, rng
+from traces.load import Trace
 from traces.prefix import numbered, picked
 from workloads.models import ModelSet
-from workloads.picking import FOLDS, Assign, Picked, Picking, Rows, in_pieces, window_fold
+from workloads.picking import FOLDS, Assign, Picked, Picking, in_pieces, window_fold
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -48,7 +49,7 @@ MOST_FILES = 256  # requests of a long workload wait in these to be sorted
 
 
 def build(
-    trace: Rows,
+    trace: Trace,
     models: ModelSet,
     *,
     rate_scale: float = 1.0,
@@ -164,13 +165,13 @@ def _by_pieces(picking: Picking, at: _Window, ttft_slo_s: F8, tpot_slo_s: F8) ->
     return Jobs(names, arrival_s, model, prompt, output, ttft_s, tpot_s)
 
 
-def closed(trace: Rows) -> synthetic.Preset | None:
+def closed(trace: Trace) -> synthetic.Preset | None:
     """Return the generator of a trace that is a closed loop; None for any other trace."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     return made if made is not None and made.clients else None
 
 
-def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
+def hold(trace: Trace, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
     """Raise UserError if a run, or the copies that it is cut from, would have more requests than can be held.
 
     Also raise it if clients are to be scaled and the trace names none.
@@ -186,18 +187,18 @@ def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, w
     bounded(what, len(trace.model) * rate_scale * times, way, most)
 
 
-def _named_clients(trace: Rows, tenant: I4 | None) -> None:
+def _named_clients(trace: Trace, tenant: I4 | None) -> None:
     if tenant is None:
         raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
 
 
-def window_span_s(trace: Rows, origin: str) -> float:
+def window_span_s(trace: Trace, origin: str) -> float:
     """Return the period, in seconds, of the part of the trace that a seed replays."""
     return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
 
 
 def _loop(
-    trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
+    trace: Trace, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float, assign: Assign
 ) -> Jobs:
     """Make a closed loop's jobs: each model's clients begin `warmup_s` before 0, and send the model's rows in turn.
 
@@ -227,7 +228,7 @@ def _loop(
 
 
 def plan(
-    trace: Rows,
+    trace: Trace,
     models: ModelSet,
     rate_scale: float = 1.0,
     origin: Origin = "trace",
@@ -260,7 +261,7 @@ def plan(
 
 
 def requests_seen(
-    trace: Rows, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
+    trace: Trace, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
 ) -> list[int]:
     """Count the requests of each model that planners see."""
     return [int(n) for n in _seen(trace, models, origin, seed, assign).counts]
@@ -275,7 +276,7 @@ class _Seen(NamedTuple):
     span_s: float
 
 
-def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Seen:
+def _seen(trace: Trace, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Seen:
     fold, drawn = window_fold(trace, seed, origin), seed
     if origin == "held-out":
         fold, drawn = None if fold is None else 1 - fold, PLAN_SEED + seed
@@ -294,7 +295,7 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
     return _Seen(counts, prompt, output, span_s)
 
 
-def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
+def rate_rps(trace: Trace, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
     """Return the requests per second at rate scale 1, as the generator states it or as counted in the rows replayed."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     if made is not None and made.rate_rps:

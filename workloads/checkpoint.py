@@ -210,7 +210,7 @@ class _Config:
             self.need("vocab"),
             self.gated(),
             self.tied(),
-            self.count("context") or self.rope_context(),
+            self.need("context"),
             experts=experts,
             latent=latent,
             sliding=self.sliding(layers),
@@ -257,9 +257,6 @@ class _Config:
         if (value := self.count(name)) is None:
             raise self.wrong(f"no {NAMES[name][0]}")
         return value
-
-    def rope_context(self) -> int:
-        raise self.wrong(f"no {NAMES['context'][0]}")
 
     def gated(self) -> bool:
         if "mlp_type" in self.keys:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -31,7 +32,7 @@ QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A shape as `shapes.toml` has it."""
+    """A shape as `shapes.toml` has it: the fields of a Shape in its order, and its repository."""
 
     layers: Count
     hidden: Count
@@ -40,28 +41,15 @@ class Checkpoint:
     head_dim: Count
     ffn: Count
     vocab: Count
-    context: Count
     gated: bool
     tied: bool
+    context: Count
     sampled: bool = False
     repo: str = ""
 
     def shape(self, name: str) -> Shape:
         """Return the shape from which the simulator computes the times of steps and the memory."""
-        return Shape(
-            name,
-            self.layers,
-            self.hidden,
-            self.q_heads,
-            self.kv_heads,
-            self.head_dim,
-            self.ffn,
-            self.vocab,
-            self.gated,
-            self.tied,
-            self.context,
-            self.sampled,
-        )
+        return Shape(name, *astuple(self)[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +251,7 @@ def shape(text: str) -> Shape:
     elif name in shapes():
         made = quantised.loaded(shapes()[name], name, dtype, kv_dtype)
     else:
-        raise UserError(_no_model(name))
+        raise UserError(f'no model "{name}"{meant(name, shapes())} (bench list models)')
     if (ep or 1) > 1 and made.experts is None:
         raise UserError(f'model "{text}": ep={ep} divides experts among GPUs, and {made.name} has none')
     if made.experts is not None and made.experts.routed % (ep or 1):
@@ -313,10 +301,6 @@ def _changed(part: str, change: Callable[[str], str]) -> str:
     return (change(name) if checkpoint.is_checkpoint(name) else name) + colon + qualifiers + star + count
 
 
-def _no_model(name: str) -> str:
-    return f'no model "{name}"{meant(name, shapes())} (bench list models)'
-
-
 def sets() -> tuple[str, ...]:
     """Return the names of the sets that come with the bench."""
     return tuple(sorted(path.stem for path in (HERE / "sets").glob("*.toml")))
@@ -335,22 +319,31 @@ def model_set(name: str) -> ModelSet:
         return _set(HERE / "sets" / f"{name}.toml")
     if name.endswith(".toml"):
         return _set(Path(name))
-    parts = [part.strip().partition("*") for part in name.split(",")]
-    if len(parts) == 1 and not parts[0][1] and not _is_model(parts[0][0]):
+    if not ({",", "*"} & {*name} or _is_model(name.strip())):
         raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list models)')
+    texts = _listed(name)
+    entries = {text: (shape(text), parsed(text).tp or 1) for text in texts}
+    for text, (entry, tp) in entries.items():
+        _cut(text, entry, tp)
+    labels = _numbered(entries[text][0].name for text in texts)
+    return ModelSet(name, tuple(Served(label, *entries[text]) for label, text in zip(labels, texts, strict=True)))
+
+
+def _listed(name: str) -> list[str]:
+    """Return each model of a list as it is asked for; UserError for a count that is none, and for too many models."""
+    parts = [part.strip().partition("*") for part in name.split(",")]
     times = [_times(name, count) if star else 1 for _, star, count in parts]
     if sum(times) > MOST_MODELS:
         raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')
-    models = [(shape(kind), parsed(kind)) for kind, *_ in parts]
-    members: list[Served] = []
-    seen: dict[str, int] = {}
-    for (kind, *_), (entry, qualifiers) in zip(parts, models, strict=True):
-        _cut(kind, entry, qualifiers.tp or 1)
-    for (entry, qualifiers), n in zip(models, times, strict=True):
-        for _ in range(n):
-            seen[entry.name] = seen.get(entry.name, 0) + 1
-            members.append(Served(f"{entry.name}/{seen[entry.name]}", entry, qualifiers.tp or 1))
-    return ModelSet(name, tuple(members))
+    return [text for (text, *_), n in zip(parts, times, strict=True) for _ in range(n)]
+
+
+def _numbered(names: Iterable[str]) -> Iterator[str]:
+    """Yield names that tell equal ones apart: phi-2/1, phi-2/2."""
+    seen = Counter[str]()
+    for name in names:
+        seen[name] += 1
+        yield f"{name}/{seen[name]}"
 
 
 def as_asked(name: str) -> tuple[str, ...]:
@@ -361,11 +354,7 @@ def as_asked(name: str) -> tuple[str, ...]:
     every = model_set(name).members
     head = name.partition("+models=")[0]
     path = HERE / "sets" / f"{head}.toml" if head in sets() else Path(name) if name.endswith(".toml") else None
-    if path is not None:
-        texts = [member.shape for member in toml.read(path, SetFile).model]
-    else:
-        parts = [part.strip().partition("*") for part in name.split(",")]
-        texts = [kind for kind, star, count in parts for _ in range(_times(name, count) if star else 1)]
+    texts = _listed(name) if path is None else [member.shape for member in toml.read(path, SetFile).model]
     return tuple(_stated(texts[k % len(texts)]) for k in range(len(every)))
 
 
@@ -388,8 +377,7 @@ def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
     if any(member.stream is not None for member in base.members):
         raise UserError(f'model set "{name}": {base.name} names a stream for each model, so it has no other size')
     every = [base.members[i % len(base.members)] for i in range(count)]
-    shapes = [member.shape.name for member in every]
-    names = (f"{kind}/{shapes[:i].count(kind) + 1}" for i, kind in enumerate(shapes))
+    names = _numbered(member.shape.name for member in every)
     return ModelSet(name, tuple(replace(member, name=new) for member, new in zip(every, names, strict=True)))
 
 

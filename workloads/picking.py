@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,10 @@ from harness import spilled
 from harness.policy.types import Prefix, UserError
 from traces import drawing, synthetic
 from traces.arrivals import rng
-from traces.load import log
+from traces.load import Trace, log
 from traces.prefix import picked
 from workloads.models import ModelSet, shape
-from workloads.square import dealt, square_order
+from workloads.square import dealt, size_classes
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -28,56 +28,7 @@ FOLDS = 2
 FOLDED_S = 7200.0  # from this span on every seed plans by the first fold, an earlier period
 
 
-class Rows(Protocol):
-    """Rows of a trace: arrays of one element a request, sorted by arrival."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def maker(self) -> str | None:
-        """The generator that draws the trace again for each seed; None for a trace that is replayed."""
-
-    @property
-    def ordered(self) -> bool:
-        """True if the trace's k-th stream belongs to the k-th model of a set."""
-
-    @property
-    def span_s(self) -> float:
-        """The period after which the trace repeats."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the trace's streams."""
-
-    @property
-    def arrival_s(self) -> F8: ...  # noqa: D102
-    @property
-    def model(self) -> I4:
-        """The stream of each request, as an index into `models`."""
-
-    @property
-    def prompt_tokens(self) -> I4: ...  # noqa: D102
-    @property
-    def output_tokens(self) -> I4: ...  # noqa: D102
-    @property
-    def tenant(self) -> I4 | None:
-        """The client of each request, where known."""
-
-    @property
-    def prefix(self) -> Prefix | None:
-        """Prefixes that prompts share, where known."""
-
-    def where(self, row: int) -> str:
-        """Return `file:row` of a request, for messages."""
-
-    def first(self, n: int) -> Rows:
-        """Return the first n requests as a trace whose period ends at the arrival of request n + 1.
-
-        The trace has no shared prefixes.
-        """
-
-
-def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
+def window_fold(trace: Trace, seed: int, origin: str) -> int | None:
     """Return the fold of a replayed trace that a seed replays; None if it replays the whole trace.
 
     A trace has folds if planners know only the other fold ("held-out") or only the fold replayed ("window"). Even seeds
@@ -89,7 +40,7 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
     return 1 - seed % 2 if _halved(trace) else 1
 
 
-def _halved(trace: Rows) -> bool:
+def _halved(trace: Trace) -> bool:
     """Tell whether even seeds replay the second half of the trace, and odd seeds the first half."""
     return trace.maker is None and trace.span_s < FOLDED_S
 
@@ -101,7 +52,7 @@ class Assignment(NamedTuple):
     streams: tuple[tuple[str, float], ...]  # in the order of the set's models
 
 
-def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
+def assigned(trace: Trace, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
     """Assign a stream to each model of the set, and name the rule that did. Raises UserError if streams are too few.
 
     The first of these rules that applies is used; `assign` chooses one of the last two instead.
@@ -127,16 +78,16 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
     return Assignment("shuffled", tuple(assigned.streams[k] for k in order))
 
 
-def square_seeds(trace: Rows, models: ModelSet) -> int:
+def square_seeds(trace: Trace, models: ModelSet) -> int:
     """Return the number of seeds in a whole square of `assign="square"`; squares follow each other from seed 0.
 
     This is the number of size classes in the set. It is twice that where even and odd seeds replay different halves of
     a trace: seeds 2k and 2k + 1 then use the same row of the square, so that each half has a whole square.
     """
-    return square_order(models) * (2 if _halved(trace) else 1)
+    return len(size_classes(models)) * (2 if _halved(trace) else 1)
 
 
-def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
+def _named(trace: Trace, models: ModelSet, seed: int) -> Assignment:
     names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
     named = [(member.stream, member.shift_s) for member in models.members if member.stream is not None]
     if len(named) == len(models.members) and any(stream in names for stream, _ in named):
@@ -173,7 +124,7 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     )
 
 
-def _counts(trace: Rows) -> I8:
+def _counts(trace: Trace) -> I8:
     """Count the requests of each stream."""
     counts = np.zeros(len(trace.models), np.int64)
     for piece in spilled.pieces(len(trace.model), trace.model):
@@ -209,19 +160,15 @@ class Picked(NamedTuple):
 
     def only(self, kept: I8) -> Picked:
         """Select the rows at the indices `kept`."""
+        columns = ("arrival_s", "model", "turn", "prompt_tokens", "output_tokens", "lap")
         return self._replace(
-            arrival_s=self.arrival_s[kept],
-            model=self.model[kept],
-            turn=self.turn[kept],
-            prompt_tokens=self.prompt_tokens[kept],
-            output_tokens=self.output_tokens[kept],
+            **{name: getattr(self, name)[kept] for name in columns},
             tenant=None if self.tenant is None else self.tenant[kept],
             prefix=self.prefix and picked(self.prefix, kept),
-            lap=self.lap[kept],
         )
 
 
-def in_pieces(trace: Rows) -> bool:
+def in_pieces(trace: Trace) -> bool:
     """Tell whether a trace is read in pieces: it is too long for memory, is replayed, and has no shared prefixes."""
     return len(trace.model) > spilled.MOST_HELD and trace.maker is None and trace.prefix is None
 
@@ -233,7 +180,7 @@ class Picking(NamedTuple):
     is the generator's seed if it is not the run's.
     """
 
-    trace: Rows
+    trace: Trace
     models: ModelSet
     seed: int
     time_scale: float = 1.0
@@ -261,7 +208,7 @@ def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> 
     trace, models, seed, time_scale, maker, fold, _, drawn = picking
     tenant, prefix = trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]
-    source: Rows | drawing.Drawn = trace
+    source: Trace | drawing.Drawn = trace
     if trace.maker is not None:
         source = drawing.draw(maker or trace.maker, seed if drawn is None else drawn)
         tenant, prefix = None, None
@@ -308,7 +255,7 @@ def _rows(picking: Picking, shared: Sequence[tuple[str, float]], cut: slice) -> 
     return rows._replace(arrival_s=rows.arrival_s - fold * span_s / FOLDS, span_s=span_s / FOLDS)
 
 
-def _shorter(trace: Rows, models: ModelSet) -> str:
+def _shorter(trace: Trace, models: ModelSet) -> str:
     least = min(member.shape.max_tokens for member in models.members)
     name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
     if log(name.partition("+")[0]):

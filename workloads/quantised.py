@@ -4,7 +4,7 @@ A format is bytes of a parameter, scales included. Embeddings, head, router and 
 modules that the config names (`ignore`, `modules_to_not_convert`, `ignored_layers`, `exclude_modules`); of a group of
 modules that is quantised in part, `Format` has the mean. Conventions of names, as their readers have them:
 
-    re:PATTERN   a regular expression (compressed-tensors), matched in bounded time (patterns.py)
+    re:PATTERN   a regular expression (compressed-tensors), of few choices and no repeated group: it cannot take long
     a.*.b        a shell pattern, of a module or of one that holds it (modelopt, transformers' mxfp4)
     a.b          a module, one that holds it, or a part of its path (transformers, vLLM)
 """
@@ -12,6 +12,7 @@ modules that is quantised in part, `Format` has the mean. Conventions of names, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 from harness.policy.fields import meant
 from harness.policy.parameters import alike, attention, parameters
 from harness.policy.types import Format, Formats, Shape, UserError
-from workloads.patterns import Pattern, Steps, Unbounded
 
 PLAIN = Format("bf16", 2.0)
 # Bytes of a parameter: values, and scales by the sizes of their blocks (microscaling, OCP MX 1.0: 8 bits for 32 values;
@@ -36,6 +36,9 @@ FORMATS: Mapping[str, Format] = {
 KV_FORMATS = ("bf16", "fp8")
 LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt", "bitsandbytes")
+ALGORITHMS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK": "fp8_block",
+              "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "MXFP4": "mxfp4", "": "bf16"}  # fmt: skip
+MOST_CHARS, MOST_REPEATS, MOST_CHOICES = 1000, 3, 8  # that a regular expression may have, but for its last .*
 HEAD = "lm_head"  # vLLM quantises it only if the config says so; else it has 16 bits
 NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 values, 32 for 256 of those
 
@@ -186,21 +189,11 @@ def _integer(bits: Any, group: Any, wrong: Callable[[str], UserError], zeros: bo
 
 def _modelopt(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Format:
     algorithm = str(stated.get("quant_algo") or "").upper()
-    match algorithm:
-        case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
-            return FORMATS["fp8"]
-        case "FP8_PB_WO" | "FP8_BLOCK":
-            return FORMATS["fp8_block"]
-        case "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ":
-            return FORMATS["nvfp4"]
-        case "W4A16_AWQ" | "W4A8_AWQ" | "INT4_AWQ":
-            return _integer(4, stated.get("group_size", 128), wrong)
-        case "MXFP4":
-            return FORMATS["mxfp4"]
-        case "":
-            return PLAIN
-        case _:
-            raise wrong(f"quant_algo {algorithm} is not known (FP8, FP8_PB_WO, NVFP4, W4A16_AWQ, MXFP4)")
+    if algorithm in ("W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"):
+        return _integer(4, stated.get("group_size", 128), wrong)
+    if algorithm not in ALGORITHMS:
+        raise wrong(f"quant_algo {algorithm} is not known (FP8, FP8_PB_WO, NVFP4, W4A16_AWQ, MXFP4)")
+    return FORMATS[ALGORITHMS[algorithm]]
 
 
 def _compressed(stated: Mapping[str, Any], wrong: Callable[[str], UserError]) -> Format:
@@ -236,10 +229,10 @@ def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Call
 
     `wrong` makes the error for a pattern that cannot be used.
     """
-    exact, tests, steps = set[str](), list[Callable[[str], bool]](), Steps()
+    exact, tests = set[str](), list[Callable[[str], bool]]()
     for pattern in patterns:
         if pattern.startswith("re:"):
-            tests.append(_expression(pattern[3:], steps, wrong))
+            tests.append(_expression(pattern[3:], wrong))
         elif "*" in pattern:
             inner = _inner(pattern)
             tests.append(lambda name, p=inner: any(fnmatchcase(_inner(n), p) for n in _holders(name)))  # type: ignore[misc]
@@ -253,18 +246,17 @@ def _matcher(patterns: Sequence[str], wrong: Callable[[str], UserError]) -> Call
     return unquantised
 
 
-def _expression(text: str, steps: Steps, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
-    def matches(name: str) -> bool:
-        try:
-            return any(pattern.matches(prefix + name) for prefix in ("", "language_model."))
-        except Unbounded as why:
-            raise wrong(f"{json.dumps(text)[:60]}: {why}") from None
-
+def _expression(text: str, wrong: Callable[[str], UserError]) -> Callable[[str], bool]:
+    """Return a test by a regular expression. It is of a stranger, so one that might match for long is refused."""
+    plain = re.sub(r"\\.|\(\?:", "", text.removesuffix(".*"))
+    repeats, choices = (len(re.findall(characters, plain)) for characters in (r"[*+{]", r"[?|]"))
+    if len(text) > MOST_CHARS or repeats > MOST_REPEATS or choices > MOST_CHOICES or re.search(r"\)[*+{]", plain):
+        raise wrong(f"{json.dumps(text)[:60]}: a pattern with many or nested repeats might match for long")
     try:
-        pattern = Pattern(text, steps)
-    except Unbounded as why:
-        raise wrong(f"{json.dumps(text)[:60]}: {why}") from None
-    return matches
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise wrong(f"{json.dumps(text)[:60]}: no regular expression ({error})") from None
+    return lambda name: any(pattern.match(prefix + name) for prefix in ("", "language_model."))
 
 
 def _inner(name: str) -> str:

@@ -43,10 +43,13 @@ def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int 
 def store(path: Path, peak: int, models: int, prompt: int, cap: int, mean: float) -> Path:
     """Draw the ramps of models m0, m1, ... into a trace, and return its path."""
     drawn = ramps(peak, models, prompt, cap, mean)
-    lengths = np.stack([drawn.prompt_tokens, drawn.output_tokens], 1)
     note = f"staggered ramps to {peak} requests/s of {models} models, {prompt} + at most {cap} tokens, mean {mean:g}"
-    names, span_s = [f"m{k}" for k in drawn.model], float(np.ceil(drawn.arrival_s[-1]))
-    return schema.drawn(path, drawn.arrival_s, names, lengths, span_s=span_s, note=note)
+    span_s = float(np.ceil(drawn.arrival_s[-1]))
+    meta = {"name": path.stem, "tier": "synthetic", "span_s": span_s, "note": note}
+    names = [f"m{k}" for k in drawn.model]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema.write(schema.requests(drawn.arrival_s, names, drawn.prompt_tokens, drawn.output_tokens, meta), path)
+    return path
 
 
 def ramp(peak: int) -> NDArray[np.float64]:

@@ -66,15 +66,10 @@ class Absolute:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The SLO of each class in seconds, and patterns of models' names with their classes; the first match counts."""
+    """The SLO of each class, and patterns of models' names with their classes: the file of a rule `classes:FILE.toml`.
 
-    seconds: tuple[tuple[str, Pair], ...]
-    models: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassFile:
-    """The form of the file in a rule `classes:FILE.toml`."""
+    The first pattern that matches counts.
+    """
 
     class_: Pairs[Seconds] = ()
     models: Pairs[str] = ()
@@ -94,15 +89,15 @@ def parse(text: str) -> Rule:
     Raises UserError for a text in none of the module's forms, and for numbers that are not above 0.
     """
     if match := SCALED.fullmatch(text):
-        ttft_x = _above("SLO scale", float(match[1] or 1))
-        tpot_x = _above("SLO scale", float(match[2] or ttft_x))
+        ttft_x = positive("SLO scale", float(match[1] or 1))
+        tpot_x = positive("SLO scale", float(match[2] or ttft_x))
         rule: Rule = Scaled(cast("Base", match[3] or "released"), ttft_x, tpot_x, match[4] or "")
     elif match := ABSOLUTE.fullmatch(text):
-        scale = _above("SLO scale", float(match[1] or 1))
+        scale = positive("SLO scale", float(match[1] or 1))
         ttft_s, tpot_s = (float(match[k]) / (1000 if match[k + 1] == "ms" else 1) for k in (2, 4))
-        rule = Absolute(scale * _above("SLO ttft", ttft_s), scale * _above("SLO tpot", tpot_s))
+        rule = Absolute(scale * positive("SLO ttft", ttft_s), scale * positive("SLO tpot", tpot_s))
     elif text.startswith("classes:"):
-        rule = _classes(Path(text.removeprefix("classes:")))
+        rule = toml.read(Path(text.removeprefix("classes:")), Classes)
     else:
         raise UserError(
             f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=500ms,tpot=0.05, '
@@ -115,11 +110,6 @@ def by_request(text: str) -> bool:
     """Tell whether a rule sets each request's SLO by its own isolated latency, instead of one SLO per model."""
     match = SCALED.fullmatch(text)
     return match is not None and match[3] == "solo"
-
-
-def is_base(text: str) -> bool:
-    """Tell whether a text is a base without a scale: `P95`, `P95@l40s`, `solo`, `released`."""
-    return text.partition("@")[0] in BASES
 
 
 def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
@@ -137,24 +127,16 @@ def full_rule(text: str | None, scale: float | None, models: ModelSet) -> str:
 def in_full(text: str, scale: float | None = None) -> str:
     """Return a rule's text with its scale written out: `5xP95` for `P95`.
 
-    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError as `scaled` does.
+    Without `scale`, a base gets 5 and any other rule stays as it is. Raises UserError for a rule that has no scale,
+    unless the scale is 1.
     """
-    return scaled(text, scale if scale is not None else USUAL_SCALE if is_base(text) else 1.0)
-
-
-def scaled(base: str, scale: float) -> str:
-    """Return the rule that is `scale` times a base; a rule that cannot be scaled is returned as it is.
-
-    Raises UserError for such a rule unless the scale is 1.
-    """
-    positive("SLO scale", scale)
-    if base.startswith("absolute:"):
-        return base if scale == 1 else f"{scale:g}x{base}"
-    if is_base(base):
-        return f"{scale:g}x{base}"
+    bare = text.partition("@")[0] in BASES
+    scale = positive("SLO scale", scale if scale is not None else USUAL_SCALE if bare else 1.0)
+    if bare or (text.startswith("absolute:") and scale != 1):
+        return f"{scale:g}x{text}"
     if scale != 1:
-        raise UserError(f'SLO "{base}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')
-    return base
+        raise UserError(f'SLO "{text}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')
+    return text
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:
@@ -166,8 +148,8 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
     match rule:
         case Absolute(ttft_s, tpot_s):
             return dict.fromkeys(models.names, (ttft_s, tpot_s))
-        case Classes(seconds, patterns):
-            return {name: _class(name, dict(seconds), patterns) for name in models.names}
+        case Classes():
+            return {name: _class(name, rule) for name in models.names}
         case Scaled("released", ttft_x, tpot_x):
             bases = {member.name: member.released_s for member in models.members if member.released_s is not None}
             return _scaled(bases, models, ttft_x, tpot_x, f"set {models.name} has no released SLO base of")
@@ -188,18 +170,9 @@ def _scaled(bases: Mapping[str, Pair], models: ModelSet, ttft_x: float, tpot_x: 
     return {name: (ttft_x * bases[name][0], tpot_x * bases[name][1]) for name in models.names}
 
 
-def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, str], ...]) -> Pair:
-    label = next((label for pattern, label in patterns if fnmatchcase(name, pattern)), None)
+def _class(name: str, classes: Classes) -> Pair:
+    label = next((label for pattern, label in classes.models if fnmatchcase(name, pattern)), None)
     if label is None:
         raise UserError(f'no SLO class for model "{name}" (a pattern "*" catches the rest)')
-    return seconds[label]
-
-
-def _classes(path: Path) -> Classes:
-    file = toml.read(path, ClassFile)
-    return Classes(tuple((name, (entry.ttft_s, entry.tpot_s)) for name, entry in file.class_), file.models)
-
-
-def _above(name: str, value: float) -> float:
-    positive(name, value)
-    return value
+    slo = dict(classes.class_)[label]
+    return slo.ttft_s, slo.tpot_s

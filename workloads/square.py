@@ -32,11 +32,6 @@ def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(part.tolist()) for part in np.split(order, cuts))
 
 
-def square_order(models: ModelSet) -> int:
-    """Return the number of size classes of a set, which is the number of seeds and of assigned streams in a square."""
-    return len(size_classes(models))
-
-
 def latin(order: int, number: int) -> I8:
     """Draw Latin square `number`: its rows are seeds, its columns streams (busiest first), its entries size classes."""
     draw = rng(number, "square")

@@ -66,7 +66,7 @@ SAID: Mapping[str, Mapping[str, str]] = {
         "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
         "repo": "id on huggingface.co, a second name",
     },
-    "ClassFile": {"class": "SLOs by the name of a class",
+    "Classes": {"class": "SLOs by the name of a class",
                   "models": "the class of each pattern of names; the first that matches holds"},
     "Study": {
         "condition": "settings that are compared", "paper": "the paper that it reproduces",
@@ -221,7 +221,7 @@ def _files() -> Iterator[str]:
     from harness.run.spec import Spec
     from harness.study.study import Claim, Condition, Sample, Scope, Study
     from workloads.models import Checkpoint, Member, Seconds, SetFile
-    from workloads.slo import ClassFile
+    from workloads.slo import Classes
 
     yield "# Forms of TOML files\n"
     yield "A file with an unknown key, a wrong type or a value out of range is refused in one line that names the file,"
@@ -240,7 +240,7 @@ def _files() -> Iterator[str]:
     yield from _form(Checkpoint)
     yield "## SLO classes\n"
     yield "`--slo classes:FILE.toml`: `[class.NAME]` has the seconds, `[models]` gives each pattern of names a class.\n"
-    yield from _titled("", ClassFile)
+    yield from _titled("", Classes)
     yield from _titled("`[class.NAME]`", Seconds)
     yield "## A placement\n"
     yield "`--placement FILE.toml`: a key for each model, with its GPUs as a list: `llama-3.1-8b = [0, 1]`.\n"

@@ -41,20 +41,16 @@ def trace() -> None:
 def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool) -> None:
     """Show a trace's popularity, bursts, idle times and lengths.
 
-    Also its herds, its drift over hours, the hits of a prefix cache, and the shipped regime that it resembles; a figure
-    shows it over time.
+    Also its herds, its drift over hours, and the hits of a prefix cache; a figure shows it over time.
     """
     from harness.run.setup import load_trace
-    from traces import resembles
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
     loaded = load_trace(name)
     facts = measure(loaded)
-    near = resembles.likenesses(facts)
     if as_json:
-        alike = [item._asdict() for item in near]
-        click.echo(json.dumps({"notice": loaded.notice, **facts, "resembles": alike}, indent=1))
+        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -66,7 +62,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
-    last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
+    last = [] if no_plot else [_drawn(loaded, answer, name, out)]
     table = aligned(rows, None if every else room())
     screen([_sentence(facts), answer, *notice, *table, *lengths, hottest, *last], every=every)
 
@@ -183,8 +179,9 @@ def convert(
     Of a log only stamps, counts, names of models and keyed hashes of sessions and prompt blocks are read. Ids of the
     blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
-    from traces import chosen, deal, schema
     from traces import convert as converter
+    from traces import deal, schema
+    from traces.kept import changed
 
     if empty is not None:
         click.echo("--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did", err=True)
@@ -205,12 +202,7 @@ def convert(
         report = f"{source.name} read as a log of {reader}{readers.summary(schema.metadata(rows))}"
     else:
         rows, report = readers.converted(source, **given)
-    if (streams := chosen_streams(click.get_current_context())) is not None:
-        rows, note = chosen.of(rows, streams)
-        report += f"; {note}" if note else ""
-    if how is not None:
-        rows, note = deal.dealt(rows, how)
-        rows, report = schema.noted(rows, note), f"{report}; {note}"
+    rows, report = changed(rows, report, how, chosen_streams(click.get_current_context()))
     schema.write(rows, out)
     span_s = schema.metadata(rows)["span_s"]
     click.echo(report)

@@ -61,15 +61,10 @@ class Cluster:
         self.address = address
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
-        self._slots = 1
+        self.slots = 1
         self._queue: list[list[Task]] = []
         self._out = Path()
         self._temporary: Path | None = None
-
-    @property
-    def slots(self) -> int:
-        """See Executor."""
-        return self._slots
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
         """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
@@ -88,7 +83,7 @@ class Cluster:
         number = 0
         try:
             while self._queue or sent:
-                while self._queue and len(sent) < AHEAD * self._slots:
+                while self._queue and len(sent) < AHEAD * self.slots:
                     tasks = [task for task in self._queue.pop(0) if task.spec.label not in failed]
                     if tasks:
                         number += 1
@@ -139,9 +134,8 @@ class Cluster:
         self._process = context.Process(target=driver.main, args=(theirs, place, str(self._log)), daemon=True)
         self._process.start()
         theirs.close()
-        word, slots = self._received()
+        word, self.slots = self._received()
         assert word == "slots"
-        self._slots = slots
 
     @property
     def _staged(self) -> Path:
@@ -178,7 +172,7 @@ class Cluster:
         """Cut tasks, longest first, into batches."""
         costs = Costs.of(self._out)
         seconds = [costs.cpu_s(task.spec) for task in tasks]
-        most_s = min(BATCH_S, sum(seconds) / (SHARES * self._slots))
+        most_s = min(BATCH_S, sum(seconds) / (SHARES * self.slots))
         batches: list[list[Task]] = []
         room_s = 0.0
         for task, each_s in sorted(zip(tasks, seconds, strict=True), key=lambda pair: -pair[1]):

@@ -11,7 +11,6 @@ import os
 import pickle
 import re
 import signal
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -119,7 +118,3 @@ def sentence(error: BaseException) -> str:
         return f"the cluster has {theirs}, this environment {ours}: install the cluster's"
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return f"{type(error).__name__}: {first.strip()}"
-
-
-if __name__ == "__main__":
-    sys.exit("it is started by harness.run.cluster")

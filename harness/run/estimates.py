@@ -54,7 +54,8 @@ class Costs:
         """Learn from a sample of the runs in a folder."""
         costs = cls()
         folders = sorted(path.parent for path in out.glob(f"*/{record.SIDE}"))
-        for run in (*_some(folders, READ), *parts.sample(out, READ)):
+        some = folders[:: max(1, math.ceil(len(folders) / READ))]
+        for run in (*some, *parts.sample(out, READ)):
             with suppress(UserError, KeyError):
                 costs.learn(stored(record.meta(run)["spec"]), run)
         return costs
@@ -114,7 +115,7 @@ class Costs:
             return float(np.interp(math.log2(spec.rate_scale), *self._each[kind]))
         if kinds:
             return self._mean_s(spec.label)
-        return max((self._mean_s(label) for label in self._sums), default=1 / REQUESTS_PER_S)
+        return self.dearest_s(self._sums)
 
     def _mean_s(self, label: str) -> float:
         if label not in self._mean:
@@ -137,11 +138,6 @@ def _at_once(name: str, window_s: float | None, warmup_s: float) -> float:
     """
     trace = load_trace(name)
     return len(trace) * ((window_s + warmup_s) / trace.span_s if window_s and trace.span_s else 1.0)
-
-
-def _some(paths: Sequence[Path], most: int) -> Sequence[Path]:
-    """Return at most `most` paths, evenly spread."""
-    return paths[:: max(1, math.ceil(len(paths) / most))]
 
 
 # ------------------------------------------------------------------ what is left of a sweep

@@ -23,9 +23,7 @@ class Ended(NamedTuple):
 class Executor(Protocol):
     """Processes that execute the runs of a sweep on many machines."""
 
-    @property
-    def slots(self) -> int:
-        """The number of runs that are executed at once."""
+    slots: int  # the number of runs that are executed at once
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
         """Take tasks whose runs are to be stored below `out`, in order of importance."""

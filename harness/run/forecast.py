@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from harness.loop import system
-from harness.loop.guard import guarded
-from harness.policy.events import Woke
 from harness.policy.types import Infeasible, Plan, Unsupported
+from harness.run.placement import started
 from harness.run.resolve import unloaded
 from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
@@ -20,33 +18,22 @@ from traces.load import sized
 NAMED = re.compile(r"\.plan\b")  # a file that names these may read forecasts later too
 
 
-class Watched(dict[str, Plan]):
+class Watched(Mapping[str, Plan]):
     """Forecasts that note whether they are read."""
 
-    read = False
+    def __init__(self, plans: Mapping[str, Plan]) -> None:
+        self._plans, self.read = plans, False
 
     def __getitem__(self, model: str) -> Plan:
         self.read = True
-        return super().__getitem__(model)
-
-    def get(self, model: str, default: Any = None) -> Any:
-        """See dict."""
-        self.read = True
-        return super().get(model, default)
+        return self._plans[model]
 
     def __iter__(self) -> Iterator[str]:
         self.read = True
-        return super().__iter__()
+        return iter(self._plans)
 
-    def values(self) -> Any:
-        """See dict."""
-        self.read = True
-        return super().values()
-
-    def items(self) -> Any:
-        """See dict."""
-        self.read = True
-        return super().items()
+    def __len__(self) -> int:
+        return len(self._plans)
 
 
 def reads_plan(spec: Spec) -> bool:
@@ -67,10 +54,7 @@ def _reads(spec: Spec) -> bool:
     setup = Setup(spec)
     try:
         plan = Watched(setup.cluster.plan)
-        with guarded():
-            policy = system.build(setup.make_policy, replace(setup.cluster, plan=plan), setup.keywords)
-            for _ in policy.on(Woke("start"), setup.engine.view()):
-                pass
+        started(setup, system.build(setup.make_policy, replace(setup.cluster, plan=plan), setup.keywords))
     except (Infeasible, Unsupported):
         return True  # whether it reads them is not known
     return plan.read

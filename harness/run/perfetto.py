@@ -52,12 +52,11 @@ class Tracks:
     def process(self, home: int | Host | None) -> int:
         """Return the process id of a GPU, of a host, or (None) of the requests."""
         if home is None:
-            return self._named(REQUESTS, "requests")
-        if isinstance(home, Host):
-            return self._named(FIRST_GPU + self._gpus + home.node, f"host {home.node}")
-        return self._named(FIRST_GPU + home, f"GPU {home}")
-
-    def _named(self, process: int, name: str) -> int:
+            process, name = REQUESTS, "requests"
+        elif isinstance(home, Host):
+            process, name = FIRST_GPU + self._gpus + home.node, f"host {home.node}"
+        else:
+            process, name = FIRST_GPU + home, f"GPU {home}"
         self._processes.setdefault(process, name)
         return process
 

@@ -16,6 +16,7 @@ from annotated_types import MinLen
 
 from harness import toml
 from harness.loop.guard import guarded
+from harness.loop.system import System
 from harness.policy import mix
 from harness.policy.actions import Action, Load
 from harness.policy.events import Woke
@@ -89,10 +90,14 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
 @lru_cache(64)
 def begun(spec: Spec) -> tuple[Action, ...]:
     """Return the actions with which a system begins. Raises Infeasible, Unsupported, and Failed for its faults."""
-    setup = Setup(spec)
     with blamed(spec):
-        policy, engine = setup.policy, setup.engine
-        with closing(engine):
-            engine.ready()
-            with guarded():
-                return tuple(policy.on(Woke("start"), engine.view()))
+        return started(Setup(spec))
+
+
+def started(setup: Setup, policy: System | None = None) -> tuple[Action, ...]:
+    """Return the actions with which a run's policy, or another one, begins. The engine is made ready, and closed."""
+    engine = setup.engine
+    with closing(engine):
+        engine.ready()
+        with guarded():
+            return tuple((policy or setup.policy).on(Woke("start"), engine.view()))

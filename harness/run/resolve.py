@@ -16,12 +16,11 @@ from harness.loop import engine, system
 from harness.loop.guard import Fault, guarded
 from harness.loop.replay import missing
 from harness.policy import mix
-from harness.policy.events import Woke
 from harness.policy.fields import asked, meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources, streams
 from harness.run.placement import check as placed
-from harness.run.placement import homes
+from harness.run.placement import homes, started
 from harness.run.setup import SIMULATOR, Setup, blamed, load_models
 from harness.run.spec import Spec
 
@@ -108,9 +107,7 @@ def _holding(spec: Spec, needed: int) -> Setup:
 def _starts(setup: Setup) -> bool:
     """Tell whether a policy finds room for its models at its start."""
     try:
-        with guarded():
-            for _ in setup.policy.on(Woke("start"), setup.engine.view()):
-                pass
+        started(setup)
     except Infeasible:
         return False
     return True

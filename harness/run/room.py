@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from harness.engines.costs import quantities, servers
 from harness.loop import system
-from harness.loop.guard import guarded
 from harness.policy import mix
-from harness.policy.events import Woke
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.run.placement import started
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
@@ -46,15 +44,11 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
     try:
         setup = Setup(resolve(spec))
         with blamed(spec):
-            policy, engine = setup.policy, setup.engine
+            policy, cluster = setup.policy, setup.engine.cluster
             if more_bytes:
-                gpus = tuple(gpu._replace(mem_bytes=gpu.mem_bytes + more_bytes) for gpu in engine.cluster.gpus)
-                policy = system.build(setup.make_policy, replace(engine.cluster, gpus=gpus), setup.keywords)
-            with closing(engine):
-                engine.ready()
-                with guarded():
-                    for _ in policy.on(Woke("start"), engine.view()):
-                        pass
+                gpus = tuple(gpu._replace(mem_bytes=gpu.mem_bytes + more_bytes) for gpu in cluster.gpus)
+                policy = system.build(setup.make_policy, replace(cluster, gpus=gpus), setup.keywords)
+            started(setup, policy)
     except (Infeasible, Unsupported, UserError):
         return False
     return True

@@ -432,13 +432,12 @@ def _degrees(shape: Shape, table: str | None, profile: str) -> tuple[int, ...]:
 
 def _models(name: str, table: str | None, sampling: str) -> ModelSet:
     models, measured = load_models(name), quantities.machine(table)
-    if sampling == "greedy":
-        members = (replace(member, shape=member.shape._replace(sampled=False)) for member in models.members)
-        models = replace(models, members=tuple(members))
-    if measured is None:
-        return models
-    members = (replace(member, shape=measured.served(member.shape)) for member in models.members)
-    return replace(models, members=tuple(members))
+
+    def served(shape: Shape) -> Shape:
+        shape = shape._replace(sampled=False) if sampling == "greedy" else shape
+        return shape if measured is None else measured.served(shape)
+
+    return replace(models, members=tuple(replace(m, shape=served(m.shape)) for m in models.members))
 
 
 @lru_cache(16)

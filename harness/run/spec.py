@@ -65,8 +65,6 @@ FILES: Mapping[str, str] = {
     "trace": ".parquet",
     "profile": ".json",
 }
-# Keys of an earlier release, and the present fields of engines.
-MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
 # Ending of an engine's field that names an environment variable: it locates a key and changes no run.
 UNHASHED = "_env"
 
@@ -251,23 +249,13 @@ def _identity(engine: str) -> str:
 
 def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
     """Build a spec from TOML or JSON values. UserError begins with `where`, and suggests a key for an unknown one."""
-    if moved := next((key for key in values if key in MOVED), None):
-        form = f"{MOVED[moved]}=VALUE"
-        raise UserError(f'{where}{moved} is a field of the engine: engine = "{form}", or --engine the same')
     return toml.convert(values, Spec, where)
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """Rebuild the spec of a stored run, also of a release in which fields of engines had keys of their own.
-
-    If `values` are facts of a file, UserError names that file.
-    """
+    """Rebuild the spec of a stored run. If `values` are facts of a file, UserError names that file."""
     where = f"{values.where}: " if isinstance(values, Facts) else ""
-    given = {MOVED[key].partition("+")[2]: values[key] for key in MOVED if values.get(key)}
-    rest = {key: value for key, value in values.items() if key not in MOVED}
-    if given:
-        rest["engine"] = str(fields.Asked(values["engine"], fields=given))
-    return from_dict({"admission": UNSAID["admission"], **rest}, where)  # stored without it: this, not the server's
+    return from_dict({"admission": UNSAID["admission"], **values}, where)  # stored without it: this, not the server's
 
 
 def read(path: Path) -> Spec:

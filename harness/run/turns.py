@@ -73,14 +73,9 @@ class Turns:
         """Return the turns as a table, in order of their ends."""
         import pyarrow as pa
 
-        return pa.Table.from_pylist(self.rows, schema=schema())
+        from harness.rows.forms import TURN_COLUMNS
 
-
-def schema() -> pa.Schema:
-    """Return the columns of a table of turns."""
-    from harness.rows.forms import TURN_COLUMNS
-
-    return TURN_COLUMNS
+        return pa.Table.from_pylist(self.rows, schema=TURN_COLUMNS)
 
 
 def load_s(

@@ -19,7 +19,7 @@ from harness.run.spec import Spec, another
 from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Range, Sample, Scope, Study, rounded
 from workloads.build import rate_rps, window_span_s
 from workloads.picking import window_fold
-from workloads.slo import scaled
+from workloads.slo import in_full
 
 HALVES = ("first", "second")
 
@@ -306,7 +306,7 @@ def scales(study: Study, panel: Panel) -> tuple[float, ...]:
 def rule(study: Study, panel: Panel, scale: float) -> str:
     """Return the SLO rule of a panel at one of its scales."""
     base = str(panel.setting.get("slo", study.slo))
-    return scaled(base, scale) if panel.axis == "slo_scale" or "slo_scale" in panel.setting else base
+    return in_full(base, scale) if panel.axis == "slo_scale" or "slo_scale" in panel.setting else base
 
 
 # ------------------------------------------------------------------ points

@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from harness.run.setup import load_trace
 from traces import schema
+from traces.load import Trace
 from workloads.models import ModelSet
-from workloads.picking import Assign, Picking, Rows
+from workloads.picking import Assign, Picking
 
 HOUR_S = 3600.0
 WHOLE = "whole log"  # the view of a log under two hours
@@ -61,7 +62,7 @@ def views(name: str, windows: int, out: Path) -> tuple[View, ...]:
     return (whole, View("busiest hour", str(path), (0, 1)))
 
 
-def million_tokens_hour(trace: Rows, models: ModelSet, assign: Assign = "released") -> float:
+def million_tokens_hour(trace: Trace, models: ModelSet, assign: Assign = "released") -> float:
     """Return how many million tokens an hour, prompt and output, a trace sends to a set of models."""
     every = Picking(trace, models, 0, assign=assign).rows()
     tokens = sum(int(rows.prompt_tokens.sum(dtype=np.int64) + rows.output_tokens.sum(dtype=np.int64)) for rows in every)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import socket
 import threading
@@ -13,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.engines import attach
 from harness.loop import strangers
@@ -23,7 +20,6 @@ from tests.bench import bench, mistake, ok
 from tests.cases import cases
 from tests.commands.test_bad_input import COMPARE
 from workloads import checkpoint
-from workloads.patterns import Pattern, Steps, Unbounded
 
 # ------------------------------------------------------------------ code
 
@@ -209,41 +205,6 @@ def test_names_of_models_are_printed_escaped_and_cut() -> None:
 
 # ------------------------------------------------------------------ patterns
 
-ALPHABET = st.sampled_from([*"ab.|*?()[]^$", "+", "\\d", "\\w", "\\.", "a{2}", "(?:", "(?!", "[a-c]", "[^b]", "\\b"])
-
-
-@given(st.lists(ALPHABET, max_size=8).map("".join), st.text("ab.1-", max_size=6))
-def test_a_pattern_matches_as_pythons_does(text: str, name: str) -> None:
-    try:
-        python, ours = re.compile(text), Pattern(text, Steps())
-    except (re.error, Unbounded, FutureWarning):
-        return
-    assert ours.matches(name) is (python.match(name) is not None)
-
-
-@cases("text", [r"(\w+\.?)+!", ".*" * 400 + "!", "((((a*)*)*)*)*b", "(a{1000}){1000}"])
-def test_a_pattern_takes_bounded_steps(text: str) -> None:
-    steps = Steps()
-    assert not Pattern(text, steps).matches("a" * 60)
-    assert steps.left > 0
-
-
-@cases(
-    ("text", "says"),
-    [("(", "no regular"), (r"(a)\1", "groupref"), ("(?<=a)b", "assert"), ("a*+", "possessive"), ("(?i)a", "flags")],
-)
-def test_a_pattern_that_is_not_understood_is_refused_by_its_part(text: str, says: str) -> None:
-    with pytest.raises(Unbounded, match=says):
-        Pattern(text, Steps())
-
-
-def test_steps_are_counted_over_all_patterns() -> None:
-    pattern = Pattern("(a|b)*c", Steps(50))
-    assert not pattern.matches("abab")
-    with pytest.raises(Unbounded, match="too many steps"):
-        pattern.matches("abab" * 10)
-
-
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
 CONFIG |= {"vocab_size": 100, "max_position_embeddings": 64}
 
@@ -251,8 +212,10 @@ CONFIG |= {"vocab_size": 100, "max_position_embeddings": 64}
 @cases(
     ("quantised", "says"),
     [
-        ({"quant_method": "fp8", "ignored_layers": ["re:(\\w+\\.?)+!"]}, ""),
-        ({"quant_method": "gptq", "dynamic": {"-:(\\w+\\.?)+!": {}}}, ""),
+        ({"quant_method": "fp8", "ignored_layers": [r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]}, ""),
+        ({"quant_method": "fp8", "ignored_layers": [r"re:(\w+\.?)+!"]}, "repeats might match for long"),
+        ({"quant_method": "fp8", "ignored_layers": ["re:" + "a?" * 30 + "a" * 30]}, "repeats might match for long"),
+        ({"quant_method": "gptq", "dynamic": {"-:.*.*.*!": {}}}, "repeats might match for long"),
         ({"quant_method": "fp8", "ignored_layers": ["re:("]}, "no regular expression"),
         ({"quant_method": "fp8", "ignored_layers": "lm_head"}, "not a list of names"),
         ({"quant_method": "fp8", "ignored_layers": [1]}, "not a list of names"),

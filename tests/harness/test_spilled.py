@@ -21,7 +21,7 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
-from tests.workloads.test_workloads import Rows, drawn, fixed
+from tests.workloads.test_workloads import drawn, fixed
 from traces import schema
 from traces.load import Trace, trace
 from workloads.build import SCALINGS, Scaling, build, plan, rate_rps, requests_seen
@@ -85,14 +85,14 @@ def test_a_workload_in_pieces_is_that_of_a_whole(
     equal(made[0], replace(made[1], prefix=None))
 
 
-def ties(rows: Rows) -> Rows:
+def ties(rows: Trace) -> Trace:
     """Let some requests of different streams come at one instant."""
     when = rows.arrival_s.copy()
     when[1:400:2] = when[0:399:2]
     return replace(rows, arrival_s=when)
 
 
-def none(rows: Rows) -> Prefix:
+def none(rows: Trace) -> Prefix:
     """Return prefixes of no block."""
     return Prefix(16, np.zeros(len(rows.model) + 1, np.int64), np.zeros(0, np.int64))
 

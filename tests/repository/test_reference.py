@@ -25,7 +25,7 @@ from harness.toml import Count, Pairs, Positive
 from tests.cases import cases
 from traces.load import manifest
 from workloads.models import Checkpoint, Member, Seconds, SetFile, sets, shapes
-from workloads.slo import ClassFile
+from workloads.slo import Classes
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_no_explanation_is_of_a_key_that_has_a_comment_or_is_gone() -> None:
         Member,
         Seconds,
         Checkpoint,
-        ClassFile,
+        Classes,
         Study,
         Condition,
         Sample,

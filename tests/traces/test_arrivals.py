@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from tests.cases import cases
 from tests.workloads.test_workloads import seeds
-from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
+from traces.arrivals import gamma, on_off, poisson, rng, weibull, zipf
 
 Purpose = tuple[int, *tuple[str | int, ...]]
 Process = Callable[[np.random.Generator], NDArray[np.float64]]
@@ -38,7 +38,6 @@ PINNED = [733260363, 1259725416, 1358109423]  # the same on every platform
         (lambda g: gamma(g, 5, 20_000, 0.5), 0.5),
         (lambda g: weibull(g, 5, 20_000, 1.0), 1.0),
         (lambda g: weibull(g, 5, 20_000, 0.5), math.sqrt(5)),  # cv^2 = 4! / 2!^2 - 1
-        (lambda g: clusters(g, 5, 20_000), 1.0),
     ],
 )
 def test_renewal_processes_have_their_rate_and_variation(process: Process, cv: float) -> None:
@@ -48,16 +47,6 @@ def test_renewal_processes_have_their_rate_and_variation(process: Process, cv: f
     assert (gaps >= 0).all()
     assert len(times) == pytest.approx(100_000, abs=5 * cv * math.sqrt(100_000))
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
-
-
-def test_clusters_keep_the_rate_and_burst() -> None:
-    times = clusters(rng(4, "c"), 2.0, 50_000, size=5, gap_s=0.1, duty=0.3, on_s=500)
-    assert len(times) == pytest.approx(100_000, rel=0.03)
-    assert (np.diff(times) >= 0).all()
-    seconds = np.bincount(times.astype(int), minlength=50_000)
-    assert seconds.var() / seconds.mean() > 5  # Poisson has 1
-    busy = np.bincount((times // 50).astype(int), minlength=1000) > 0
-    assert busy.mean() < 0.6
 
 
 @given(st.floats(0.05, 0.95), st.floats(1, 1000), seeds)
@@ -86,8 +75,6 @@ def test_rates_that_are_no_rates() -> None:
         lambda g: poisson(g, -1, 1),
         lambda g: gamma(g, 1, 1, 0),
         lambda g: weibull(g, math.nan, 1, 1),
-        lambda g: clusters(g, 1, 1, duty=0),
-        lambda g: clusters(g, 1, 1, size=0.5),
         lambda g: zipf(0, 1),
     ]
     for call in calls:

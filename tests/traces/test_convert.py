@@ -128,9 +128,7 @@ GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
     ("row", "says"),
     [
         ("12:04:99,1,1,a", 'column "t" is "12:04:99", not a time in seconds (bench trace convert --help lists'),
-        ("inf,1,1,a", 'column "t" is inf, not a finite time'),
         ("0.15,1,1,a", 'column "t" is 0.15, earlier than the row before (--sort'),
-        ("0.3,0,1,a", 'column "in" is 0, no tokens at all (--drop-bad'),
         ("0.3,1,1", "3 columns, the header has 4"),
         ("0.3,1,1,a,b", "5 columns, the header has 4"),
     ],
@@ -221,7 +219,7 @@ def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"bytes\.csv"):
         convert(tmp_path / "bytes.csv", COLUMNS)
     (tmp_path / "fake.parquet").write_bytes(b"PAR0")
-    with pytest.raises(UserError, match="not a readable Parquet"):
+    with pytest.raises(UserError, match=r"not readable: .*Parquet"):
         convert(tmp_path / "fake.parquet", COLUMNS)
 
 

@@ -19,11 +19,10 @@ from harness.run.setup import Setup, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
 from tests.there import there
-from traces import deal as dealing
 from traces import readers, schema
 from traces.arrivals import zipf
 from traces.convert import convert
-from traces.deal import IDLE, TOGETHER, Asked, deal, owners, parsed, spread, unit_kind, units
+from traces.deal import IDLE, TOGETHER, Asked, dealt, owners, parsed, spread, units
 from traces.kept import canonical
 from traces.load import Trace, of_table, present, sized, trace
 from traces.stats import stats
@@ -57,18 +56,18 @@ def model_of(rows: pa.Table) -> NDArray[np.int64]:
 
 
 def test_bursts_end_where_a_gap_is_longer_than_the_mean() -> None:
-    assert units(log([0, 0.1, 0.2, 5, 5.1, 10])).tolist() == [0, 0, 0, 1, 1, 2]  # the mean gap is 2 s
-    assert units(log([0, 1, 2, 3])).tolist() == [0, 0, 0, 0]  # none is longer
-    assert units(log([7.0])).tolist() == [0]
+    assert units(log([0, 0.1, 0.2, 5, 5.1, 10]))[0].tolist() == [0, 0, 0, 1, 1, 2]  # the mean gap is 2 s
+    assert units(log([0, 1, 2, 3]))[0].tolist() == [0, 0, 0, 0]  # none is longer
+    assert units(log([7.0]))[0].tolist() == [0]
 
 
 def test_sessions_share_a_block_beyond_those_of_all() -> None:
     chains = [[9, 1], [9, 2], [9, 1, 3], [9, 4], [9, 2, 5], [9, 1, 3, 6], [9]]
     times = [float(k) for k in range(7)]
-    assert units(log(times[:6], chains[:6])).tolist() == [0, 1, 0, 2, 1, 0]
-    assert units(log(times, chains)).tolist() == [0, 1, 0, 2, 1, 0, 3]  # the last has no block of its own
-    assert units(log(times[:3], [[9], [9], [9]])).tolist() == [0, 1, 2]
-    assert units(log(times[:3], [[1], [2], [1, 3]])).tolist() == [0, 1, 0]  # there is no common beginning
+    assert units(log(times[:6], chains[:6]))[0].tolist() == [0, 1, 0, 2, 1, 0]
+    assert units(log(times, chains))[0].tolist() == [0, 1, 0, 2, 1, 0, 3]  # the last has no block of its own
+    assert units(log(times[:3], [[9], [9], [9]]))[0].tolist() == [0, 1, 2]
+    assert units(log(times[:3], [[1], [2], [1, 3]]))[0].tolist() == [0, 1, 0]  # there is no common beginning
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(1, 20), st.integers(0, 2**31))
@@ -91,19 +90,14 @@ def test_shares_are_those_of_the_fitted_streams() -> None:
 def test_every_request_is_dealt_once_and_no_unit_is_split(number: int, models: int, n: int) -> None:
     draw = np.random.default_rng(number)
     rows = log(np.cumsum(draw.gamma(0.3, 1, n)).tolist())
-    dealt_rows = deal(rows, models, number)
+    dealt_rows = dealt(rows, Asked("", models, deal=number))[0]
     for column in ("request_id", "arrival_s", "prompt_tokens", "output_tokens"):
         assert dealt_rows[column].equals(rows[column])
     unit, model = dealt_rows["session_id"].to_numpy(), model_of(dealt_rows)
-    assert np.array_equal(unit, units(rows))
+    assert np.array_equal(unit, units(rows)[0])
     assert len(set(zip(unit.tolist(), model.tolist(), strict=True))) == unit.max() + 1
-    assert dealt_rows.equals(deal(rows, models, number))
-    assert dealt_rows.schema.metadata == deal(rows, models, number).schema.metadata
-
-
-def test_another_deal_is_another() -> None:
-    rows = log(np.cumsum(np.random.default_rng(0).gamma(0.3, 1, 400)).tolist())
-    assert len({model_of(deal(rows, 8, number)).tobytes() for number in range(10)}) == 10
+    assert dealt_rows.equals(dealt(rows, Asked("", models, deal=number))[0])
+    assert dealt_rows.schema.metadata == dealt(rows, Asked("", models, deal=number))[0].schema.metadata
 
 
 # ---------------------------------------------------------------- names
@@ -197,7 +191,7 @@ def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[
 
 
 @pytest.fixture(scope="module")
-def dealt(traces_dir: Path) -> dict[str, Trace]:
+def logs(traces_dir: Path) -> dict[str, Trace]:
     return {name: trace(f"{name}+models=8") for name in LOGS}
 
 
@@ -211,8 +205,8 @@ def dealt(traces_dir: Path) -> dict[str, Trace]:
         ("mooncake-synthetic", 2_211, 24),
     ],
 )
-def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, count: int, largest: int) -> None:
-    whole, mixed = trace(name), dealt[name]
+def test_the_logs_are_dealt_by_their_shares(logs: dict[str, Trace], name: str, count: int, largest: int) -> None:
+    whole, mixed = trace(name), logs[name]
     assert (mixed.name, mixed.tier, mixed.ordered, len(mixed)) == (f"{name}+models=8", "composed", True, len(whole))
     assert np.array_equal(mixed.arrival_s, whole.arrival_s)
     assert mixed.span_s == whole.span_s
@@ -221,14 +215,14 @@ def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, 
     assert mixed.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
     path = there(present(name))
     reader = {"azure": "azure", "fineserve": "fineserve", "mooncake": "mooncake"}[name.partition("-")[0]]
-    size = np.bincount(units(readers.read(reader, path)))
+    size = np.bincount(units(readers.read(reader, path))[0])
     assert (len(size), size.max()) == (count, largest)
 
 
-def test_conversations_find_their_blocks_wherever_they_are_dealt(dealt: dict[str, Trace]) -> None:
+def test_conversations_find_their_blocks_wherever_they_are_dealt(logs: dict[str, Trace]) -> None:
     """But for the block that all prompts begin with, which each model has to compute once."""
     whole = trace("mooncake-conversation")
-    hits, all_hits = stats(dealt["mooncake-conversation"])["hit_share"], stats(whole)["hit_share"]
+    hits, all_hits = stats(logs["mooncake-conversation"])["hit_share"], stats(whole)["hit_share"]
     assert (all_hits - hits) * whole.prompt_tokens.sum() == pytest.approx(7 * 512)
 
 
@@ -241,14 +235,14 @@ def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
     assert trace("mooncake-conversation+models=8").left_out == ""
 
 
-def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace]) -> None:
+def test_a_bound_is_asked_for_where_a_model_serves_less(logs: dict[str, Trace]) -> None:
     bound = r"such rows; --trace azure-conv\+models=1\+max_tokens=2048 leaves them out, and says how many\)$"
     with pytest.raises(UserError, match=rf"exceed the 2048 of phi-2.*{bound}"):
         build(trace("azure-conv+models=1"), model_set("phi-2"))
     says = r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
     with pytest.raises(UserError, match=says):
         assigned(trace("azure-conv"), model_set("light8"))
-    assert assigned(dealt["azure-conv"], model_set("light8")).rule == "in order"
+    assert assigned(logs["azure-conv"], model_set("light8")).rule == "in order"
 
 
 def test_a_dealt_log_is_replayed(traces_dir: Path) -> None:
@@ -268,18 +262,18 @@ def test_sessions_then_clients_stay_together() -> None:
     rows = log([0.0, 1.0, 2.0, 3.0])
     with_clients = rows.append_column("tenant", pa.array(["a", "b", "a", "b"]).dictionary_encode())
     with_sessions = with_clients.append_column("session_id", pa.array([5, 5, 5, 9], pa.uint64()))
-    assert (unit_kind(rows), unit_kind(with_clients), unit_kind(with_sessions)) == ("bursts", "clients", "sessions")
-    assert units(with_clients).tolist() == [0, 1, 0, 1]
-    assert units(with_sessions).tolist() == [0, 0, 0, 1]
+    assert [units(each)[1] for each in (rows, with_clients, with_sessions)] == ["bursts", "clients", "sessions"]
+    assert units(with_clients)[0].tolist() == [0, 1, 0, 1]
+    assert units(with_sessions)[0].tolist() == [0, 0, 0, 1]
 
 
 def test_a_spread_says_what_the_log_does_not_tell() -> None:
     bursts = log([0.0, 0.1, 9.0, 9.1, 20.0])
-    assert dealing.dealt(bursts, spread("2:zipf=1"))[1] == (
+    assert dealt(bursts, spread("2:zipf=1"))[1] == (
         "split among 2 models by bursts, shares ~ rank^-1; no sessions in the log: correlation assumed"
     )
     named = bursts.append_column("session_id", pa.array(range(5), pa.uint64()))
-    rows, note = dealing.dealt(named, spread("2:idle=some,together=pairs"))
+    rows, note = dealt(named, spread("2:idle=some,together=pairs"))
     says = "split among 2 models by sessions, with the shares of hyperbolic-like, some of the time idle, in pairs"
     assert note == says
     assert schema.metadata(rows)["tier"] == "composed"
@@ -292,19 +286,19 @@ def test_a_spread_keeps_shares_and_whole_sessions(idle: str, together: str) -> N
     begin = np.sort(draw.uniform(0, 36_000, 800))
     order = np.argsort(when := begin[session] + draw.exponential(60, 4000))
     rows = log(when[order].tolist()).append_column("session_id", pa.array(session[order], pa.uint64()))
-    out = deal(rows, 6, 1, spread(f"6:zipf=1.2,idle={idle},together={together}"))
+    out = dealt(rows, spread(f"6:zipf=1.2,idle={idle},together={together},deal=1"))[0]
     model = model_of(out)
     for each in np.unique(session):
         assert len(set(model[session[order] == each])) == 1
     share = np.bincount(model, minlength=6) / 4000
     assert share == pytest.approx(zipf(6, 1.2), abs=0.03)
-    assert out.equals(deal(rows, 6, 1, spread(f"6:zipf=1.2,idle={idle},together={together}")))
+    assert out.equals(dealt(rows, spread(f"6:zipf=1.2,idle={idle},together={together},deal=1"))[0])
 
 
 def test_models_that_rest_are_idle_for_longer() -> None:
     when = np.sort(np.random.default_rng(4).uniform(0, 36_000, 6000)).tolist()
     rows = log(when).append_column("session_id", pa.array(range(6000), pa.uint64()))
-    spreads = [deal(rows, 8, 0, spread(f"8:zipf=1,idle={idle}")) for idle in IDLE]
+    spreads = [dealt(rows, spread(f"8:zipf=1,idle={idle}"))[0] for idle in IDLE]
     active = [stats(of_table(rows, "x"))["active_fraction"] for rows in spreads]
     assert active[0] > active[1] > active[2]
 

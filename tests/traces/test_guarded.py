@@ -34,15 +34,6 @@ def test_an_archive_unpacks_to_no_more_than_is_allowed(tmp_path: Path) -> None:
     assert guarded.MOST_GB.get() == guarded.UNPACKED
 
 
-@cases(
-    ("text", "says"), [("[]", "no rows"), ("{}", "column"), ("time,model\n", "no rows"), ("[[]]", "not a JSON object")]
-)
-def test_a_log_without_rows_is_one_line(text: str, says: str, tmp_path: Path) -> None:
-    (path := tmp_path / "log.json").write_text(text)
-    with pytest.raises(UserError, match=says):
-        readers.converted(path)
-
-
 def test_a_pipe_and_a_device_are_named_as_such(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p.csv")
     for path, says in ((tmp_path / "p.csv", "a pipe, not a file"), (Path("/dev/zero"), "a device, not a file")):
@@ -59,14 +50,6 @@ def test_an_error_within_a_reader_names_file_and_row(error: Exception) -> None:
     with pytest.raises(UserError, match=r"^log\.csv:7: ") as caught, guarded.reading(Path("log.csv"), 7):
         raise error
     assert "\n" not in str(caught.value)
-
-
-def test_servers_that_are_scraped_at_other_times_take_no_square_of_them() -> None:
-    """Twelve servers of 4,000 scrapes each: as many operations as there are points, not their square."""
-    servers = [{10.0 * k + s / 2: float(k) for k in range(4000)} for s in range(12)]
-    curve = prometheus._summed(servers)
-    assert len(curve.at_s) == 48_000
-    assert curve.value[-1] == 12 * 3999
 
 
 def test_counters_add_up_over_servers_and_restarts() -> None:

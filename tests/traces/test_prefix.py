@@ -15,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.engines.costs.shapes import kv_token_bytes
-from harness.policy.types import GIB, Jobs, Prefix, UserError
+from harness.policy.types import Jobs, Prefix, UserError
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
 from harness.study.bases import base_specs
 from tests.cases import cases
 from tests.there import there
-from tests.workloads.test_workloads import SPAN_S, Rows, drawn, fixed, inside
+from tests.workloads.test_workloads import SPAN_S, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert
 from traces.load import Trace, of_table, trace
@@ -31,7 +30,6 @@ from traces.prefix import numbered, picked, seen_tokens
 from traces.stats import stats
 from workloads.base import base
 from workloads.build import SCALINGS, Scaling, build
-from workloads.models import shape
 
 BLOCK = 4  # tokens of a block of the traces drawn here
 MOONCAKE = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
@@ -43,7 +41,7 @@ def of(prefix: Prefix | None, row: int) -> list[int]:
     return [int(i) for i in ids[offsets[row] : offsets[row + 1]]]
 
 
-def talks(rows: Rows, seed: int = 0) -> Rows:
+def talks(rows: Trace, seed: int = 0) -> Trace:
     """Return rows whose prompts begin as that of an earlier row of their stream does, for as long as a draw says."""
     draw = np.random.default_rng(seed)
     chains: dict[int, list[list[int]]] = {}
@@ -95,22 +93,6 @@ def lru_tokens(prefix: Prefix, prompt_tokens: NDArray[Any], output_tokens: NDArr
 
 def chains(*rows: list[int], block_tokens: int = 32) -> Prefix:
     return Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
-
-
-@cases(
-    ("blocks", "hits"),
-    [
-        # a: 64 tokens and 1 of output, 4 blocks; b: the same and 32 more, 6 blocks; c: 64 others; a again
-        (20, [0, 64, 0, 48]),  # of a again all but the last block, in which is the last token
-        (8, [0, 64, 0, 48]),  # b's last two blocks, and two never used, are the first of the queue: c takes these
-        (7, [0, 64, 0, 48]),  # c takes one more, the 4th of the chain, which would have been computed again
-        (6, [0, 64, 0, 32]),  # and one more, the 3rd: the tail of a chain goes first
-    ],
-)
-def test_the_tail_of_a_chain_is_the_first_to_go(blocks: int, hits: list[int]) -> None:
-    prefix = chains([0, 1], [0, 1, 2], [3, 4], [0, 1])
-    prompt, output = np.array([64, 96, 64, 64]), np.array([1, 1, 1, 1])
-    assert lru_tokens(prefix, prompt, output, blocks) == hits
 
 
 @given(st.integers(1, 60), st.integers(0, 99))
@@ -228,13 +210,13 @@ def rows_of(jobs: Jobs) -> NDArray[Any]:
     return jobs.prompt_tokens - 1
 
 
-def seen(rows: Rows | Jobs) -> NDArray[np.int64]:
+def seen(rows: Trace | Jobs) -> NDArray[np.int64]:
     """Return tokens that each prompt finds in a cache without limit."""
     return seen_tokens(there(rows.prefix), rows.prompt_tokens)
 
 
 @given(shared, st.integers(0, 2**40), st.sampled_from(SCALINGS), st.floats(0, 250))
-def test_a_prompt_shares_what_its_own_past_holds(rows: Rows, seed: int, scaling: Scaling, warmup_s: float) -> None:
+def test_a_prompt_shares_what_its_own_past_holds(rows: Trace, seed: int, scaling: Scaling, warmup_s: float) -> None:
     """Whatever comes before it: never more than in the trace, and never with another model's or copy's."""
     scale = 1.0 if scaling == "none" else 2.5
     models = fixed(len(rows.models))
@@ -252,7 +234,7 @@ def test_a_prompt_shares_what_its_own_past_holds(rows: Rows, seed: int, scaling:
 
 
 @given(shared, st.integers(1, 3))
-def test_a_trace_at_its_own_stamps_shares_what_it_shares(rows: Rows, copies: int) -> None:
+def test_a_trace_at_its_own_stamps_shares_what_it_shares(rows: Trace, copies: int) -> None:
     """Also in the second lap, which begins anew, and in copies at once, none of which shares with another."""
     models = fixed(len(rows.models))
     alone = build(rows, models, scaling="none", warmup_s=10.0, window_s=2 * SPAN_S)
@@ -328,17 +310,6 @@ def test_mooncakes_synthetic_trace(traces_dir: Path) -> None:
     s = stats(synthetic)
     assert (synthetic.tier, s["requests"], s["block_tokens"]) == ("synthetic", 3993, 512)
     assert s["hit_share"] == pytest.approx(0.6504, abs=5e-5)
-
-
-@pytest.mark.full
-def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) -> None:
-    """Llama-3.1-8B, each request ended before the next comes: what the simulator must find, to the token."""
-    prefix, prompt = there(conversation.prefix), conversation.prompt_tokens
-    blocks = 50 * GIB // (16 * kv_token_bytes(shape("llama-3.1-8b")))
-    assert blocks == 25_600
-    hit_tokens = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
-    assert (hit_tokens <= seen_tokens(prefix, prompt)).all()
-    assert int(hit_tokens.sum()) == 6_362_656  # of 144,793,823: it holds 34 prompts, or what comes in 10 s
 
 
 # ---------------------------------------------------------------- requests of any length

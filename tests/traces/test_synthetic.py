@@ -105,12 +105,6 @@ def test_drift_leaves_stamps_lengths_and_totals(seed: int, drift_s: float) -> No
         assert ours == theirs
 
 
-def test_popularity_changes_hands() -> None:
-    drawn = draw("hyperbolic-like+drift_s=300", 0)
-    late = np.bincount(drawn.model[drawn.arrival_s >= 300], minlength=8)
-    assert late.argmax() != np.bincount(drawn.model[drawn.arrival_s < 300], minlength=8).argmax()
-
-
 def test_aegaeon_rates_are_equal() -> None:
     drawn = draw("aegaeon-like+models=40+span_s=3600+rate_rps=0.5", 1)
     counts = np.bincount(drawn.model, minlength=40)
@@ -170,6 +164,10 @@ def test_a_name_is_read_back(name: str) -> None:
         ("aegaeon-like+rate_rps=0", "rate_rps is 0.0, not above 0"),
         ("aegaeon-like+models=9999", "above 1000"),
         ("arena-like+models=9", "arena-like has 4, 8, 18, 27 models, not 9"),
+        ("poisson+models=2", r'"\+models=2" is not'),
+        ("hot-cold+alpha=1", r'"\+alpha=1" is not'),
+        ("power-law+lengths=sharegpt", 'lengths is "sharegpt"'),
+        ("poisson+lengths=fixed+prompt=4000", "4000 . 256 tokens are above max_tokens, 2048"),
     ],
 )
 def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
@@ -403,18 +401,3 @@ def test_lengths_beyond_the_bound_are_left_out_of_a_log(tmp_path: Path, monkeypa
     laws.rows.cache_clear()
     assert (len(laws.rows(2048)), np.unique(laws.rows(2048), axis=0).tolist()) == (400, [[700, 240]])
     laws.rows.cache_clear()
-
-
-@cases(
-    ("name", "why"),
-    [
-        ("poisson+models=2", r'"\+models=2" is not'),
-        ("hot-cold+alpha=1", r'"\+alpha=1" is not'),
-        ("power-law+lengths=sharegpt", 'lengths is "sharegpt"'),
-        ("poisson+rate_rps=0", "rate_rps is 0"),
-        ("poisson+lengths=fixed+prompt=4000", "4000 . 256 tokens are above max_tokens, 2048"),
-    ],
-)
-def test_what_such_a_generator_does_not_take_is_a_line(name: str, why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        preset(name)

@@ -20,7 +20,7 @@ from tests.cases import cases
 from tests.there import there
 from traces import drawing, readers, schema, synthetic
 from traces.convert import convert
-from traces.load import Trace, listing, manifest, of_table, present, sized, trace
+from traces.load import Trace, manifest, of_table, present, sized, trace
 from traces.stats import stats
 
 COLUMNS = {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "model": "m"}
@@ -104,36 +104,6 @@ def test_without_the_real_trace_the_fitted_one_says_so(tmp_path: Path, monkeypat
     assert "synthetic" in notice
     assert "VTC-artifact" in notice
     assert "\n" not in notice
-
-
-def test_the_stand_in_is_like_the_real_one() -> None:
-    drawn = [stats(of_table(drawing.table("arena-like", seed), "x")) for seed in range(5)]
-    mean = {
-        key: np.mean([np.ravel(s[key]) for s in drawn], axis=0)
-        for key in ("iat_cv", "minute_cv", "top1_share", "bottom60_share", "minute_cv_models", "active_fraction")
-    }
-    assert all(s["requests"] == 1500 and s["models"] <= 27 for s in drawn)
-    assert mean["iat_cv"] == pytest.approx(1.1044, rel=0.1)
-    assert mean["minute_cv"] == pytest.approx(0.1318, rel=0.3)
-    assert mean["top1_share"] == pytest.approx(0.1973, rel=0.1)
-    assert mean["bottom60_share"] == pytest.approx(0.174, rel=0.1)
-    assert mean["minute_cv_models"] == pytest.approx([0.631, 0.926, 1.725], rel=0.3)
-    assert mean["active_fraction"] == pytest.approx(0.615, rel=0.15)
-    for column, golden in (("prompt_tokens", (136.3, 40, 902)), ("output_tokens", (256.2, 211, 785))):
-        for key, value in zip(("mean", "p50", "p99"), golden, strict=True):
-            assert np.mean([s[column][key] for s in drawn]) == pytest.approx(value, rel=0.1)
-
-
-def test_the_listing_says_what_is_here() -> None:
-    rows = {row["name"]: row for row in listing()}
-    assert rows.keys() == manifest().keys()
-    assert rows["sample"]["here"].is_file()
-    assert "VTC-artifact" in rows["arena-chat"]["fetch"]
-
-
-def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match="did you mean arena-chat"):
-        trace("arena-caht")
 
 
 # ---------------------------------------------------------------- Aegaeon's released workloads
@@ -280,15 +250,6 @@ def test_what_is_asked_stands_in_place_of_what_a_reader_says(tmp_path: Path) -> 
         readers.read("hyperbolic", path, sort=True)
     with pytest.raises(UserError, match=r"gone\.csv: no such file"):
         readers.read("hyperbolic", tmp_path / "gone.csv")
-
-
-def test_aegaeon_reads_its_streams_from_the_name_of_the_file(tmp_path: Path) -> None:
-    header = "Request Time,Model Name,Input Length,Output Length"
-    lines = ["00:00:01.500,synth_model_02,30,20", "00:00:59.000,synth_model_00,10,5"]
-    loaded = of_table(readers.read("aegaeon", csv(tmp_path / "synth-4-0.1-1.0-1.0.csv", lines, header)), "x")
-    assert (len(loaded.models), loaded.span_s, loaded.ordered) == (4, 60.0, True)
-    short = readers.read("aegaeon", csv(tmp_path / "mine.csv", lines, header), models=3, cut_tokens=40)
-    assert (short["prompt_tokens"].to_pylist(), schema.metadata(short)["cut"]) == ([20, 10], 1)
 
 
 def test_every_reader_of_the_manifest_is_there_and_says_what_it_reads() -> None:

@@ -90,6 +90,8 @@ REFUSED = {
     "JSON cut off": ('[{"startTime": 1}, {"start', "refused.log:1: not JSON"),
     "a number": ("[1, 2]", "refused.log:1: not a JSON object"),
     "nothing": ("", "no rows"),
+    "an empty list": ("[]", "no rows"),
+    "a header alone": ("time,model\n", "no rows"),
 }
 
 

@@ -57,16 +57,16 @@ def test_slo_classes(tmp_path: Path) -> None:
 
 def test_a_base_at_a_scale() -> None:
     seconds = "absolute:ttft=10,tpot=0.1"
-    assert [slo.scaled(seconds, x) for x in (1, 0.5)] == [seconds, f"0.5x{seconds}"]
-    assert (slo.scaled("P95", 5), slo.scaled("5/2xP95", 1)) == ("5xP95", "5/2xP95")
-    assert (slo.scaled("P95@l40s", 5), slo.scaled("solo@mi300x", 2)) == ("5xP95@l40s", "2xsolo@mi300x")
+    assert [slo.in_full(seconds, x) for x in (1, 0.5)] == [seconds, f"0.5x{seconds}"]
+    assert (slo.in_full("P95", 5), slo.in_full("5/2xP95", 1)) == ("5xP95", "5/2xP95")
+    assert (slo.in_full("P95@l40s", 5), slo.in_full("solo@mi300x", 2)) == ("5xP95@l40s", "2xsolo@mi300x")
     assert [slo.parse(text) for text in ("5xP95@l40s", "3/2xsolo@mi300x")] == [
         slo.Scaled("P95", 5.0, 5.0, "l40s"),
         slo.Scaled("solo", 3.0, 2.0, "mi300x"),
     ]
     assert [slo.by_request(text) for text in ("3xsolo@l40s", "3xP95@l40s", "3xreleased")] == [True, False, False]
     with pytest.raises(UserError, match='"5/2xP95" has no scale'):
-        slo.scaled("5/2xP95", 2)
+        slo.in_full("5/2xP95", 2)
 
 
 @cases("text", ["", "5", "xP95", "5xP99", "-1xP95", "0xP95", "5/0xP95", "absolute:ttft=1", "infxP95",

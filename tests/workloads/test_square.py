@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,15 +13,14 @@ from hypothesis import strategies as st
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.run.setup import load_models, load_trace
-from harness.run.spec import Spec, as_dict, from_dict
 from tests.cases import cases
 from tests.workloads.test_workloads import drawn
 from traces import drawing
-from traces.load import trace
+from traces.load import Trace
 from workloads.build import build
-from workloads.models import model_set, sets, shapes
-from workloads.picking import FOLDED_S, Rows, assigned, square_seeds, window_fold
-from workloads.square import ALIKE, dealt, latin, size_classes, square_order, weights_of
+from workloads.models import model_set, shapes
+from workloads.picking import FOLDED_S, assigned, square_seeds, window_fold
+from workloads.square import ALIKE, dealt, latin, size_classes, weights_of
 
 SETS = ("aegaeon", "heavy8", "light8", "prism18", "tp4")
 
@@ -59,11 +57,11 @@ def test_weights_are_those_that_memory_is_priced_by(name: str) -> None:
     assert 2 * weights_of(shapes()[name]) == pytest.approx(weight_bytes(shapes()[name]), rel=1e-3)
 
 
-def hyperbolic(models: int) -> Rows:
+def hyperbolic(models: int) -> Trace:
     return load_trace(f"hyperbolic-like+models={models}")
 
 
-def owners(rows: Rows, name: str, seed: int) -> dict[tuple[str, float], int]:
+def owners(rows: Trace, name: str, seed: int) -> dict[tuple[str, float], int]:
     """Return the model of each stream."""
     assignment = assigned(rows, model_set(name), seed, "square")
     assert assignment.rule == "square"
@@ -75,7 +73,7 @@ def test_over_a_square_each_busy_stream_meets_each_size_class_once(name: str) ->
     models = model_set(name)
     rows = hyperbolic(len(models.members))
     n = square_seeds(rows, models)
-    assert n == square_order(models) == len(size_classes(models))
+    assert n == len(size_classes(models))
     size_of = {k: size for size, group in enumerate(size_classes(models)) for k in group}
     popular = Counter(rows.models[k] for k in rows.model)
     for square in (0, 1, 7):
@@ -99,7 +97,7 @@ def test_streams_beyond_the_square_go_anywhere() -> None:
 
 def test_a_set_of_one_size_is_a_square_of_one_seed() -> None:
     models = load_models("llama-3.2-1b*4")
-    assert square_order(models) == 1
+    assert len(size_classes(models)) == 1
     orders = {tuple(dealt(models, number)) for number in range(30)}
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
@@ -108,7 +106,7 @@ def test_a_set_of_one_size_is_a_square_of_one_seed() -> None:
 def test_the_square_crosses_the_halves_of_a_replayed_trace() -> None:
     """Seeds 2k and 2k + 1 deal alike and replay a half each, so either half has whole squares by itself."""
     rows, models = drawn(900, streams=8), model_set("light8")
-    assert square_seeds(rows, models) == 2 * square_order(models) == 6
+    assert square_seeds(rows, models) == 2 * len(size_classes(models)) == 6
     by_row: dict[tuple[tuple[str, float], ...], set[int | None]] = {}
     for seed in range(6):
         of = assigned(rows, models, seed, "square").streams
@@ -127,28 +125,3 @@ def test_jobs_follow_the_square() -> None:
         owner = owners(rows, "light8", seed)
         got = np.bincount(jobs.model, minlength=8)
         assert all(got[k] == counts[rows.models.index(stream)] for (stream, _), k in owner.items())
-
-
-def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
-    arena, models = trace("arena-chat"), model_set("prism18")
-    streams = assigned(arena, models, 3, "square").streams
-    assert sorted(streams) == sorted(assigned(arena, models).streams)
-
-
-def test_every_shipped_set_has_an_order() -> None:
-    names = {
-        1: ["eight8b", "llama-3.1-8b-tp8", "llama-3.3-70b-tp8", "weaver", "weaver-tp2"],
-        2: ["aegaeon", "tp4"],
-        3: ["heavy8", "light8", "prism18", "quant3"],
-        4: ["agents8"],
-        6: ["prism58", "today12"],
-    }
-    by_order: dict[int, list[str]] = {}
-    for name in sets():
-        by_order.setdefault(square_order(model_set(name)), []).append(name)
-    assert by_order == names
-
-
-def test_it_is_a_field_of_a_spec() -> None:
-    spec = Spec("static", assign="square")
-    assert from_dict(as_dict(spec)) == spec

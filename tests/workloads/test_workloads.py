@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.policy.types import Jobs, Prefix, UserError
+from harness.policy.types import Jobs, UserError
 from harness.run.setup import load_trace
 from tests.cases import cases
 from tests.there import there
 from traces import drawing
+from traces.load import Trace
 from traces.load import trace as load
 from workloads.build import SCALINGS, Scaling, build, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
@@ -25,37 +26,15 @@ from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
 SPAN_S = 100.0
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A trace drawn for a test; its prompts number its rows."""
-
-    arrival_s: NDArray[np.float64]
-    model: NDArray[np.int32]
-    prompt_tokens: NDArray[np.int32]
-    output_tokens: NDArray[np.int32]
-    tenant: NDArray[np.int32] | None
-    models: tuple[str, ...]
-    span_s: float = SPAN_S
-    name: str = "drawn"
-    maker: str | None = None
-    ordered: bool = False
-    prefix: Prefix | None = None
-
-    def where(self, row: int) -> str:
-        return f"drawn:{row}"
-
-    def first(self, n: int) -> Rows:
-        columns = {name: getattr(self, name)[:n] for name in ("arrival_s", "model", "prompt_tokens", "output_tokens")}
-        return replace(self, **columns, tenant=None, span_s=float(self.arrival_s[n]))
-
-
-def drawn(n: int, streams: int = 3, seed: int = 0, clients: int = 4) -> Rows:
+def drawn(n: int, streams: int = 3, seed: int = 0, clients: int = 4) -> Trace:
+    """Draw a replayed trace whose prompts number its rows."""
     g = np.random.default_rng(seed)
     when = np.sort(g.uniform(0, SPAN_S, n))
     tokens = np.arange(1, n + 1, dtype=np.int32)
     who = g.integers(0, clients, n).astype(np.int32)
-    names = tuple(f"s{i}" for i in range(streams))
-    return Rows(when, g.integers(0, streams, n).astype(np.int32), tokens, tokens[::-1].copy(), who, names)
+    model = g.integers(0, streams, n).astype(np.int32)
+    names, rows = tuple(f"s{i}" for i in range(streams)), np.arange(n, dtype=np.int64)
+    return Trace("drawn", names, when, model, tokens, tokens[::-1].copy(), rows, "drawn", SPAN_S, tenant=who)
 
 
 def fixed(streams: int = 3) -> ModelSet:
@@ -80,7 +59,7 @@ seeds = st.integers(0, 2**40)
 
 
 @given(traces, seeds, st.sampled_from(SCALINGS))
-def test_the_window_holds_every_row_once(rows: Rows, seed: int, scaling: Scaling) -> None:
+def test_the_window_holds_every_row_once(rows: Trace, seed: int, scaling: Scaling) -> None:
     jobs = build(rows, fixed(len(rows.models)), seed=seed, scaling=scaling)
     window = inside(jobs)
     assert sorted(jobs.prompt_tokens[window]) == rows.prompt_tokens.tolist()
@@ -92,7 +71,7 @@ def test_the_window_holds_every_row_once(rows: Rows, seed: int, scaling: Scaling
 
 
 @given(traces, seeds)
-def test_each_stream_is_turned_as_a_whole(rows: Rows, seed: int) -> None:
+def test_each_stream_is_turned_as_a_whole(rows: Trace, seed: int) -> None:
     jobs = build(rows, fixed(len(rows.models)), seed=seed, warmup_s=0)
     turned = (jobs.arrival_s - rows.arrival_s[jobs.prompt_tokens - 1]) % SPAN_S
     for stream in np.unique(jobs.model):
@@ -102,7 +81,7 @@ def test_each_stream_is_turned_as_a_whole(rows: Rows, seed: int) -> None:
 
 
 @given(traces, seeds, st.floats(0, 250))
-def test_the_warm_up_is_the_end_of_the_circle(rows: Rows, seed: int, warmup_s: float) -> None:
+def test_the_warm_up_is_the_end_of_the_circle(rows: Trace, seed: int, warmup_s: float) -> None:
     models = fixed(len(rows.models))
     jobs = build(rows, models, seed=seed, warmup_s=warmup_s)
     longer = build(rows, models, seed=seed, warmup_s=0, window_s=3 * SPAN_S)
@@ -124,7 +103,7 @@ def test_the_default_warm_up() -> None:
 
 
 @given(traces, seeds, st.integers(1, 4))
-def test_copies(rows: Rows, seed: int, n: int) -> None:
+def test_copies(rows: Trace, seed: int, n: int) -> None:
     models = fixed(len(rows.models))
     for scaling in ("rotate", "clients", "replicate"):
         jobs = build(rows, models, seed=seed, rate_scale=n, scaling=scaling, warmup_s=0)
@@ -143,7 +122,7 @@ def test_rotated_copies_extend_the_smaller_scale() -> None:
 
 
 @given(traces, seeds, st.floats(0.05, 3.5))
-def test_time_scaling_divides_stamps(rows: Rows, seed: int, scale: float) -> None:
+def test_time_scaling_divides_stamps(rows: Trace, seed: int, scale: float) -> None:
     models = fixed(len(rows.models))
     plain = build(rows, models, seed=seed, warmup_s=0)
     scaled = build(rows, models, seed=seed, rate_scale=scale, scaling="time", warmup_s=0)
@@ -153,7 +132,7 @@ def test_time_scaling_divides_stamps(rows: Rows, seed: int, scale: float) -> Non
 
 
 @given(traces, seeds, st.floats(0.02, 2.98))
-def test_a_fraction_is_exact_by_stream_and_even_in_time(rows: Rows, seed: int, scale: float) -> None:
+def test_a_fraction_is_exact_by_stream_and_even_in_time(rows: Trace, seed: int, scale: float) -> None:
     models = fixed(len(rows.models))
     jobs = build(rows, models, seed=seed, rate_scale=scale, warmup_s=0)
     for stream, count in enumerate(np.bincount(rows.model, minlength=len(rows.models))):
@@ -177,7 +156,7 @@ def test_clients_are_kept_or_dropped_whole() -> None:
 
 
 @given(traces, seeds)
-def test_a_seed_is_a_workload_and_names_are_only_names(rows: Rows, seed: int) -> None:
+def test_a_seed_is_a_workload_and_names_are_only_names(rows: Trace, seed: int) -> None:
     models = fixed(len(rows.models))
     first = build(rows, models, seed=seed, rate_scale=1.5)
     assert same(first, build(rows, models, seed=seed, rate_scale=1.5))

@@ -124,15 +124,10 @@ def converted(path: Path, **asked: Any) -> tuple[pa.Table, str]:
 
 def summary(meta: Mapping[str, Any]) -> str:
     """Say how a log's stamps were read, and which of its rows were left out."""
-    words = {
-        "s": "seconds",
-        "ms": "milliseconds",
-        "us": "microseconds",
-        "ns": "nanoseconds",
-        "clock": "HH:MM:SS",
-        "datetime": "dates (UTC where they have no zone)",
-    }
-    report = f", times guessed to be {words[meta['time_unit']]} (--time-unit)" if meta.get("time_unit_guessed") else ""
+    from traces import usual
+
+    unit = usual.UNIT_NAMES.get(meta.get("time_unit", ""), "dates (UTC where they have no zone)")
+    report = f", times guessed to be {unit} (--time-unit)" if meta.get("time_unit_guessed") else ""
     if left := meta.get("dropped"):
         report += "; left out: " + ", ".join(f"{count:,} {reason}" for reason, count in left.items())
     if bare := meta.get("without_blocks"):

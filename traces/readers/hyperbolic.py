@@ -42,14 +42,8 @@ def read(path: Path, *, jitter_seed: int = 0) -> pa.Table:
     order = np.argsort(when, kind="stable")
     lengths = draw.integers(8, 512, (2, len(when)), endpoint=True)
     streams = pa.array([*names[2:], f"model_{counts.shape[1] + 1}"])
-    columns = {
-        "request_id": np.arange(len(when), dtype=np.uint64),
-        "arrival_s": when[order],
-        "model": pa.DictionaryArray.from_arrays(pa.array(model[order], pa.int32()), streams),
-        "prompt_tokens": lengths[0],
-        "output_tokens": lengths[1],
-        "src_row": np.append(row + 2, np.zeros(ADDED, np.int64))[order],  # 0: of the added stream
-    }
+    names = pa.DictionaryArray.from_arrays(pa.array(model[order], pa.int32()), streams)
+    src_row = np.append(row + 2, np.zeros(ADDED, np.int64))[order]  # 0: of the added stream
     meta = {
         "name": "hyperbolic",
         "tier": "composed",
@@ -63,4 +57,4 @@ def read(path: Path, *, jitter_seed: int = 0) -> pa.Table:
         "ordered": True,
         "added_requests": ADDED,
     }
-    return schema.table(columns, meta)
+    return schema.requests(when[order], names, lengths[0], lengths[1], meta, src_row=src_row)

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -30,18 +29,15 @@ from harness.policy.types import UserError
 from traces import records, schema
 from traces.arrivals import bounded
 from traces.checks import MOST_TOKENS
-from traces.usual import LAST_EPOCH_S
+from traces.served import count
+from traces.usual import LAST_EPOCH_S, number
 
 FOLDER = True  # it reads folders too
 KEYS = ({"status", "data"},)
-DONE, PROMPT, OUTPUT = (
-    "vllm:request_success_total",
-    "vllm:request_prompt_tokens_bucket",
-    "vllm:request_generation_tokens_bucket",
-)
-PROMPT_SUM, OUTPUT_SUM = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum"
-WHOLE = {DONE: "done", PROMPT_SUM: "prompt_sum", OUTPUT_SUM: "output_sum"}  # counters without buckets, in Series
-READ = frozenset({DONE, PROMPT, OUTPUT, PROMPT_SUM, OUTPUT_SUM})
+DONE = "vllm:request_success_total"
+LENGTHS = {"vllm:request_prompt_tokens_bucket": "vllm:request_prompt_tokens_sum",
+           "vllm:request_generation_tokens_bucket": "vllm:request_generation_tokens_sum"}  # fmt: skip
+READ = frozenset({DONE, *LENGTHS, *LENGTHS.values()})
 UNSERVED = {"abort": "aborted", "error": "failed"}  # reasons for which a request ended without its answer
 STEEPEST = 2.0**6  # most power by which lengths lean to one end of their bucket
 LINE = re.compile(r"(?P<name>[\w:]+)\{(?P<labels>[^}]*)\}\s+(?P<value>\S+)")
@@ -62,18 +58,9 @@ class Curve(NamedTuple):
         return np.concatenate([[0.0], self.value])[np.searchsorted(self.at_s, when, "right")]
 
 
-NEVER = Curve(np.zeros(0), np.zeros(0))
-
-
-class Series(NamedTuple):
-    """The counters of a model, summed over servers and over the reasons for which requests finish."""
-
-    done: Curve = NEVER
-    unserved: Mapping[str, Curve] = MappingProxyType({})  # requests that ended without an answer, by UNSERVED
-    prompt: Mapping[float, Curve] = MappingProxyType({})  # keyed by the bucket's upper bound
-    output: Mapping[float, Curve] = MappingProxyType({})
-    prompt_sum: Curve = NEVER  # NEVER where the query left it out
-    output_sum: Curve = NEVER
+# The counters of a model, summed over servers, and DONE over the reasons for which requests finish, without UNSERVED:
+# by name, and by the upper bound of a bucket (0: there are no buckets).
+Counters = Mapping[str, Mapping[float, Curve]]
 
 
 def read(path: Path, *, name: str | None = None, model: str | None = None, jitter_seed: int = 0) -> pa.Table:
@@ -84,94 +71,69 @@ def read(path: Path, *, name: str | None = None, model: str | None = None, jitte
     models = _models(path, model)
     draw = np.random.Generator(np.random.Philox(key=jitter_seed))
     times: list[NDArray[np.float64]] = []
-    lengths: list[tuple[I8, I8]] = []
+    lengths: dict[str, list[I8]] = {bucket: [] for bucket in LENGTHS}
     owners: list[str] = []
     left = dict[str, int]()
-    begin = min(float(series.done.at_s[0]) for series in models.values())
-    end = max(float(series.done.at_s[-1]) for series in models.values())
-    for label, series in sorted(models.items()):
-        for kind in ("prompt", "output"):
-            if not getattr(series, kind):
-                raise UserError(f"{path}: no {PROMPT if kind == 'prompt' else OUTPUT} of {label}")
-        for reason, curve in series.unserved.items():
-            if count := round(float(curve.value[-1])):
-                left[reason] = left.get(reason, 0) + count
-        stamps = series.done.at_s.tolist()
-        rises = [_rise(series.done, a, b) for a, b in pairwise(stamps)]
+    begin = min(float(counters[DONE][0.0].at_s[0]) for counters in models.values())
+    end = max(float(counters[DONE][0.0].at_s[-1]) for counters in models.values())
+    for label, counters in sorted(models.items()):
+        if lacks := next((bucket for bucket in LENGTHS if bucket not in counters), None):
+            raise UserError(f"{path}: no {lacks} of {label}")
+        for reason in counters.keys() & UNSERVED.values():
+            count(left, reason, round(float(counters[reason][0.0].value[-1])))
+        done = counters[DONE][0.0]
+        spans = list(pairwise(done.at_s.tolist()))
+        rises = [_rise(done, a, b) for a, b in spans]
         bounded(f"{path}: requests of {label}", sum(rises), "a shorter range")
-        for (a, b), count in zip(pairwise(stamps), rises, strict=True):
-            if count:
-                times.append(draw.uniform(a - begin, b - begin, count))
-                prompts = _lengths(draw, series.prompt, series.prompt_sum, a, b, count)
-                lengths.append((prompts, _lengths(draw, series.output, series.output_sum, a, b, count)))
-                owners += [label] * count
+        for (a, b), rise in zip(spans, rises, strict=True):
+            if rise:
+                times.append(draw.uniform(a - begin, b - begin, rise))
+                owners += [label] * rise
+                for bucket, total in LENGTHS.items():
+                    sums = counters.get(total, {}).get(0.0)
+                    lengths[bucket].append(_lengths(draw, counters[bucket], sums, a, b, rise))
     if not owners:
         raise UserError(f"{path}: no counter of {DONE} rose")
     when = np.concatenate(times)
     order = np.argsort(when, kind="stable")
-    columns = {
-        "request_id": np.arange(len(when), dtype=np.uint64),
-        "arrival_s": when[order],
-        "model": pa.array(owners).dictionary_encode().take(pa.array(order)),
-        "prompt_tokens": np.concatenate([prompt for prompt, _ in lengths])[order],
-        "output_tokens": np.concatenate([output for _, output in lengths])[order],
+    names = pa.array(owners).dictionary_encode().take(pa.array(order))
+    meta = {
+        "name": name or path.name.split(".")[0],
+        "tier": "synthetic",
+        "licence": "not stated",
+        "source": path.name,
+        "length_origin": "sampled",
+        "span_s": float(end - begin),
+        "jitter_seed": jitter_seed,
+        "streams": sorted(models),
+        "dropped": left,
+        "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
     }
-    return schema.table(
-        columns,
-        {
-            "name": name or path.name.split(".")[0],
-            "tier": "synthetic",
-            "licence": "not stated",
-            "source": path.name,
-            "length_origin": "sampled",
-            "span_s": float(end - begin),
-            "jitter_seed": jitter_seed,
-            "streams": sorted(models),
-            "dropped": left,
-            "note": "drawn from counters: rates and lengths of each interval are the log's, single requests are not",
-        },
-    )
+    prompt, output = (np.concatenate(each)[order] for each in lengths.values())
+    return schema.requests(when[order], names, prompt, output, meta)
 
 
-Counters = Mapping[tuple[str, str, str], Mapping[tuple[str, ...], Points]]  # by counter, model, bound; then by labels
-
-
-def _counters(path: Path, model: str | None) -> Counters:
+def _models(path: Path, model: str | None) -> dict[str, Counters]:
     values: dict[tuple[str, str, str], dict[tuple[str, ...], Points]] = defaultdict(lambda: defaultdict(dict))
     for at, labels, value in _samples(path):
         what = labels.get("__name__", "")
         if what in READ and math.isfinite(value):
-            if what == DONE and (ended := UNSERVED.get(labels.get("finished_reason", ""))):
-                what = ended
-            key = (what, model or labels.get("model_name", "") or "unnamed", labels.get("le", ""))
+            if what == DONE:
+                what = UNSERVED.get(labels.get("finished_reason", ""), DONE)
+            key = (model or labels.get("model_name", "") or "unnamed", what, labels.get("le", ""))
             values[key][tuple(sorted(f"{k}={v}" for k, v in labels.items()))][at] = value
     if not values:
-        raise UserError(
-            f"{path}: none of {DONE}, {PROMPT}, {OUTPUT} is in it (ask for the counters, not for rate() of them)"
-        )
-    return values
-
-
-def _models(path: Path, model: str | None) -> dict[str, Series]:
-    series = dict[str, Series]()
-    for (what, label, le), each in _counters(path, model).items():
-        item, summed = series.get(label, Series()), _summed(each.values())
-        if what in WHOLE:
-            series[label] = item._replace(**{WHOLE[what]: summed})  # type: ignore[arg-type]  # one of three curves
-            continue
-        if what in UNSERVED.values():
-            series[label] = item._replace(unserved={**item.unserved, what: summed})
-            continue
-        bound = _number(le)
-        if not (bound > 0 and (bound == math.inf or bound <= MOST_TOKENS)):
+        names = ", ".join([DONE, *LENGTHS])
+        raise UserError(f"{path}: none of {names} is in it (ask for the counters, not for rate() of them)")
+    models: dict[str, dict[str, dict[float, Curve]]] = defaultdict(lambda: defaultdict(dict))
+    for (label, what, le), each in values.items():
+        bound = (number(le) or 0.0) if what in LENGTHS else 0.0
+        if what in LENGTHS and not (0 < bound <= MOST_TOKENS or bound == math.inf):
             raise UserError(f'{path}: a bucket of {what} has le="{le}", no number of tokens')
-        if what == PROMPT:
-            series[label] = item._replace(prompt={**item.prompt, bound: summed})
-        else:
-            series[label] = item._replace(output={**item.output, bound: summed})
-    if not any(len(item.done.at_s) for item in series.values()):
+        models[label][what][bound] = _summed(each.values())
+    if not any(DONE in counters for counters in models.values()):
         raise UserError(f"{path}: no {DONE} is in it")
-    return {label: item for label, item in series.items() if len(item.done.at_s)}
+    return {label: counters for label, counters in models.items() if DONE in counters}
 
 
 def _summed(each: Iterable[Points]) -> Curve:
@@ -191,7 +153,7 @@ def _rise(curve: Curve, a: float, b: float) -> int:
 
 
 def _lengths(
-    draw: np.random.Generator, buckets: Mapping[float, Curve], sums: Curve, a: float, b: float, count: int
+    draw: np.random.Generator, buckets: Mapping[float, Curve], sums: Curve | None, a: float, b: float, count: int
 ) -> I8:
     """Draw the lengths of the `count` requests that came between times a and b.
 
@@ -216,7 +178,7 @@ def _lengths(
     def leaning(power: float) -> I8:
         return np.asarray(np.maximum(1, np.floor(low)[bucket] + np.ceil(at**power * span[bucket])), np.int64)
 
-    if not (complete and len(sums.at_s)):
+    if not complete or sums is None:
         return leaning(1.0)
     total, short, long = _rise(sums, a, b), STEEPEST, 1 / STEEPEST
     for _ in range(40):  # bisections: the higher the power, the fewer tokens
@@ -245,11 +207,11 @@ def _range(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], fl
         raise UserError(f"{path}: not JSON: {str(error)[:80]}") from None
     for answer in answers if isinstance(answers, list) else [answers]:
         data = answer.get("data") if isinstance(answer, Mapping) else None
-        told = data if isinstance(data, Mapping) else {}
-        result = told.get("result")
-        if not isinstance(result, list) or told.get("resultType") != "matrix":
+        if not (
+            isinstance(data, Mapping) and data.get("resultType") == "matrix" and isinstance(data.get("result"), list)
+        ):
             raise UserError(f"{path}: not the answer of a range query (resultType matrix)")
-        for series in result:
+        for series in data["result"]:
             try:
                 labels = {str(k): str(v) for k, v in series["metric"].items()}
                 points = [(float(at), float(value)) for at, value in series["values"]]
@@ -260,21 +222,11 @@ def _range(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], fl
             yield from ((at, labels, value) for at, value in points)
 
 
-def _number(text: str) -> float:
-    """Return a text as a number; NaN if it is not one."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def _scrape(path: Path, text: str) -> Iterator[tuple[float, Mapping[str, str], float]]:
     digits = max(STAMP.findall(path.stem), key=len, default="")
     at = path.stat().st_mtime if not digits else float(digits) / 10 ** (len(digits) - 10)
     for match in LINE.finditer(text):
         if match["name"] in READ:
-            try:
-                value = float(match["value"])
-            except ValueError:
-                raise UserError(f"{path}: {match['name']} is {match['value']}, no number") from None
+            if (value := number(match["value"])) is None:
+                raise UserError(f"{path}: {match['name']} is {match['value']}, no number")
             yield at, {"__name__": match["name"], **dict(LABEL.findall(match["labels"]))}, value

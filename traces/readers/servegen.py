@@ -13,7 +13,7 @@ import ast
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,69 +48,62 @@ def read(
     """
     clients, unlike = _clients(path)
     span_s = max(WINDOW_S, WINDOW_S * math.floor(span_s / WINDOW_S))
-    load: dict[float, float] = {}
-    for _, _, windows, _ in clients:
-        for window in windows:
-            load[window.at] = load.get(window.at, 0.0) + window.rate_rps
-    count = round(span_s / WINDOW_S)
-    begin = max(load, key=lambda at: (sum(load.get(at + k * WINDOW_S, 0.0) for k in range(count)), -at))
-    whole = sum(load.get(begin + k * WINDOW_S, 0.0) for k in range(count)) / count
+    begin, whole = _busiest([window for _, _, windows, _ in clients for window in windows], round(span_s / WINDOW_S))
     if not whole:
         raise UserError(f"{path}: no client has requests")
     scale = rate_rps / whole
     arrivals.bounded(f"{path}: {rate_rps:g} requests/s", rate_rps * span_s, "a lower --rate-rps, or a shorter --span-s")
     when: list[NDArray[np.float64]] = []
-    prompt: list[NDArray[np.int64]] = []
-    output: list[NDArray[np.int64]] = []
+    lengths: tuple[list[NDArray[np.int64]], ...] = ([], [])
     model: list[str] = []
     tenant: list[str] = []
-    for k, (label, client, windows, lengths) in enumerate(clients):
+    for k, (label, client, windows, shares) in enumerate(clients):
         draw = arrivals.rng(jitter_seed, "servegen", k)
         for window in windows:
-            after = window.at - begin
-            if not (0 <= after < span_s and window.rate_rps):
+            after, rate = window.at - begin, window.rate_rps * scale
+            if not (0 <= after < span_s and rate):
                 continue
-            rate = window.rate_rps * scale
-            came = (
-                arrivals.weibull(draw, rate, WINDOW_S, window.shape)
-                if window.law == "Weibull"
-                else arrivals.gamma(draw, rate, WINDOW_S, window.cv or 1.0)
-            )
+            if window.law == "Weibull":
+                came = arrivals.weibull(draw, rate, WINDOW_S, window.shape)
+            else:
+                came = arrivals.gamma(draw, rate, WINDOW_S, window.cv or 1.0)
             if not len(came):
                 continue
-            at = max((start for start in lengths if start <= window.at), default=min(lengths))
+            at = max((start for start in shares if start <= window.at), default=min(shares))
             when.append(after + came)
             model += [label] * len(came)
             tenant += [client] * len(came)
-            for tokens, (values, shares) in zip((prompt, output), lengths[at], strict=True):
-                tokens.append(draw.choice(values, len(came), p=shares))
+            for tokens, (values, weights) in zip(lengths, shares[at], strict=True):
+                tokens.append(draw.choice(values, len(came), p=weights))
     if not when:
         raise UserError(f"{path}: no request is drawn at {rate_rps:g} requests/s in {span_s:g} s")
-    order = np.argsort(np.concatenate(when), kind="stable")
-    take = pa.array(order)
-    columns = {
-        "request_id": np.arange(len(order), dtype=np.uint64),
-        "arrival_s": np.concatenate(when)[order],
-        "model": pa.array(model).dictionary_encode().take(take),
-        "prompt_tokens": np.maximum(1, np.concatenate(prompt))[order],
-        "output_tokens": np.maximum(1, np.concatenate(output))[order],
-        "tenant": pa.array(tenant).dictionary_encode().take(take),
+    arrival_s = np.concatenate(when)
+    order = np.argsort(arrival_s, kind="stable")
+    names, tenants = (pa.array(words).dictionary_encode().take(pa.array(order)) for words in (model, tenant))
+    meta = {
+        "name": name or f"servegen-{path.name}",
+        "tier": "synthetic",
+        "licence": "Apache-2.0",
+        "source": path.name,
+        "length_origin": "sampled",
+        "span_s": span_s,
+        "jitter_seed": jitter_seed,
+        "streams": sorted(set(model)),
+        "note": f"drawn of {len(clients)} clients from {begin:g} s on, rates times {scale:.3g}"
+        + (f"; {unlike} clients without lengths left out" if unlike else ""),
     }
-    return schema.table(
-        columns,
-        {
-            "name": name or f"servegen-{path.name}",
-            "tier": "synthetic",
-            "licence": "Apache-2.0",
-            "source": path.name,
-            "length_origin": "sampled",
-            "span_s": span_s,
-            "jitter_seed": jitter_seed,
-            "streams": sorted(set(model)),
-            "note": f"drawn of {len(clients)} clients from {begin:g} s on, rates times {scale:.3g}"
-            + (f"; {unlike} clients without lengths left out" if unlike else ""),
-        },
-    )
+    prompt, output = (np.maximum(1, np.concatenate(tokens))[order] for tokens in lengths)
+    return schema.requests(arrival_s[order], names, prompt, output, meta, tenant=tenants)
+
+
+def _busiest(windows: Iterable[Window], count: int) -> tuple[float, float]:
+    """Return the begin of the `count` windows in a row with the most requests, and their mean rate of requests."""
+    load: dict[float, float] = {}
+    for window in windows:
+        load[window.at] = load.get(window.at, 0.0) + window.rate_rps
+    whole = {at: sum(load.get(at + k * WINDOW_S, 0.0) for k in range(count)) for at in load}
+    begin = max(whole, key=lambda at: (whole[at], -at))
+    return begin, whole[begin] / count
 
 
 Lengths = dict[float, tuple[tuple[Any, Any], tuple[Any, Any]]]  # by begin, values and shares of prompts and outputs
@@ -123,16 +116,8 @@ def _clients(path: Path) -> tuple[list[tuple[str, str, list[Window], Lengths]], 
     clients, unlike = [], 0
     for file in files:
         stem = file.name.partition("-trace.")[0]
-        data = next(
-            (
-                d
-                for d in (file.with_name(f"{stem}-dataset.json"), file.with_name(f"{stem}-dataset.json.gz"))
-                if d.is_file()
-            ),
-            None,
-        )
-        lengths = _lengths(data) if data else {}
-        if lengths:
+        data = min(file.parent.glob(f"{stem}-dataset.json*"), default=None)
+        if lengths := _lengths(data) if data else {}:
             clients.append((file.parent.name, f"{file.parent.name}/{stem}", _windows(file), lengths))
         else:
             unlike += 1

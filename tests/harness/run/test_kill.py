@@ -25,8 +25,8 @@ COMPARE = """
 from pathlib import Path
 from tests.harness.run.test_sweep import compared
 
-def compare(out, workers, rule="5xP95"):
-    return compared(Path(out), "static", "chunked", rates=(1.0, 2.0), rule=rule, workers=workers)
+def compare(out, workers):
+    return compared(Path(out), "static", "chunked", rates=(1.0, 2.0), workers=workers)
 """
 
 # Kills itself when a function of `os`, or the Parquet writer's write, is called for the n-th time.
@@ -45,7 +45,7 @@ def deadly(*args, **named):
     return real(*args, **named)
 
 setattr(owner, name, deadly)
-compare(out, 1, *sys.argv[4:])
+compare(out, 1)
 """
 
 # Says when it is about to begin, so that what is killed at a random time is the sweep and not the imports.
@@ -62,11 +62,6 @@ POINTS = {
     "fsync": (1, 2, 3, 4, 5, 30),  # rows, side file, folder, parent, the next run's
     "mkdir": (1, 4),
 }
-SOLO_POINTS = {  # four runs without bases, what the requests of each take alone, the table
-    "write": (4, 5, 8, 9),
-    "replace": (5, 8, 9),
-    "fsync": (17, 18, 19),  # the file, its folder, the next file
-}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +70,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return go_on(tmp_path_factory.mktemp("whole"))
 
 
-def go_on(out: Path, *rule: str) -> dict[str, bytes]:
+def go_on(out: Path) -> dict[str, bytes]:
     """Run the comparison, or what is left of it, here; its files."""
     namespace: dict[str, object] = {}
     exec(COMPARE, namespace)
-    namespace["compare"](out, 1, *rule)  # type: ignore[operator]
+    namespace["compare"](out, 1)  # type: ignore[operator]
     return files(out)
 
 
@@ -99,15 +94,15 @@ def leftovers(out: Path) -> Iterator[Path]:
     return out.rglob("*.part")
 
 
-def killed(folder: Path, whole: dict[str, bytes], name: str, n: int, *rule: str) -> None:
+def killed(folder: Path, whole: dict[str, bytes], name: str, n: int) -> None:
     """Kill a comparison at the n-th call of a function: what it left is whole, and the next goes on to all of it."""
     out = folder / "out"
-    with child(script(folder, AT_CALL), out, name, n, *rule) as process:
+    with child(script(folder, AT_CALL), out, name, n) as process:
         process.communicate()
     assert process.returncode == -signal.SIGKILL, f"{name} was called fewer than {n} times"
     left = {name: data for name, data in files(out).items() if ".part" not in name}
     assert left.items() < whole.items()  # whole runs, each as it should be, and not all of them
-    assert go_on(out, *rule) == whole  # the same files: what was left half-written is gone
+    assert go_on(out) == whole  # the same files: what was left half-written is gone
     assert not list(leftovers(out))
 
 
@@ -120,24 +115,6 @@ def test_killed_at_a_write_or_rename(
     for n in POINTS[name]:
         with subtests.test(n=n):
             killed(tmp_path_factory.mktemp(name), whole, name, n)
-
-
-@pytest.fixture(scope="module")
-def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return the files of a comparison under a rule by request that nobody disturbed."""
-    files = go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
-    assert sum(Path(name).name == record.SOLO for name in files) == 4
-    return files
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", SOLO_POINTS)
-def test_killed_while_limits_are_stored(
-    name: str, tmp_path_factory: pytest.TempPathFactory, whole_solo: dict[str, bytes], subtests: pytest.Subtests
-) -> None:
-    for n in SOLO_POINTS[name]:
-        with subtests.test(n=n):
-            killed(tmp_path_factory.mktemp(name), whole_solo, name, n, "4xsolo")
 
 
 def undisturbed_s(tmp_path: Path, workers: int) -> float:

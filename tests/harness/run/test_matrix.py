@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from harness.answers.table import printed
 from harness.cli.app import main
 from harness.cli.lists import page
 from harness.engines.servers import host
-from harness.engines.sim.engine import Sim
 from harness.loop import engine, strangers, system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Unsupported
@@ -59,40 +55,6 @@ def test_a_cell_is_what_replay_refuses_the_pair_for(rows: list[matrix.Coverage],
             with subtests.test(f"{row.system}:{row.preset} on {where}"):
                 assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == ())
                 assert not lack.names or refusal(row, where) == ", ".join(lack.names)
-
-
-class Real(Sim):
-    """An engine in real time with eviction, and no more than a small engine has beside."""
-
-    wall_clock = True
-
-    def __init__(self, config: Any, options: Mapping[str, Any], machine: Any) -> None:
-        super().__init__(config, options, machine)
-        self.can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Run", "Admit"})
-        self.offers = {"kv": ("paged",), "process": ("gpu", "model")}
-
-
-@pytest.mark.full
-def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    names, find = tuple(name for name in engine.names() if name != "torch"), engine.find  # which has nearly all
-    monkeypatch.setattr(engine, "names", lambda: names)
-    before = list(printed(matrix.parts(list(matrix.rows()))))
-    monkeypatch.setattr(engine, "names", lambda: (*names, "mine"))
-    monkeypatch.setattr(engine, "find", lambda name: Real if name == "mine" else find(name))
-    after = list(printed(matrix.parts(list(matrix.rows()))))
-    assert re.split(r"\s{2,}", after[0]) == [*re.split(r"\s{2,}", before[0])[:-1], "mine", "simulated only"]
-
-    def cells(lines: list[str], start: str) -> list[str]:
-        return [cell.strip() for cell in next(line for line in lines if line.startswith(start)).split("  ") if cell]
-
-    def only(lines: list[str]) -> set[str]:
-        return set(cells(lines, "aegaeon ")[-1].split(", "))
-
-    assert cells(after, "swap ")[-1] == "yes"  # nothing of it is simulated only
-    assert "turns" in only(after)
-    assert "eviction" not in only(after)
-    assert only(after) <= only(before)
-    assert cells(after, "aegaeon ")[-2] == "-"
 
 
 ENGINES = {"raises": "x = 1\nraise KeyError('m9')", "lacks": "def make(config, options, machine): return 1"}

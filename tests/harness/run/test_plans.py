@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from csv import reader
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -317,15 +316,6 @@ def test_a_warm_up_is_made_where_it_is_asked_for_and_said(tmp_path: Path) -> Non
     line, rows = asked_of(tmp_path, "dedicated", "--set", "warmup_s=5")
     assert "before the window 5 s run that are not counted, the last of the same" in line
     assert sum(row["arrival_ns"] < 0 for row in rows) == 10
-
-
-def test_which_part_is_replayed_stands_in_the_csv(tmp_path: Path) -> None:
-    asked_of(tmp_path, "dedicated")
-    csv = ok("compare", "--systems", "dedicated", "--trace", tmp_path / "log.csv", "--models", tmp_path / "own.toml",
-             "--scaling", "none", "--gpus", "2", "--slo", "absolute:ttft=1,tpot=1", "--no-plot", "-o", tmp_path / "out",
-             "--csv")  # fmt: skip
-    head, row = reader(csv.splitlines())
-    assert dict(zip(head, row, strict=True))["replayed"] == "all of it once, as it came"
 
 
 def test_a_half_without_requests_is_named(tmp_path: Path) -> None:

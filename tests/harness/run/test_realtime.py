@@ -14,7 +14,7 @@ from harness.run.realtime import Span
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from harness.study.bases import ahead
-from tests.bench import bench, ok
+from tests.bench import ok
 from tests.cases import cases
 from tests.harness.run.test_sweep import Heard
 
@@ -120,12 +120,3 @@ def test_a_dry_run_knows_real_windows(real: Spec, tmp_path: Path) -> None:
     assert told[-1].startswith("up to 56 runs x (60 s of warm-up + 60 s + drain): at least 112 min of real time if all")
     assert told[-2].startswith("SLO 5xP95: 5 base runs unless they are stored, 5 runs x (")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_of_a_spec_knows_its_windows(real: Spec, tmp_path: Path) -> None:
-    (path := tmp_path / "one.toml").write_text(
-        f'system = "static"\ntrace = "sample"\nmodels = "{real.models}"\nengine = "{real.engine}"\nwindow_s = 20.0\n'
-        'warmup_s = 5.0\ndrain_s = 15.0\nslo = "absolute:ttft=1,tpot=0.1"\n'
-    )
-    line = bench("run", path, "--dry-run").stdout.splitlines()[-1]
-    assert line == "1 run x (5 s of warm-up + 20 s + up to 15 s of drain): 25 to 40 s, beside starts of servers"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,9 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec
-from tests import ROOT
-from tests.cases import cases
 from traces import schema
 
-SETUP = ROOT / "harness/run/setup.py"
 TINY = Spec("static", gpus=1, models="llama-3.2-1b", trace="sample", slo="")
-
-
-# ------------------------------------------------------------------ one place
-
-
-def lookups(source: str) -> Iterator[str]:
-    """Return functions named `X_of` that take a Spec, and calls of such with something named `spec`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name.endswith("_of"):
-            kinds = [ast.unparse(arg.annotation) for arg in node.args.args if arg.annotation]
-            yield from (f"{node.lineno}: def {node.name}" for kind in kinds if kind == "Spec")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("_of"):
-            names = [ast.unparse(arg).rpartition(".")[2] for arg in node.args]
-            yield from (f"{node.lineno}: {ast.unparse(node)}" for name in names if name == "spec")
-
-
-@pytest.mark.full
-def test_a_spec_is_looked_up_in_one_place() -> None:
-    files = [path for folder in ("harness", "plots", "tests") for path in (ROOT / folder).rglob("*.py")]
-    assert len(files) > 200
-    told = {path.name: list(lookups(path.read_text("utf-8"))) for path in files if path != SETUP}
-    assert {name: lines for name, lines in told.items() if lines} == {}
-
-
-@cases("source", ["def trace_of(spec: Spec): pass", "x = trace_of(spec)", "x = lookup.trace_of(task.spec, 1)"])
-def test_a_second_place_is_noticed(source: str) -> None:
-    assert len(list(lookups(source))) == 1
-    assert list(lookups(source.replace("_of", ""))) == []
 
 
 # ------------------------------------------------------------------ once

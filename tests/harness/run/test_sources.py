@@ -79,16 +79,6 @@ def test_runs_of_another_arithmetic_are_taken_and_told(tmp_path: Path) -> None:
     assert (folder / record.ROWS).read_bytes() == before
 
 
-def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
-    hashes = set()
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        path = tmp_path / folder / "mine.py"
-        path.write_text(SYSTEM % "")
-        hashes.add(code(resolve(replace(TINY, system=str(path)))))
-    assert len(hashes) == 1
-
-
 ADDED = {"system": "EDITED = True\n", "models": '[[model]]\nshape = "llama-3.2-1b"\n'}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read, stored
+from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read
 from tests.cases import cases
 from workloads.usual import POOL_BYTES
 
@@ -80,19 +80,6 @@ def test_what_is_set_of_an_engine_is_part_of_a_run_but_for_the_name_of_a_key() -
     keyed = replace(at, engine=f"{at.engine}+key_env=MY_KEY")
     assert keyed.hash8 == at.hash8
     assert "MY_KEY" not in canonical(keyed)
-
-
-def test_a_stored_run_of_an_earlier_release_is_read() -> None:
-    old = {**as_dict(Spec("static", engine="attach")), "attach": "http://a:1,http://b:2", "key_env": "MY_KEY"}
-    assert stored(old) == Spec("static", engine="attach+key_env=MY_KEY+urls=http://a:1,http://b:2")
-    assert stored({**as_dict(Spec("static", engine="llamacpp")), "keep_s": 7}).engine == "llamacpp+keep_s=7"
-    assert stored(as_dict(Spec("static"))) == Spec("static")
-
-
-def test_the_text_has_no_spaces_and_sorted_keys() -> None:
-    text = canonical(Spec("static"))
-    assert " " not in text
-    assert list(json.loads(text)) == sorted(json.loads(text))
 
 
 @cases(

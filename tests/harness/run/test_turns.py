@@ -114,16 +114,6 @@ def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
         fig_split.read(stored(tmp_path / "a", [0.2] * 3))
 
 
-def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
-    spec = Spec(
-        "pdmux", trace="sample", models="llama-3.2-1b", gpus=1, rate_scale=20.0, slo="absolute:ttft=1,tpot=0.01"
-    )
-    folder = recorded(resolve(spec), tmp_path, "")
-    paths = fig_split.render(folder, tmp_path / "split", "x")
-    assert len(paths) == 3
-    assert set(fig_split.points(fig_split.read(folder))[["prefill", "decode"]].sum(axis=1)) == {132}
-
-
 def test_recording_changes_no_row(tmp_path: Path) -> None:
     spec = resolve(Spec("aegaeon", trace="sample", models="llama-3.2-1b*4", gpus=2, slo=""))
     folder = recorded(spec, tmp_path / "a", "")
