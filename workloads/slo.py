@@ -76,8 +76,8 @@ class Classes:
 class ClassFile:
     """The form of the file in a rule `classes:FILE.toml`."""
 
-    class_: Pairs[Seconds] = ()
-    models: Pairs[str] = ()
+    class_: Pairs[Seconds] = ()  # SLOs, keyed by the name of a class
+    models: Pairs[str] = ()  # the class of each pattern of names; the first that matches holds
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.class_]

@@ -1,8 +1,8 @@
 """Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
 
-Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have generated tables
-between two marks. That of harness/README.md lists modules with the first lines of their docstrings; those of
-systems/README.md come from the docstrings of systems, systems/cards.toml and systems/tuned.toml.
+Whole pages are those of `reference` (docs/reference/). Four hand-written files have generated parts between two marks:
+docs/exit-codes.md, docs/vocabulary.md (by `vocabulary`), harness/README.md, which lists modules with the first lines of
+their docstrings, and systems/README.md, from the docstrings of systems, systems/cards.toml and systems/tuned.toml.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import reference, vocabulary
-from harness.cli.reference import COMMAND, GENERATED, table
+from harness.cli.codes import MEANS
+from harness.cli.reference import COMMAND, table
 from harness.loop import system
 from harness.policy.fields import domains
 
@@ -39,11 +40,13 @@ RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]
 def documents() -> dict[str, str]:
     """Return the text of every generated document, keyed by its path in the repository."""
     whole = {f"{PAGES}/{name}": text for name, text in reference.pages().items()}
-    whole["docs/vocabulary.md"] = GENERATED + vocabulary.page()
-    return whole | {
-        "harness/README.md": _filled("harness/README.md", _modules()),
-        "systems/README.md": _filled("systems/README.md", _systems()),
+    parts = {
+        "docs/exit-codes.md": table("code,when", ((str(code.value), when) for code, when in MEANS.items())),
+        "docs/vocabulary.md": vocabulary.lines(),
+        "harness/README.md": _modules(),
+        "systems/README.md": _systems(),
     }
+    return whole | {name: _filled(name, lines) for name, lines in parts.items()}
 
 
 def _filled(path: str, lines: Iterator[str]) -> str:

@@ -35,58 +35,6 @@ BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, by at
 }
 QUOTE = '"'
 OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
-# What a key is, by class and key, for keys that have no comment in their class.
-SAID: Mapping[str, Mapping[str, str]] = {
-    "Spec": {
-        "preset": "preset of the system", "gpus": "how many", "node_gpus": "GPUs of a node",
-        "rate_scale": "multiple of the trace's rate",
-        "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
-        "shorter gaps (time); more clients (clients); not at all (none)",
-        "seed": "seed of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
-        "batch_cap": "most sequences of a step; none: as the host profile's server on this card",
-        "chunk_tokens": "tokens of a step with chunked prefill, 0: whole prompts; none: as that server",
-        "prefill_tokens": "most prompt tokens of a step, where prompts go whole; none: as that server",
-        "watermark": "share of KV memory that admission of a prompt leaves free",
-        "mem_fraction": "share of the card that engines may use; none: as that server",
-        "token_times": "store the time of each token",
-    },
-    "SetFile": {"model": "the models", "source": "where the set is from"},
-    "Member": {
-        "name": "unique in the set", "shape": "a shape by name or id (bench list models)",
-        "tp": "GPUs over which it is cut",
-        "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
-        "released": "SLO base that the set's authors released",
-    },
-    "Seconds": {"ttft_s": "time to first token", "tpot_s": "time per output token after it"},
-    "Checkpoint": {
-        "layers": "number of layers", "hidden": "hidden size", "q_heads": "query heads", "kv_heads": "KV heads",
-        "head_dim": "dimension of a head", "ffn": "hidden size of the feed-forward part",
-        "vocab": "size of the vocabulary",
-        "context": "longest prompt + output", "gated": "whether the feed-forward part is gated (three matrices)",
-        "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
-        "repo": "id on huggingface.co, a second name",
-    },
-    "ClassFile": {"class": "SLOs by the name of a class",
-                  "models": "the class of each pattern of names; the first that matches holds"},
-    "Study": {
-        "condition": "settings that are compared", "paper": "the paper that it reproduces",
-        "along": "the field along x",
-        "at": "values of x", "level": "attainment at which curves are compared",
-        "claim": "statements that are compared with the results",
-        "layout": "layout of the figure and the table",
-    },
-    "Condition": {"name": "unique in the study"},
-    "Sample": {"rule": "one of the four above"},
-    "Scope": {"seeds": "runs of each point"},
-    "Claim": {
-        "what": "one of those above", "system": "the system that it is about",
-        "over": "the system that it is compared with",
-        "paper": "the paper's number or word", "shape": "shape of the loaded model", "tp": "its GPUs",
-    },
-    "Table": {"kind": "the kind of GPU"},
-    "Machine": {"kind": "one word, in figures", "name": "name of the card or processor", "steps": "by shape",
-                "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
-}  # fmt: skip
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
 
 
@@ -284,8 +232,7 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
         default = "required" if bare else _default(field.default)
         key = field.name.removesuffix("_")
         note = notes.get(field.name, "").replace("None:", "left out:")
-        what = note or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
-        rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(what)))
+        rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(note or _first_line(hints[field.name]))))
     yield from table("key,value,default,what it is", rows)
 
 

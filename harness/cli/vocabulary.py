@@ -1,4 +1,4 @@
-"""The page docs/vocabulary.md: all that the author of a policy may say, hear and ask, from `harness.policy` itself.
+"""The generated part of docs/vocabulary.md: all that a policy may say, hear and ask, from `harness.policy` itself.
 
 Texts are docstrings and comments of fields; an example is the line `Example: ...` at the end of a docstring.
 """
@@ -40,114 +40,6 @@ TRIED: Mapping[str, Sequence[Any]] = {  # values tried of an action's field, to 
     "to": ((0,), types.Host(), None),
 }
 
-HEAD = '''\
-# The vocabulary of a policy
-
-A strategy is one file. The bench calls its method `on` with an *event* and a *view* of the engine's state; it answers
-with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests on small workloads
-that it keeps the rules of the bench. In none of them a model has to leave for want of room, and a branch that no
-workload reaches stays untried: compare such a strategy on more models than fit too
-(`bench compare --systems ./mine.py,static --models llama-3.1-8b*8`), where `bench explain` shows what it did.
-A strategy that orders requests by itself gives a model no standing `Admit`: it hears `Arrived`, keeps the requests, and
-admits each by its id, as `systems/qlm.py` does.
-This page lists everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes
-are used throughout, and bytes are those of one GPU.
-
-## A file
-
-```python
-"""On demand: a model is loaded when a request comes, and evicted after some seconds without one."""
-
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
-
-from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.policy.events import Arrived, Event, Woke
-from harness.policy.fields import number
-from harness.policy.placement import spread
-from harness.policy.types import Batch, Cluster, Inst, Option
-from harness.policy.view import View
-
-DECISION_S = 0.0  # seconds of virtual time that a decision takes
-
-
-@dataclass
-class OnDemand:
-    """Models stay where `spread` puts them, and leave after `idle_s` without a request."""
-
-    cluster: Cluster
-    idle_s: float = number(60.0, 1, 3600)  # seconds without a request after which a model leaves
-    batches: dict[str, Batch] = field(default_factory=dict, init=False)  # state: `init=False`, for it is no option
-
-    hears: ClassVar[frozenset[type]] = frozenset({Woke, Arrived})
-    uses: ClassVar[frozenset[str]] = frozenset({"Load", "Evict", "Run", "Admit", "Cluster.homes"})
-    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"patient": {"idle_s": 600.0}}
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer an event; what is yielded applies in order, at this instant."""
-        match event:
-            case Woke("start"):  # before the clock starts: these loads take no time
-                for model, place in spread(self.cluster).items():
-                    self.batches[model] = batch = Batch(Inst(model, place))
-                    yield from (Load(batch.inst), Run(batch), Admit(model, batch))
-                    yield Wake(self.idle_s, model)
-            case Arrived(request):
-                inst = self.batches[request.model].inst
-                if view.weights(inst) in {"out", "leaving"}:
-                    yield Load(inst)
-                yield Wake(view.now_s + self.idle_s, request.model)  # replaces the timer of this key
-            case Woke(model):
-                batch = self.batches[model]
-                if view.members(batch):
-                    yield Wake(view.now_s + self.idle_s, model)
-                elif view.weights(batch.inst) == "in":
-                    yield Evict(batch.inst)
-```
-
-`--systems ./mine.py+idle_s=30` sets the field, `--systems ./mine.py:patient` uses the preset.
-
-| in the file | what it is |
-| --- | --- |
-| docstring | one line on what it does, then the paper and its symbols; it explains each field that has no domain |
-| `DECISION_S` | seconds that a decision takes, with the day and the machine of the measurement as its comment |
-| one class with `on` | the strategy; its name is free, the file's name is the system's |
-| `cluster` | its first argument: all that is known before the start ([`Cluster`](#cluster)) |
-| other fields | what a user may set; state has `field(init=False)` |
-| `hears` | the event types that it wants, `Done` never among them; with `Load`, `Done(Load(...))` comes after a load |
-| `uses` | the names of all actions but `Wake`, of fields and of reads that it needs ([below](#names-in-uses)) |
-| `options` | what it needs of the engine ([below](#options)) |
-| `presets` | named settings of its fields: versions of a paper or of a release |
-| `on(event, view)` | yields or returns actions; the view is valid only meanwhile, and does not change |
-| `mixed = True` | it reads the memory of each GPU, so GPUs of several kinds may be given |
-| `leaves_idle = "..."` | the quoted rule by which requests wait although GPUs are empty: `bench check` then allows it |
-
-## Rules to know first
-
-- Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
-  requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
-- A request joins the batch of its model's standing `Admit` before `Arrived` is heard. A later `Admit(model, other)`
-  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane. A standing `Admit` is replaced, never
-  withdrawn; a model without one still sends `Arrived`, and its requests wait for an `Admit(request.id, batch)` each.
-- What is loaded in answer to `Woke("start")` is in before the first request comes, and no `Done` tells of it. A timer
-  with the key "start" would be heard as the start.
-- The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
-- Loads and moves wait for memory in order of issue; there is nothing to retry. A refused action changes nothing, and
-  `Done` says why. One that is refused *not now* stands, and is issued again once memory, a link or a lane comes free.
-- `Evict` frees weights and never KV. By default it drains: the weights leave once the last member has finished. A
-  `Load` of an instance that is leaving keeps it, and has its `Done(Load)`.
-- A batch outlives its weights: its members wait while the weights are out.
-- An instance has the tensor-parallel degree of its place, the number of its GPUs.
-- Output lengths are unknown. Forecasts are in `cluster.plan`, seconds of steps and loads in `cluster.profile`.
-
-A file has no clock, randomness, threads or files: time is `view.now_s`, and reproducible draws come from `chance.draw`.
-
-Raise `Infeasible("why")` where the models do not fit, at any time: the run counts as attainment 0. Raise
-`Unsupported("why")` where the strategy has no answer: the run is skipped with that reason. Both are in
-`harness.policy.types`.
-'''
-
 
 class FieldRow(NamedTuple):
     """A field of a class, as it stands in the source."""
@@ -158,13 +50,8 @@ class FieldRow(NamedTuple):
     note: str
 
 
-def page() -> str:
-    """Return the page docs/vocabulary.md as Markdown."""
-    return "".join(f"{line}\n" for line in _lines())
-
-
-def _lines() -> Iterator[str]:
-    yield HEAD
+def lines() -> Iterator[str]:
+    """Yield the lines of docs/vocabulary.md that follow from the code, as Markdown."""
     yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {_imports()}.", 120) + "\n"
     yield "## Actions\n"
     yield "From `harness.policy.actions`. The names in the last column go into `uses`, beside the action's own.\n"

@@ -14,18 +14,15 @@ from annotated_types import Ge, Le
 
 from harness.cli import reference
 from harness.cli.app import COMMANDS, load
-from harness.engines.costs.forms import Table
-from harness.engines.costs.whole import Machine
 from harness.loop import system
 from harness.policy.fields import domains
 from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec
-from harness.study.study import Claim, Condition, Sample, Scope, Study
+from harness.study.study import Claim, Condition, Study
 from harness.toml import Count, Pairs, Positive
 from tests.cases import cases
 from traces.load import manifest
-from workloads.models import Checkpoint, Member, Seconds, SetFile, sets, shapes
-from workloads.slo import ClassFile
+from workloads.models import Member, sets, shapes
 
 
 @pytest.fixture(scope="module")
@@ -120,25 +117,3 @@ def test_every_key_of_a_file_is_explained(pages: dict[str, str]) -> None:
     rows = [line.split(" | ") for line in pages["files.md"].splitlines() if line.startswith("| `")]
     assert len(rows) > 120
     assert [row[0] for row in rows if not row[-1].strip(" |")] == []
-
-
-def test_no_explanation_is_of_a_key_that_has_a_comment_or_is_gone() -> None:
-    classes = (
-        Spec,
-        SetFile,
-        Member,
-        Seconds,
-        Checkpoint,
-        ClassFile,
-        Study,
-        Condition,
-        Sample,
-        Scope,
-        Claim,
-        Table,
-        Machine,
-    )
-    by_name = {kind.__name__: kind for kind in classes}
-    for name, texts in reference.SAID.items():
-        notes = {key.removesuffix("_"): text for key, text in reference.comments(by_name[name]).items()}
-        assert [key for key in texts if notes.get(key) != ""] == [], name
