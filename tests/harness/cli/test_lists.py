@@ -120,18 +120,6 @@ def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
     assert all(f"\n{name} " in listed for name in readers.names())
 
 
-def test_a_deprecated_option_works_and_says_what_replaces_it(tmp_path: Path) -> None:
-    source = tmp_path / "log.csv"
-    source.write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,3,4\n1,a,3,0\n2,b,5,6\n")
-    convert = ("trace", "convert", source, "-o", tmp_path / "mine.parquet")
-    made, new = bench(*convert, "--empty", "drop"), bench(*convert, "--drop-bad")
-    assert (made.exit_code, made.stdout) == (0, new.stdout)
-    assert made.stderr == "--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did\n"
-    assert new.stderr == ""
-    assert bench(*convert, "--empty", "error").exit_code == bench(*convert).exit_code == 2
-    assert "--empty" not in ok("trace", "convert", "--help")
-
-
 def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
     source, path = tmp_path / "log.csv", tmp_path / "mine.parquet"
     rows = [f"{i * 500},m{i % 2},{10 + i},{20 + i}" for i in range(40)]
