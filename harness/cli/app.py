@@ -49,15 +49,6 @@ COMMANDS = {  # each has its module and function, and its line in `bench --help`
 }
 
 
-FORMER = {  # commands of earlier releases, and what replaces each
-    "reproduce": "bench study NAME (bench study fig7)",
-    "fleet": "bench study NAME (bench study fig12)",
-    "bridge": "bench study prism-bridge",
-    "regimes": "bench study prism-regimes",
-    "ablate": "bench study prism-ablations",
-}
-
-
 def load(name: str) -> click.Command:
     """Load a command from its module, with the options that all commands have."""
     module, function = COMMANDS[name][0].split(".")
@@ -89,14 +80,11 @@ class Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and store the command line, from which messages suggest the next command.
 
-        Raises UserError for the former name of a command, a command line that cannot be read, or too little address
-        space.
+        Raises UserError for a command line that cannot be read, or too little address space.
         """
         ctx.meta[WORDS] = list(args)
         _typed(args)
         strangers.name(*args)
-        if args and (now := FORMER.get(args[0])):
-            raise UserError(f"bench {args[0]} is {now} now")
         name, _, rest = super().resolve_command(ctx, args)
         if not {"-h", "--help"} & {*rest}:
             _room()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import short_path
-from harness.cli.options import MOVED, RESULTS, complete, examples, gpu_names, moved
+from harness.cli.options import RESULTS, complete, examples, gpu_names
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
 from harness.policy.fields import asked
@@ -43,8 +43,6 @@ def _sources() -> list[str]:
 @click.option(
     "--models", metavar="SHAPES", help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]"
 )
-@MOVED
-@moved("{} is gone, its value is the source: bench calibrate {}", "--engine", "--from")
 @click.option(
     "--slots",
     type=click.IntRange(1),

@@ -54,7 +54,6 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--answer", "form", flag_value="answer", help="Print the first line alone, and draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @options.PARTS
-@options.MOVED
 @options.RUNNING
 @options.OUT
 @asks

@@ -278,22 +278,6 @@ TRUST = click.option(
 )
 
 
-def moved(says: str, *names: str) -> Callable[[Any], Any]:
-    """Return hidden options for options of an earlier release, each of which is refused with the message `says`.
-
-    The option's name and its value are filled into the message.
-    """
-
-    def refuse(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-        if text is not None:
-            raise UserError(says.format(param.opts[0], text))
-
-    return grouped(*(click.option(name, hidden=True, expose_value=False, callback=refuse) for name in names))
-
-
-MOVED = moved("{} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]", "--attach", "--key-env")
-
-
 def _of_log(name: str, read: Callable[[click.Context, click.Parameter, Any], Any], **more: Any) -> Callable[[Any], Any]:
     """Return an option on the streams or sessions of a log; its value, read by `read`, is stored for `_as_trace`."""
 

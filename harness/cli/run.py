@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.answers.commands import explain_command, real, short_path
-from harness.cli.options import LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
+from harness.cli.options import LIMIT, OUT, RESULTS, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
 from harness.policy.types import UserError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run again, and store each turn of each lane.")
 @click.option("--engine", metavar="NAME", help="Simulator or real servers, instead of the file's engine.")
-@MOVED
 @LIMIT
 @OUT
 def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path | None) -> None:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned, laid
-from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, count, examples
+from harness.cli.options import ALL, FIGURES, RESULTS, count, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
 from harness.policy import fields
@@ -102,7 +102,6 @@ INVALID = "Runs that did not measure their servers are left out."
     help="SLO rule.  [default: with --engine 10 x a short prompt's TTFT and a start, 8 x a step; of stored runs TTFT "
     "0.5 s, TPOT 50 ms]",
 )
-@MOVED
 @click.option(
     "-o",
     "--out",

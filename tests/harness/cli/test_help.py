@@ -122,14 +122,6 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
         assert says in result.stderr
 
 
-@cases("former", ["reproduce fig7", "fleet fig12", "bridge prism", "regimes prism", "ablate prism"])
-def test_a_former_command_names_what_stands_for_it(former: str) -> None:
-    result = bench(*former.split())
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: bench {former.split(maxsplit=1)[0]} is bench study ")
-    assert result.stderr.count("\n") == 1
-
-
 @cases(
     ("typed", "offered"),
     [
