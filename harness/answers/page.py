@@ -15,6 +15,7 @@ from html import escape
 from itertools import chain
 from math import isnan
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.answers import caveats, comparison, text
@@ -41,6 +42,7 @@ from harness.study.summary import Column, Summary
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LAYOUT = Path(__file__).with_suffix(".html")  # every page's head, style and script
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 MADE = {  # how columns of a comparison come about, beside definitions
     "req/s at": "The rate at which attainment of all requests together (pooled), or of the model that misses most "
@@ -353,7 +355,12 @@ def page(of: Page) -> str:
         _command(of.command),
         f"<footer>{escape(of.source)}</footer>",
     ]
-    return HEAD.format(title=escape(of.question), style=STYLE) + "\n".join(filter(None, parts)) + TAIL.format(SCRIPT)
+    return document(of.question, filter(None, parts))
+
+
+def document(title: str, parts: Iterable[str], style: str = "") -> str:
+    """Render parts in HTML as a page with a script that sorts tables; `style` follows the style of all pages."""
+    return Template(LAYOUT.read_text("utf-8")).substitute(title=escape(title), style=style, body="\n".join(parts))
 
 
 def _picture(picture: Picture) -> str:
@@ -382,82 +389,3 @@ def _command(command: str) -> str:
 
 
 WIDE_PT = 300.0  # pt; a phone scrolls a wider figure
-HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-"""
-STYLE = """
-:root { --ink: #1b1f24; --quiet: #5a636e; --line: #d8dde3; --paper: #fff; --shade: #f4f6f8; --mark: #0b5cad; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --quiet: #a0a9b4; --line: #363d46; --paper: #14171b; --shade: #1d2228; --mark: #7ab7f5; }
-  .drawn svg { filter: invert(0.92) hue-rotate(180deg); }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
-h1 { font-size: 1.45rem; line-height: 1.25; margin: 0 0 .75rem; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.answer { font-size: 1.1rem; border-left: 4px solid var(--mark); background: var(--shade); margin: 0 0 1.5rem;
-  padding: .75rem 1rem; }
-figure { margin: 1.5rem 0; }
-.drawn, .table { overflow-x: auto; }
-.drawn svg { display: block; width: 100%; height: auto; }
-.narrow svg { max-width: 40rem; margin: 0 auto; }
-.wide svg { min-width: 40rem; }
-figcaption, footer { color: var(--quiet); font-size: .85rem; margin-top: .5rem; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-thead th { min-width: 4.5rem; vertical-align: bottom; border-bottom: 2px solid var(--line); }
-tbody th { font-weight: 600; white-space: nowrap; }
-td { min-width: 4.5rem; }
-td.long { min-width: 16rem; }
-th button { all: unset; cursor: pointer; color: var(--mark); font-weight: 600; }
-th button:focus-visible { outline: 2px solid var(--mark); }
-th[aria-sort=ascending] button::after { content: " \\2191"; }
-th[aria-sort=descending] button::after { content: " \\2193"; }
-dl { display: grid; grid-template-columns: minmax(7rem, 14rem) 1fr; gap: .25rem 1rem; margin: 0; }
-dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
-pre { background: var(--shade); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-ul { padding-left: 1.2rem; margin: 0; }
-@media (max-width: 34rem) { dl { display: block; } dd { margin-bottom: .5rem; } }
-@media print {
-  :root { --ink: #000; --quiet: #333; --line: #999; --paper: #fff; --shade: #fff; --mark: #000; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; }
-  .drawn svg { filter: none; } .wide svg { min-width: 0; } .narrow svg { max-width: 9cm; }
-  .drawn, .table { overflow: visible; } figure, tr, .answer { break-inside: avoid; } h2 { break-after: avoid; }
-  table { font-size: 8pt; } thead th { white-space: normal; }
-}
-"""
-SCRIPT = """
-document.addEventListener("click", event => {
-  const head = event.target.closest("thead th");
-  if (!head) return;
-  const table = head.closest("table"), body = table.tBodies[0];
-  const at = head.cellIndex, up = head.getAttribute("aria-sort") !== "ascending";
-  const key = row => {
-    const cell = row.cells[at], number = parseFloat(cell.dataset.v);
-    return [Number.isNaN(number) ? 1 : 0, Number.isNaN(number) ? cell.textContent : number];
-  };
-  const order = (a, b) => {
-    const [p, x] = key(a), [q, y] = key(b);
-    if (p !== q) return p - q;
-    return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1);
-  };
-  body.append(...[...body.rows].sort(order));
-  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", up ? "ascending" : "descending");
-});
-"""
-TAIL = "\n</main>\n<script>{}</script>\n</body>\n</html>\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
+from harness.answers.page import document
 from harness.loop import system as systems
 from harness.policy.types import UserError
 from harness.rows import record
@@ -158,8 +158,7 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         _asked(suite),
         _commands(rows, suite, beacon),
     ]
-    style = STYLE + WIDE
-    return HEAD.format(title=escape(suite.version), style=style) + "\n".join(parts) + TAIL.format(SCRIPT)
+    return document(suite.version, parts, WIDE)
 
 
 def _table(title: str, heads: Sequence[str], body: Iterable[str], note: str = "") -> str:
