@@ -177,8 +177,11 @@ def _open() -> None:
 
 def _typed(args: list[str]) -> None:
     """Raise UserError if a word of the command line is not UTF-8, or if the working directory no longer exists."""
-    if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):
-        raise UserError(f'"{bad}" is not UTF-8')
+    for word in args:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(f'"{word}" is not UTF-8') from None
     try:
         os.getcwd()  # noqa: PTH109 - as below, without a path
     except FileNotFoundError:
@@ -194,10 +197,6 @@ def _room() -> None:
         raise UserError(
             f"ulimit -v is {limit >> 10}, the bench needs {LEAST_BYTES >> 10}: raise it, or limit memory by a cgroup"
         )
-
-
-def _surrogate(word: str) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in word)
 
 
 @click.group(
