@@ -16,7 +16,7 @@ from harness.cli.asked import Asked, asks, contest
 from harness.cli.codes import Code
 from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
-from harness.cli.terminal import prose, room, teller
+from harness.cli.terminal import Terminal, prose, room
 from harness.cli.values import WORDS
 from harness.policy.types import UserError
 
@@ -96,7 +96,7 @@ def compare(
     if trace.notice:
         click.echo(trace.notice, err=form is not None)
     (rule,) = study.definitions
-    with teller(machine=asked.machine) as progress:
+    with Terminal() as progress:
         if shard is not None:
             sys.exit(make_part(study, shard, folder, asked.workers, progress, full=False, stem=stem_of(study)))
         watch = (lambda measured: progress.show(_so_far(measured, rule))) if progress.redraws and form is None else None

@@ -185,9 +185,6 @@ LIMIT = click.option(
     expose_value=False,
     help="Wall-clock seconds a policy may take for an answer; a slower system is left out.",
 )
-JSON_PROGRESS = click.option(
-    "--json-progress", "machine", is_flag=True, help="Progress on stderr as JSON, an object a line."
-)
 
 
 def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -214,7 +211,6 @@ RUNNING = grouped(
         "--workers", type=values.PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"
     ),
     EXECUTOR,
-    JSON_PROGRESS,
 )
 
 

@@ -24,7 +24,7 @@ MOST_LINES = 20  # searches that are listed
 # Options that change where and how an answer is made or shown, not the answer.
 WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
 ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",
-                   "--json-progress", "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
+                   "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
 
 
 def keep_command(folder: Path) -> None:

@@ -147,11 +147,6 @@ def test_every_command_can_be_made_quiet_or_verbose(name: str) -> None:
     assert {"-q", "-v"} <= {flag for param in load(name).params for flag in param.opts}
 
 
-@cases("name", ["claims", "compare", "sensitivity", "study", "tune"])
-def test_progress_of_a_long_command_can_be_json(name: str) -> None:
-    assert "--json-progress" in {flag for param in load(name).params for flag in param.opts}
-
-
 def test_verbose_tells_when_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     printed = {}
     for level in ("", "quiet", "verbose"):

@@ -1,9 +1,8 @@
-"""Progress of a long command: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+"""Progress of a long command: lines and a bar where somebody watches, the first table in place."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import pty
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.cli import terminal
-from harness.cli.terminal import UP, Machine, Terminal
+from harness.cli.terminal import UP, Terminal
 from harness.loop.system import ROOT
 from harness.run.teller import Left
 from tests.cases import cases
@@ -241,15 +240,3 @@ def test_lines_stand_above_what_is_shown(monkeypatch: pytest.MonkeyPatch, capsys
     text = capsys.readouterr().err
     assert text == f"one\ntwo\n{UP.format(2)}said\none\ntwo\n{UP.format(2)}three\n{UP.format(1)}"
     assert screen(text) == ["said"]
-
-
-def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with Machine() as teller:
-        for done in range(4):
-            teller.progress("runs", done, 3)
-        teller.say("a line")
-        teller.show(["never"])
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None, "most_s": None, "share": None}
-    assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0, "most_s": None, "share": None}
-    assert told[-1] == {"message": "a line"}
