@@ -34,19 +34,16 @@ Rows = list[tuple[str, ...]]  # rows of a table; the first is the head
 )
 @click.option("--matrix", is_flag=True, help="Show which preset runs on which engine, and what others lack.")
 @click.option("--markdown", is_flag=True, help="With --matrix: print the page docs/matrix.md.")
-@ALL
 @click.pass_context
-def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
+def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     """List systems, engines, models, GPUs, traces and studies.
 
-    Without a command: what each system is, and the names of the rest; --all is that of bench list systems.
+    Without a command: what each system is, and the names of the rest.
     """
     if markdown and not matrix:
         raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
     if matrix and ctx.invoked_subcommand is not None:
         raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
-    if every and ctx.invoked_subcommand is not None:
-        raise UserError(f"--all comes last: bench list {ctx.invoked_subcommand} --all")
     if ctx.invoked_subcommand is not None:
         return
     if matrix:
@@ -54,8 +51,6 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
 
         rows = list(cells.rows())
         click.echo(page(rows) if markdown else "\n".join(printed(cells.parts(rows))), nl=not markdown)
-    elif every:
-        ctx.invoke(systems, every=True)
     else:
         _names()
 
@@ -108,50 +103,39 @@ def _summary(file: Path) -> str:
     return text.partition("\n")[0]
 
 
-@list_.command(epilog=examples("bench list systems", "bench list systems --all"))
-@ALL
-def systems(*, every: bool) -> None:
-    """List systems, and the engines that each runs on.
-
-    With --all: their presets, and what each engine lacks for them.
-    """
+@list_.command(epilog=examples("bench list systems", "bench list --matrix"))
+def systems() -> None:
+    """List systems, and the engines that each runs on."""
     from harness.loop import system
     from harness.run import matrix as cells
-    from harness.run.resolve import gaps as gaps_of
+    from harness.run.resolve import gaps
 
     engines, broken = cells.usable_engines()
 
-    def lacking(name: str) -> dict[str, dict[str | None, tuple[str, ...]]]:
+    def lacking(name: str) -> dict[str, list[tuple[str, ...]]]:
         presets = cells.presets_of(name)
-        return {where: {preset: gaps_of(name, preset, where) for preset in presets} for where in engines}
+        return {where: [gaps(name, preset, where) for preset in presets] for where in engines}
 
     tried, others = cells.tried(system.names(), lacking)
-    gaps = []
-    lines, short = [("system", "presets", *engines, "what it is")], [("system", "runs on", "what it is")]
+    rows = [("system", "runs on", "what it is")]
     for name, by_engine in tried.items():
-        marks = []
-        for where, lacks in by_engine.items():
-            marks.append("no" if all(lacks.values()) else PART if any(lacks.values()) else "yes")
-            alike = len({tuple(names) for names in lacks.values()}) == 1
-            reasons = {None: lacks[None]} if alike else lacks
-            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in reasons.items() if x]
+        marks = {where: "no" if all(gaps) else PART if any(gaps) else "yes" for where, gaps in by_engine.items()}
         what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
-        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
-        short.append((name, _runs_on(dict(zip(engines, marks, strict=True)), engines), what))
-    servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
+        rows.append((name, _runs_on(marks, engines), what))
+    servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in rows[1:])
     answer = f"{len(tried)} systems; {servers} also run on engines other than the simulator (sim)"
-    width = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
-    brief = [(*line, clause(what, width)) for *line, what in short]
-    after = "next: bench compare --systems all"
-    if every:
-        gaps = gaps or ["every system runs on every engine with every preset"]
-        screen([answer, *aligned(lines), *gaps, *_needs(engines), *broken, *others], tail=[after], every=True)
-        return
+    width = min(WIDTH, room()) - sum(max(len(row[k]) for row in rows) + 2 for k in (0, 1))
     signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
     here = [f"engines that cannot run here now: {lack} (bench list engines: why)"] if lack else []
-    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, after]
-    screen([answer, *aligned(brief), signs], tail=more, every=False)
+    tail = [
+        "presets, and what engines lack: bench list --matrix",
+        *here,
+        *broken,
+        *others,
+        "next: bench compare --systems all",
+    ]
+    screen([answer, *aligned([(*row[:2], clause(row[2], width)) for row in rows]), signs], tail=tail, every=False)
 
 
 def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:

@@ -20,28 +20,6 @@ from tests.harness.cli.test_cli import MODELS
 from traces import readers
 
 
-def test_list_shows_systems_engines_and_gaps() -> None:
-    text = ok("list", "--all")
-    _, head, *lines = (re.split("  +", line) for line in text.splitlines())
-    engines = engine.names()  # without torch and servers, too
-    assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torch", "vllm"} <= set(engines)
-    most = 2 + len(engines)
-    assert head[:most] == ["system", "presets", *engines]
-    rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
-    for name, presets in (("static", "rate, equal, oracle, replicas, production-stack"), ("unshared", "-")):
-        assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
-    assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
-    assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
-    assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
-    assert "qlm on vllm: no cost table" in text.splitlines()
-    assert not [
-        line for line in text.splitlines() if " on torch: " in line and not line.startswith(("unshared ", "contiguous"))
-    ]
-    assert "static on attach: no Limit" in text.splitlines()
-    assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
-    assert text == ok("list", "systems", "--all")
-
-
 def test_list_names_systems_engines_models_and_gpus() -> None:
     text = ok("list")
     for name in (*names(), *engine.names(), "heavy8", "h100", *list_.commands):
