@@ -64,13 +64,6 @@ def test_every_command_is_one_that_our_command_line_takes(card: str) -> None:
     assert f"--table {Path('results/nvidia-h200/vllm-h200.toml')}" in run.stdout
 
 
-def test_it_installs_the_pinned_vllm_and_then_kvcached(card: str) -> None:
-    run = make(card, "-n", "-W", "harness/engines/servers/vllm-gpu.txt").stdout
-    assert run.index("vllm-gpu.txt") < run.index("kvcached.txt") < run.index("calibrate")
-    pins = (ROOT / "harness/engines/servers/vllm-gpu.txt").read_text().splitlines()
-    assert {"torch==2.11.0", "vllm==0.24.0"} <= set(pins)
-
-
 def test_a_study_on_servers_is_its_conditions_and_systems_that_they_can_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -68,13 +68,6 @@ def test_rows_are_equal_or_their_arithmetic_is_another(tmp_path: Path) -> None:
     assert got["numba for any processor"][2] != usual[2]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)  # another target is compiled
-def test_runs_of_another_target_are_readable_and_stand(tmp_path: Path) -> None:
-    first = ran(tmp_path, {"NUMBA_CPU_NAME": "generic"})
-    assert ran(tmp_path, {})[:2] == first[:2]
-
-
 @cases(
     ("architecture", "has", "name"),
     [

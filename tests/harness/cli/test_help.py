@@ -63,16 +63,6 @@ def test_the_list_of_commands_cuts_nothing_and_has_the_main_ones_first() -> None
     assert [name for name, _ in shown[:4]] == ["compare", "size", "study", "explain"]
 
 
-@cases("path", [(name,) for name in COMMANDS if isinstance(load(name), click.Group)])
-def test_the_list_of_subcommands_cuts_nothing(path: tuple[str, ...]) -> None:
-    group = load(path[0])
-    assert isinstance(group, click.Group)
-    for name, command in group.commands.items():
-        assert re.search(
-            rf"^  {name} +{re.escape((command.help or '').splitlines()[0])}$", ok(*path, "--help"), re.MULTILINE
-        ), name
-
-
 @cases("path", [(), *commands()])
 def test_help_has_80_columns_however_wide_the_terminal(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in ("80", "240"):
@@ -127,12 +117,9 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
     [
         ("bench com", "compare"),
         ("bench study prism-b", "prism-bridge"),
-        ("bench compare --systems st", "static"),
         ("bench compare --systems static,ch", "static,chunked"),
-        ("bench compare --trace aren", "arena-chat"),
         ("bench compare --gpu h1", "h100"),
         ("bench compare --models li", "light8"),
-        ("bench check uns", "unshared"),
     ],
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
@@ -140,11 +127,6 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
     code = "from harness.cli.app import main; main(prog_name='bench')"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT)
     assert f"plain,{offered}" in done.stdout.splitlines()
-
-
-@cases("name", [name for name in COMMANDS if not isinstance(load(name), click.Group)])
-def test_every_command_can_be_made_quiet_or_verbose(name: str) -> None:
-    assert {"-q", "-v"} <= {flag for param in load(name).params for flag in param.opts}
 
 
 def test_verbose_tells_when_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:

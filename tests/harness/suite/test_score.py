@@ -19,6 +19,7 @@ from harness.suite import card, score, table
 from harness.suite.entry import UNIFIED, charge, refusals, unified
 from harness.suite.score import Entry, Row, standing, total
 from harness.suite.suite import Scenario, Suite, load
+from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.harness.check.cheats import cheat
 from tests.harness.check.test_check import broken
@@ -215,3 +216,9 @@ def test_a_card_has_a_line_a_scenario() -> None:
     assert lines[0].startswith("a on suite-1: total ")
     assert "the mean of 2 scenarios (" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["light", "mixed"]
+
+
+@cases("part", ["--quick", "--only=drift"])
+def test_a_table_takes_the_whole_suite(part: str) -> None:
+    """A part of an entry's scenarios would put out all its other rows."""
+    mistake(bench("score", "--table", part), "--table takes every scenario in full")
