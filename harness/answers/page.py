@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
-from math import isnan
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.answers import caveats, comparison, text
-from harness.answers.explain import CAUSES
-from harness.answers.notes import of_models
+from harness.answers.misses import table as misses_table
+from harness.answers.notes import by_model
 from harness.answers.notes import why as misses_of
 from harness.answers.table import Table, joined
 from harness.answers.text import Shown
@@ -133,11 +132,18 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         notes += caveat(table)
     notes += [f"{label} does not fit: {why}" for label, why in summaries.infeasible(table).items()]
     notes += filter(None, [misses_of(table, shown, rule)])
+    causes = list(_causes(folder, rule))
+    notes += (note for of in causes for note in of.notes)
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{sentence} ({panel['models']}, {where})" if sentence else "No system ran.",
         pictures,
-        [_summary(shown), *_curves(table, shown, rule), *_by_model(table, shown, rule), *_causes(folder, rule)],
+        [
+            _summary(shown),
+            *_curves(table, shown, rule),
+            *(replace(of, title="Models at that rate") for of in by_model(table, shown.rate_scale, rule)),
+            *(replace(of, title="Why requests missed").filled() for of in causes),
+        ],
         notes,
         _conditions(table, about),
         _fidelity(table),
@@ -174,31 +180,10 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
         yield Table(["req/s", *by], rows, title=f"SLO attainment ({rule}) by rate, %")
 
 
-def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
-    wanted = {rule: 100.0, "ttft_p95_s": 1.0, "tpot_p95_s": 1e3}
-    rows = []
-    for label, model, means in of_models(table, shown.rate_scale, [*wanted]):
-        cells = (factor * x for factor, x in zip(wanted.values(), means, strict=True))
-        rows.append([label, model, *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
-    if rows:
-        heads = ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"]
-        yield Table(heads, rows, title="Models at that rate")
-
-
 def _causes(folder: Path, rule: str) -> Iterator[Table]:
     """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
-        of_all = misses.of_sweep(folder, definition=rule)
-        rows = []
-        for row in of_all.rows:
-            shares = {wait: row.explained.get(wait, 0) for wait in CAUSES}
-            if not row.hollow:
-                cells = (f"{100 * n / row.missed:.0f}" if row.missed else NONE for n in shares.values())
-                rows.append([row.label, f"{row.offered:,}", f"{row.missed:,}", *cells])
-        if rows:
-            heads = ["system", "requests", "missed", *(f"{CAUSES[wait].phrase} %" for wait in CAUSES)]
-            shown = [[cell if cell != "0" else NONE for cell in row] for row in rows]
-            yield Table(heads, shown, title="Why requests missed, in percent of the misses").filled()
+        yield misses_table(misses.of_sweep(folder, definition=rule).rows, "system")
 
 
 def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:

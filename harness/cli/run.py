@@ -34,6 +34,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 
     from harness.answers import explain as words
     from harness.answers.notes import by_model
+    from harness.answers.table import printed
     from harness.rows import record
     from harness.run import score, streams, sweep
     from harness.run.execute import recorded
@@ -77,7 +78,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
     lines = list(words.verdict(about))
     if about.get("served"):
-        lines += by_model(scored, wanted.rate_scale, under.definition)
+        lines += printed(by_model(scored, wanted.rate_scale, under.definition))
     click.echo("".join(f"{line}\n" for line in lines), nl=False)
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
