@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.study.measure import Measured
     from harness.study.summary import Summary
 
-FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
+FORMS = ("--json", "--csv", "--markdown", "--latex")
 
 
 @click.command(
@@ -51,7 +51,6 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--csv", "form", flag_value="csv", help="Print the table as CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print the table as Markdown.")
 @click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
-@click.option("--answer", "form", flag_value="answer", help="Print the first line alone, and draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @options.PARTS
 @options.RUNNING
@@ -105,7 +104,7 @@ def compare(
     keep_command(measured.folder)
     shown = summary(measured.table, measured.about, rule)
     stem = asked.figure(f"compare-{measured.folder.name.rpartition('-')[2]}")
-    plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
+    plots = not no_plot and not all(system.infeasible for system in shown.systems)
     part = replayed(measured.reference)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
@@ -140,8 +139,6 @@ def _print_form(form: str, measured: Measured, shown: Summary, rule: str, part: 
     from harness.answers import comparison, notes
 
     match form:
-        case "answer":
-            prose(comparison.answer(measured, shown, rule) or "no system ran")
         case "json":
             click.echo(comparison.records(shown, replayed=part).json("systems", notes.facts(measured, rule)))
         case "csv":

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_LINES = 20  # searches that are listed
 # Options that change where and how an answer is made or shown, not the answer.
 WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
-ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",
+ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--all", "--no-plot",
                    "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
 
 
