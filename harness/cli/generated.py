@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.cli import reference, vocabulary
 from harness.cli.codes import MEANS
+from harness.cli.lists import summary
 from harness.cli.reference import COMMAND, table
 from harness.loop import system
 from harness.policy.fields import domains
@@ -68,11 +69,6 @@ def _modules() -> Iterator[str]:
         yield f"### `{folder or 'harness'}/`\n"
         yield f"{summary(harness / folder / '__init__.py')}\n"
         yield from table("file,what it is", ((f"`{path.name}`", summary(path)) for path in files))
-
-
-def summary(path: Path) -> str:
-    """Return the first line of a module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
 
 
 # ------------------------------------------------------------------ systems

@@ -18,14 +18,13 @@ import click
 from harness.answers.table import WIDTH, aligned, clause, printed
 from harness.cli.options import ALL, examples, gpu_names, stems, system_names
 from harness.cli.terminal import room, screen
-from harness.policy.types import UserError
+from harness.policy.types import GIB, UserError
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
     from harness.run.matrix import Coverage
 
 SIM, PART = "sim", "in part"
-GIB = 2**30
 Rows = list[tuple[str, ...]]  # rows of a table; the first is the head
 
 
@@ -68,7 +67,7 @@ def _names() -> None:
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
     width = min(WIDTH, room()) - max(map(len, names)) - 2
-    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), width)) for name in names)]
+    rows = [("system", "what it is"), *((name, clause(summary(system.path(name)), width)) for name in names)]
     answer = f"{len(names)} systems, {len(engines)} engines, {len(sets)} sets of models, {len(kinds)} GPUs"
     others = " | ".join(name for name in list_.commands if name != "systems")
     more = [
@@ -94,7 +93,7 @@ def listing(package: Any) -> list[tuple[str, str]]:
     return lines
 
 
-def _summary(file: Path) -> str:
+def summary(file: Path) -> str:
     """Return the first line of a file's docstring, without importing it."""
     try:
         text = ast.get_docstring(ast.parse(file.read_bytes())) or "-"
@@ -128,13 +127,7 @@ def systems() -> None:
     signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
     here = [f"engines that cannot run here now: {lack} (bench list engines: why)"] if lack else []
-    tail = [
-        "presets, and what engines lack: bench list --matrix",
-        *here,
-        *broken,
-        *others,
-        "next: bench compare --systems all",
-    ]
+    tail = [*here, *broken, *others, "next: bench compare --systems all"]
     screen([answer, *aligned([(*row[:2], clause(row[2], width)) for row in rows]), signs], tail=tail, every=False)
 
 
@@ -151,11 +144,6 @@ def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _needs(engines: Mapping[str, Engine]) -> list[str]:
-    """Return a line for each engine that cannot run here now, which says what the engine needs."""
-    return [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
-
-
 @list_.command(epilog=examples("bench list engines", "bench compare --systems static,dedicated --engine vllm"))
 def engines() -> None:
     """List engines, and what each needs to run here."""
@@ -165,10 +153,11 @@ def engines() -> None:
     made, broken = cells.usable_engines()
     rows = [("engine", "rows are", "runs here", "what it is")]
     for name, built in made.items():
-        rows.append((name, built.fidelity, "no" if built.lacks else "yes", _summary(engine.path(name))))
+        rows.append((name, built.fidelity, "no" if built.lacks else "yes", summary(engine.path(name))))
     able = sum(not built.lacks for built in made.values())
     answer = f"{len(made)} engines, of which {able} can run here now; --engine NAME"
-    screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
+    needs = (f"{name} needs {built.lacks}" for name, built in made.items() if built.lacks)
+    screen([answer, *aligned(rows, room()), *needs, *broken], every=True)
 
 
 @list_.command(

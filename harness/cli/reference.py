@@ -62,6 +62,11 @@ def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from islice(laid([head.split(","), *cells]), 1, None)
 
 
+def code(text: str) -> str:
+    """Return a text as code in Markdown; an empty one stays empty."""
+    return f"`{text}`" if text else ""
+
+
 # ------------------------------------------------------------------ commands
 
 
@@ -126,7 +131,7 @@ def _systems() -> Iterator[str]:
             )
             yield from table("field,default,values,note", rows)
         if policy.presets:
-            presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
+            presets = ((code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)
 
 
@@ -141,7 +146,7 @@ def _left_open(takes: Mapping[str, Any]) -> str:
 
 
 def _setting(preset: Mapping[str, Any]) -> str:
-    return ", ".join(_code(f"{key}={_toml(value).strip(QUOTE)}") for key, value in preset.items())
+    return ", ".join(code(f"{key}={_toml(value).strip(QUOTE)}") for key, value in preset.items())
 
 
 def _value(value: Any) -> str:
@@ -326,7 +331,7 @@ def _traces() -> Iterator[str]:
         label = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
         sizes = (str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}")
-        rows.append((_code(label), entry["tier"], *sizes, entry["licence"], _plain(entry["note"]), _plain(how)))
+        rows.append((code(label), entry["tier"], *sizes, entry["licence"], _plain(entry["note"]), _plain(how)))
     yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
     yield "## Readers\n"
     yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
@@ -346,7 +351,7 @@ def _models() -> Iterator[str]:
 def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a list of `bench list` as a Markdown table, its first column as code."""
     head, *rest = rows
-    yield from laid([head, *((_code(name), *cells) for name, *cells in rest)])
+    yield from laid([head, *((code(name), *cells) for name, *cells in rest)])
 
 
 def _gpus() -> Iterator[str]:
@@ -388,7 +393,7 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
                 continue
             if other := PRICED_AS.get((kind, op)):
                 default = f"as {other.of.removeprefix('experts_')}"
-                yield _code(kind), op.removeprefix("experts_"), default, *["-"] * (1 + 2 * len(DEGREES))
+                yield code(kind), op.removeprefix("experts_"), default, *["-"] * (1 + 2 * len(DEGREES))
             else:
                 parts = (
                     q["parallel_parts"].get(f"ep {ep}, {which} {LONG} tokens")
@@ -396,7 +401,7 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
                     for which in ("below", "from")
                 )
                 parallel = (error(part) if part else "-" for part in parts)
-                yield _code(kind), op.removeprefix("experts_"), error(q["fit"]), error(q["held"]), *parallel
+                yield code(kind), op.removeprefix("experts_"), error(q["fit"]), error(q["held"]), *parallel
 
 
 def _studies() -> Iterator[str]:
@@ -406,11 +411,7 @@ def _studies() -> Iterator[str]:
     yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
     loaded = ((name, load.study(name)) for name in load.names())
     rows = (
-        (_code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(_code, study.systems.values())))
+        (code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(code, study.systems.values())))
         for name, study in loaded
     )
     yield from table("study,after,conditions,systems", rows)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"

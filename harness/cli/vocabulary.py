@@ -15,7 +15,7 @@ from textwrap import fill
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
-from harness.cli.reference import comments, table
+from harness.cli.reference import code, comments, table
 from harness.policy import actions, chance, events, fields, memory, placement, search, slot, types, view
 from harness.policy.options import OPTIONS
 
@@ -111,7 +111,7 @@ def _imports() -> str:
     from harness.check.purity import MEMBERS
 
     ours = [name for name in MEMBERS if not name.startswith(("numpy", "scipy", "__"))]
-    return ", ".join(map(_code, ours))
+    return ", ".join(map(code, ours))
 
 
 # ------------------------------------------------------------------ entries
@@ -127,8 +127,7 @@ def _said(kind: type, level: str = "###", uses: Callable[[Any, FieldRow], str] |
     if any(row.default for row in shown):
         head.insert(2, "default")
     cells = [
-        [_code(row.name), _code(row.type), *([_code(row.default)] if "default" in head else []), row.note]
-        for row in shown
+        [code(row.name), code(row.type), *([code(row.default)] if "default" in head else []), row.note] for row in shown
     ]
     if uses:
         head.append("in `uses`")
@@ -146,7 +145,7 @@ def _uses(action: Any, row: FieldRow) -> str:
     field = f"{type(action).__name__}.{row.name}"
     tried = (replace(action, **{row.name: value}) for value in TRIED.get(row.name, (1,)))
     names = dict.fromkeys(name for system in tried for name in needs(system) if name.partition(":")[0] == field)
-    return ", ".join(map(_code, names))
+    return ", ".join(map(code, names))
 
 
 def rows(kind: type) -> list[FieldRow]:
@@ -224,7 +223,7 @@ def _aliases(module: ModuleType, *names: str) -> Iterator[tuple[str, str, str]]:
     for name in names:
         match = re.search(rf"((?:^# .+\n)*)^{name} = (.+?)(?:  # (.+))?$", source, re.MULTILINE)
         assert match is not None, name
-        yield _code(name), _code(match[2]), match[3] or match[1].replace("# ", "")
+        yield code(name), code(match[2]), match[3] or match[1].replace("# ", "")
 
 
 def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
@@ -238,7 +237,7 @@ def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.FunctionDef):
                 returns = ast.unparse(node.returns or ast.Constant(None))
                 call = f"({_names(node)}) -> {_double(returns)}"
-            yield _code(f"{node.name}{call}"), text
+            yield code(f"{node.name}{call}"), text
 
 
 def _names(node: ast.FunctionDef) -> str:
@@ -252,7 +251,7 @@ def _names(node: ast.FunctionDef) -> str:
 def _options() -> Iterator[tuple[str, str, str]]:
     for option, values in OPTIONS.items():
         for value, what in values.items():
-            yield _code(option), _code(value), what
+            yield code(option), code(value), what
 
 
 def _ways() -> Iterator[tuple[str, str, str]]:
@@ -260,13 +259,9 @@ def _ways() -> Iterator[tuple[str, str, str]]:
 
     for name, way in quantities.ladder("h100").items():
         slow = f", at {way.bytes_s / 1e9:g} GB/s at most" if way.bytes_s < float("inf") else ""
-        yield _code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
+        yield code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
 
 
 def _double(source: str) -> str:
     """Return Python source with double quotes, as ruff formats it."""
     return source.replace("'", '"')
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
