@@ -253,6 +253,12 @@ def _default(value: Any) -> str:
     return "none" if value is MISSING or value in (None, "", ()) else "as below"
 
 
+def body(kind: type) -> list[ast.stmt]:
+    """Return the statements of a class."""
+    (defined,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+    return defined.body if isinstance(defined, ast.ClassDef) else []
+
+
 @cache
 def comments(kind: type) -> Mapping[str, str]:
     """Return the comment on each field of a class, which stands at the end of its line or in lines above it."""
@@ -263,7 +269,7 @@ def comments(kind: type) -> Mapping[str, str]:
         if at.type == tokenize.COMMENT
     }
     lines, by_field = source.splitlines(), {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
+    for node in body(kind):
         if not isinstance(node, ast.AnnAssign):
             continue
         above = node.lineno - 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
-from harness.cli.reference import code, comments, table
+from harness.cli.reference import body, code, comments, table
 from harness.policy import actions, chance, events, fields, memory, placement, search, slot, types, view
 from harness.policy.options import OPTIONS
 
@@ -56,7 +56,7 @@ def lines() -> Iterator[str]:
     yield "## Actions\n"
     yield "From `harness.policy.actions`. The names in the last column go into `uses`, beside the action's own.\n"
     for action in get_args(actions.Action):
-        yield from _said(action, uses=_uses)
+        yield from _said(action, uses=True)
     yield "### Ways to load\n"
     yield "Values of `Load.way`: the seconds that do not depend on the model, and the link that its weights cross after"
     yield "that. `disk` is the node's, `pcie` the GPU's own; `spread` uses all links of the node.\n"
@@ -117,25 +117,20 @@ def _imports() -> str:
 # ------------------------------------------------------------------ entries
 
 
-def _said(kind: type, level: str = "###", uses: Callable[[Any, FieldRow], str] | None = None) -> Iterator[str]:
-    """Describe a class: docstring, example, and a table of its fields."""
+def _said(kind: type, level: str = "###", *, uses: bool = False) -> Iterator[str]:
+    """Describe a class: docstring, example, and a table of its fields; with `uses` also the names to declare."""
     yield f"{level} `{kind.__name__}`\n"
     yield f"{_doc(kind)}\n"
     if line := example(kind):
         yield f"```python\n{line}\n```\n"
-    head, shown = ["field", "type", "meaning"], rows(kind)
-    if any(row.default for row in shown):
-        head.insert(2, "default")
+    given = eval_example(line) if uses else None
     cells = [
-        [code(row.name), code(row.type), *([code(row.default)] if "default" in head else []), row.note] for row in shown
+        (code(row.name), code(row.type), code(row.default), row.note, _uses(given, row) if uses else "")
+        for row in rows(kind)
     ]
-    if uses:
-        head.append("in `uses`")
-        given = eval_example(line)
-        cells = [[*cell, uses(given, row)] for cell, row in zip(cells, shown, strict=True)]
-        if not any(cell[-1] for cell in cells):
-            head, cells = head[:-1], [cell[:-1] for cell in cells]
-    yield from table(",".join(head), cells)
+    columns = zip(("field", "type", "default", "meaning", "in `uses`"), *cells, strict=True)
+    head, *lines = zip(*(column for column in columns if any(column[1:])), strict=True)
+    yield from table(",".join(head), lines)
 
 
 def _uses(action: Any, row: FieldRow) -> str:
@@ -151,13 +146,12 @@ def _uses(action: Any, row: FieldRow) -> str:
 def rows(kind: type) -> list[FieldRow]:
     """Return the fields that a class declares, as its source writes them; properties are left out."""
     notes = comments(kind)
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
-    declared = [node for node in body if isinstance(node, ast.AnnAssign)]
     return [
         FieldRow(
             name := ast.unparse(node.target), _double(ast.unparse(node.annotation)), _default(node.value), notes[name]
         )
-        for node in declared
+        for node in body(kind)
+        if isinstance(node, ast.AnnAssign)
     ]
 
 
@@ -183,22 +177,14 @@ def example(thing: Any) -> str:
     return match[1] if match else ""
 
 
-def eval_example(line: str, **names: Any) -> Any:
-    """Evaluate an example, in which the names of `harness.policy` and those of `names` are defined."""
-    scope: dict[str, Any] = {**vars(types), **vars(actions), **vars(events), "view": Standstill(), **names}
-    return eval(line, scope)
-
-
-class Standstill:
-    """A view whose time is always 0, for examples that read the time."""
-
-    now_s = 0.0
+def eval_example(line: str) -> Any:
+    """Evaluate an example, in which the names of `harness.policy` are defined; the view's time is 0."""
+    return eval(line, {**vars(types), **vars(actions), **vars(events), "view": SimpleNamespace(now_s=0.0)})
 
 
 def _methods(kind: type, name: str, level: str = "###") -> Iterator[str]:
     """Describe the queries of a protocol."""
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
-    for node in body:
+    for node in body(kind):
         if isinstance(node, ast.FunctionDef):
             method = getattr(kind, node.name)
             method = method.fget if isinstance(method, property) else method
