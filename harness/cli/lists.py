@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,37 +174,22 @@ def models() -> None:
     Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
     all its models.
     """
-    sets, shapes = set_rows(), shape_rows()
-    answer = f"{len(sets) - 1} sets and {len(shapes) - 1} shapes; a config.json or a .gguf file is a model too"
-    screen([answer, *aligned(sets, room()), "", *aligned(shapes)], every=True)
+    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
+    from workloads.models import model_set, repos, sets, shapes
 
-
-def set_rows() -> Rows:
-    """Return each set of models with the bytes of its weights."""
-    from harness.engines.costs.shapes import weight_bytes
-    from workloads.models import model_set, sets
-
-    rows: Rows = [("set", "models", "weights GiB", "shapes")]
+    of_sets = [("set", "models", "weights GiB", "shapes")]
     for name in sets():
         members = model_set(name).members
-        shapes = [member.shape.name for member in members]
         size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
-        counts = ", ".join(f"{shapes.count(shape)} x {shape}" for shape in dict.fromkeys(shapes))
-        rows.append((name, str(len(members)), f"{size:.1f}", counts))
-    return rows
-
-
-def shape_rows() -> Rows:
-    """Return each shape with its bytes, as its checkpoint stores it, and its id on huggingface.co."""
-    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-    from workloads.models import repos, shapes
-
+        counts = ", ".join(f"{n} x {shape}" for shape, n in Counter(member.shape.name for member in members).items())
+        of_sets.append((name, str(len(members)), f"{size:.1f}", counts))
     ids = {name: repo for repo, name in repos().items()}
-    rows: Rows = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
+    of_shapes = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
     for name, its in shapes().items():
         weights, kv = f"{weight_bytes(its) / GIB:.2f}", f"{kv_token_bytes(its) / 1024:g}"
-        rows.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
-    return rows
+        of_shapes.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
+    answer = f"{len(sets())} sets and {len(shapes())} shapes; a config.json or a .gguf file is a model too"
+    screen([answer, *aligned(of_sets, room()), "", *aligned(of_shapes)], every=True)
 
 
 @list_.command(epilog=examples("bench list gpus", "bench compare --systems static,prism --gpu l40s"))

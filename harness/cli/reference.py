@@ -1,7 +1,7 @@
 """The pages of docs/reference/, as Markdown; `generated` writes them.
 
-Commands come from click, forms of files from the dataclasses that read them, and lists from what lies in `systems/`,
-`traces/`, `workloads/` and `harness/engines/`.
+Commands come from click, forms of files from the dataclasses that read them, systems from `systems/`, and GPUs from
+`harness/engines/`. What else there is, `bench list` prints.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ def pages() -> dict[str, str]:
         "commands": _commands(),
         "systems": _systems(),
         "files": _files(),
-        "definitions": _definitions(),
-        "traces": _traces(),
-        "models": _models(),
         "gpus": _gpus(),
-        "studies": _studies(),
     }
     return {f"{name}.md": GENERATED + "".join(f"{line}\n" for line in lines) for name, lines in made.items()}
 
@@ -312,48 +308,6 @@ def _bounds(note: Any) -> Iterator[str]:
 # ------------------------------------------------------------------ lists
 
 
-def _definitions() -> Iterator[str]:
-    from harness.rows.definitions import DEFINITIONS
-
-    yield "# Definitions of attainment\n"
-    yield "`--definition NAME`. A request that did not end as `done` scores 0 under each of them.\n"
-    for name, definition in DEFINITIONS.items():
-        yield f"## `{name}`\n"
-        yield f"{_paragraphs(definition.formula)}\n"
-        needs = "the time of each token" if definition.by_token else "the first and the last token"
-        weight = "each token counts alike" if definition.pooled else "each request counts alike"
-        judged = " and ".join(part.upper() for part in definition.judges) or "no part of the SLO"
-        yield f"It reads {judged} of the SLO and needs {needs}; in the mean {weight}.\n"
-
-
-def _traces() -> Iterator[str]:
-    from traces import readers
-    from traces.load import manifest
-
-    yield "# Traces\n"
-    yield "`--trace NAME`. `TRACES_DIR` names a folder of downloaded traces; `traces/data/` is searched too.\n"
-    rows = []
-    for name, entry in manifest().items():
-        label = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
-        how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
-        sizes = (str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}")
-        rows.append((code(label), entry["tier"], *sizes, entry["licence"], _plain(entry["note"]), _plain(how)))
-    yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
-    yield "## Readers\n"
-    yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
-    yield from table("reader,what it reads", ((f"`{name}`", _plain(what)) for name, what in lists.listing(readers)))
-
-
-def _models() -> Iterator[str]:
-    yield "# Models and sets of models\n"
-    yield "`--models` takes a set, or shapes with commas: `llama-3.1-8b*2,Qwen/Qwen3-14B`. A shape has two names, its"
-    yield "own and its id on huggingface.co. Bytes are those of the checkpoint; `bench list models` prints the same.\n"
-    yield "## Sets\n"
-    yield from _named(lists.set_rows())
-    yield "## Shapes\n"
-    yield from _named(lists.shape_rows())
-
-
 def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a list of `bench list` as a Markdown table, its first column as code."""
     head, *rest = rows
@@ -408,16 +362,3 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
                 )
                 parallel = (error(part) if part else "-" for part in parts)
                 yield code(kind), op.removeprefix("experts_"), error(q["fit"]), error(q["held"]), *parallel
-
-
-def _studies() -> Iterator[str]:
-    from harness.study import load
-
-    yield "# Studies\n"
-    yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
-    loaded = ((name, load.study(name)) for name in load.names())
-    rows = (
-        (code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(code, study.systems.values())))
-        for name, study in loaded
-    )
-    yield from table("study,after,conditions,systems", rows)

@@ -16,13 +16,11 @@ from harness.cli import reference
 from harness.cli.app import COMMANDS, load
 from harness.loop import system
 from harness.policy.fields import domains
-from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec
 from harness.study.study import Claim, Condition, Study
 from harness.toml import Count, Pairs, Positive
 from tests.cases import cases
-from traces.load import manifest
-from workloads.models import Member, sets, shapes
+from workloads.models import Member
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +48,6 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
     ("page", "names"),
     [
         ("systems.md", system.names()),
-        ("definitions.md", [*DEFINITIONS]),
-        ("models.md", [*sets(), *shapes()]),
         ("files.md", [field.name for kind in (Condition, Claim, Member) for field in fields(kind)]),
         ("files.md", [field.name for field in fields(Spec) if field.name not in reference.OF_RUNS]),
         ("files.md", [field.name for field in fields(Study) if field.name not in {"name", "base_engine"}]),
@@ -60,10 +56,6 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
 def test_every_name_is_told(pages: dict[str, str], page: str, names: list[str]) -> None:
     assert names
     assert [name for name in names if f"`{name}`" not in pages[page]] == []
-
-
-def test_every_trace_is_told(pages: dict[str, str]) -> None:
-    assert [name for name in manifest() if f"| `{name}" not in pages["traces.md"]] == []
 
 
 def test_every_preset_and_field_of_a_system_is_told(pages: dict[str, str]) -> None:
