@@ -151,7 +151,7 @@ class SetFile:
     """The form of `sets/*.toml`."""
 
     model: Annotated[tuple[Member, ...], MinLen(1)]  # the models
-    source: str = ""  # where the set is from
+    source: str = ""  # origin of the set
     trace: str = ""  # names the traffic that the set is compared on unless another is asked for
 
     def __post_init__(self) -> None:
