@@ -1,4 +1,4 @@
-"""The pages of docs/reference/, as Markdown; `generated` writes them.
+"""The generated parts of docs/reference/, as Markdown; `generated` writes them.
 
 Commands come from click, forms of files from the dataclasses that read them, systems from `systems/`, and GPUs from
 `harness/engines/`. What else there is, `bench list` prints.
@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import islice
@@ -25,8 +25,6 @@ import click
 from harness.answers.table import laid
 from harness.cli import lists
 
-COMMAND = "python -m harness.cli.generated"
-GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, by attribute and value (None: any)
     "ge": {0: "0 or more", None: "at least {:g}"},
     "gt": {None: "above {:g}"},
@@ -38,15 +36,27 @@ OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys 
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
 
 
-def pages() -> dict[str, str]:
-    """Return every generated page by its file name."""
-    made = {
+def parts() -> dict[str, Iterator[str]]:
+    """Return the lines of each part of the pages, by its name."""
+    from harness.calibrate.formats import DEGREES
+    from harness.engines.costs import forms, whole
+    from harness.run.spec import Spec
+    from harness.study.study import Claim, Condition, Sample, Scope, Study
+    from workloads.models import Checkpoint, Member, Seconds, SetFile
+    from workloads.slo import ClassFile
+
+    plain: dict[type, Collection[str]] = {Spec: OF_RUNS, Study: ("name", "base_engine")}
+    plain |= dict.fromkeys((SetFile, Checkpoint, ClassFile, forms.Table, whole.Machine), ())
+    degrees = ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥"))
+    return {
         "commands": _commands(),
-        "systems": _systems(),
-        "files": _files(),
-        "gpus": _gpus(),
+        "options of systems": _systems(),
+        **{kind.__name__: _form(kind, without) for kind, without in plain.items()},
+        **{kind.__name__: _explained(kind) for kind in (Member, Seconds, Condition, Sample, Scope, Claim)},
+        "GPUs": _named(lists.gpu_rows()),
+        "errors of mixtures": table(f"kind,format,fitted,left out,{degrees}", _mixtures()),
+        "hosts": _named(lists.host_rows()),
     }
-    return {f"{name}.md": GENERATED + "".join(f"{line}\n" for line in lines) for name, lines in made.items()}
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -69,8 +79,6 @@ def code(text: str) -> str:
 def _commands() -> Iterator[str]:
     from harness.cli.app import COMMANDS, load, main
 
-    yield "# Commands\n"
-    yield "Each command has `--help`, which shows the same. Options of `bench` itself:\n"
     bench = click.Context(main, **main.context_settings)
     yield from _options(bench)
     for name in COMMANDS:
@@ -109,9 +117,6 @@ def _systems() -> Iterator[str]:
     from harness.loop import system
     from harness.policy import fields as declared
 
-    yield "# Systems and their options\n"
-    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Their sources](../systems.md) stand"
-    yield "on a page of their own.\n"
     for name in system.names():
         policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
@@ -165,55 +170,10 @@ def _domain(domain: Any) -> str:
 # ------------------------------------------------------------------ forms of files
 
 
-def _files() -> Iterator[str]:
-    from harness.engines.costs import forms, whole
-    from harness.run.spec import Spec
-    from harness.study.study import Claim, Condition, Sample, Scope, Study
-    from workloads.models import Checkpoint, Member, Seconds, SetFile
-    from workloads.slo import ClassFile
-
-    yield "# Forms of TOML files\n"
-    yield "A file with an unknown key, a wrong type or a value out of range is refused in one line that names the file,"
-    yield "the key and the nearest known one.\n"
-    yield "## A run\n"
-    yield "`bench run FILE.toml`. `--set KEY=VALUE` sets the same keys, and `[spec]` of a study has them.\n"
-    yield from _form(Spec, OF_RUNS)
-    yield "## A set of models\n"
-    yield "`--models FILE.toml`: one `[[model]]` for each model; `released` is a table of the SLO base in seconds.\n"
-    yield from _titled("", SetFile)
-    yield from _titled("`[[model]]`", Member)
-    yield from _titled("`released`", Seconds)
-    yield "## Shapes of models\n"
-    yield "`bench validate --shape FILE.toml`, in the form of `workloads/shapes.toml`: a `[shapes]` table with a line a"
-    yield "checkpoint, each with these keys.\n"
-    yield from _form(Checkpoint)
-    yield "## SLO classes\n"
-    yield "`--slo classes:FILE.toml`: `[class.NAME]` has the seconds, `[models]` gives each pattern of names a class.\n"
-    yield from _titled("", ClassFile)
-    yield from _titled("`[class.NAME]`", Seconds)
-    yield "## A placement\n"
-    yield "`--placement FILE.toml`: a key for each model, with its GPUs as a list: `llama-3.1-8b = [0, 1]`.\n"
-    yield "## A study\n"
-    yield "`bench study FILE.toml`. `systems` is a list of texts as `--systems` takes them, the study's own first; or a"
-    yield "table of such texts by the name that tables show.\n"
-    yield from _titled("", Study, {"name", "base_engine"})
-    yield from _titled("`[[condition]]`", Condition)
-    yield from _titled("`sample`", Sample)
-    yield from _titled("`quick` and `full`", Scope)
-    yield from _titled("`[[claim]]`", Claim)
-    yield "## A cost table\n"
-    yield "`--table FILE.toml`: quantities that replace those of the GPU's table. `bench calibrate` writes one.\n"
-    yield from _form(forms.Table)
-    yield "A file with these keys describes a machine that was measured whole, and stands for GPU and host:\n"
-    yield from _form(whole.Machine)
-
-
-def _titled(title: str, kind: type, without: Iterable[str] = ()) -> Iterator[str]:
-    if title:
-        yield f"### {title}\n"
-        doc = inspect.cleandoc(kind.__doc__ or "")
-        yield f"{_paragraphs(doc)}\n"
-    yield from _form(kind, without)
+def _explained(kind: type) -> Iterator[str]:
+    """Yield the docstring of a dataclass, then the table of its keys."""
+    yield f"{_paragraphs(inspect.cleandoc(kind.__doc__ or ''))}\n"
+    yield from _form(kind)
 
 
 def _paragraphs(doc: str) -> str:
@@ -311,31 +271,7 @@ def _bounds(note: Any) -> Iterator[str]:
 def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a list of `bench list` as a Markdown table, its first column as code."""
     head, *rest = rows
-    yield from laid([head, *((code(name), *cells) for name, *cells in rest)])
-
-
-def _gpus() -> Iterator[str]:
-    from harness.calibrate.formats import DEGREES, LONG
-
-    yield "# GPUs and hosts\n"
-    yield "Each number of a table (`harness/engines/costs/tables/`) has its source, formula and error there.\n"
-    yield "## GPUs\n"
-    yield "`--gpu KIND`. *Checked* names the hosts of which measured end-to-end runs on that GPU exist.\n"
-    yield from _named(lists.gpu_rows())
-    yield "## Errors of mixtures\n"
-    yield "Seconds of fused experts by GPU and format beside measured calls: median / P95 of the error in %, of rows"
-    yield "fitted, left out, and of expert parallelism (`ep=`, none of which was fitted). There the median of the"
-    yield "signed error stands beside, of steps below (<) some length and from it on (≥). Other cards take these"
-    yield "numbers on trust.\n"
-    yield from table(
-        "kind,format,fitted,left out," + ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥")),
-        _mixtures(),
-    )
-    yield f"\nThe length is {LONG:,} tokens. Most longer steps are predicted too short: with Triton's and Marlin's"
-    yield "kernels a GPU also moves the rows of experts that others have, which the formula leaves out.\n"
-    yield "## Hosts\n"
-    yield "`--host PROFILE`: what an engine adds to the kernels of a step on the CPU.\n"
-    yield from _named(lists.host_rows())
+    yield from islice(laid([head, *((code(name), *cells) for name, *cells in rest)]), 1, None)
 
 
 def _mixtures() -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The generated part of docs/vocabulary.md: all that a policy may say, hear and ask, from `harness.policy` itself.
+"""The generated parts of docs/vocabulary.md: all that a policy may say, hear and ask, from `harness.policy` itself.
 
 Texts are docstrings and comments of fields; an example is the line `Example: ...` at the end of a docstring.
 """
@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
 from types import ModuleType, SimpleNamespace
@@ -50,68 +51,42 @@ class FieldRow(NamedTuple):
     note: str
 
 
-def lines() -> Iterator[str]:
-    """Yield the lines of docs/vocabulary.md that follow from the code, as Markdown."""
-    yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {_imports()}.", 120) + "\n"
-    yield "## Actions\n"
-    yield "From `harness.policy.actions`. The names in the last column go into `uses`, beside the action's own.\n"
-    for action in get_args(actions.Action):
-        yield from _said(action, uses=True)
-    yield "### Ways to load\n"
-    yield "Values of `Load.way`: the seconds that do not depend on the model, and the link that its weights cross after"
-    yield "that. `disk` is the node's, `pcie` the GPU's own; `spread` uses all links of the node.\n"
-    yield from table("way,fixed s,link", _ways())
-    yield "## Events\n"
-    yield "From `harness.policy.events`. No event comes for each step.\n"
-    for event in get_args(events.Event):
-        if event is not events.Freed:  # for the loop alone
-            yield from _said(event)
-    yield from table("name,is,meaning", _aliases(events, "Failed"))
-    yield "## The view\n"
-    yield "The second argument of `on`. Queries cost next to nothing and change nothing.\n"
-    yield from _methods(view.View, "view")
-    yield "### Answers\n"
-    yield from table("name,is,meaning", _aliases(view, "Weights", "Transit"))
-    for state in STATES:
-        yield from _said(state, "####")
-    yield "## Nouns\n"
-    yield "From `harness.policy.types`. They are values: equal ones name the same thing.\n"
-    yield from table("name,is,meaning", _aliases(types, "Gpus", "Phase", "Option"))
-    for noun in NOUNS:
-        yield from _said(noun)
-    yield "## Known before the start\n"
-    yield "Reachable from `self.cluster`; from `harness.policy.types`.\n"
-    for fact in FACTS:
-        yield from _said(fact)
-    yield "`model.degrees` lists the tensor-parallel degrees at which the engine serves a model; `model.at(2)` is the"
-    yield "same model at another of them.\n"
-    yield "### `Profile`\n"
-    yield f"{_doc(types.Profile)}\n"
-    yield from _methods(types.Profile, "profile", level="####")
-    yield "## Fields that a user may set\n"
-    yield "From `harness.policy.fields`, as defaults of the class's fields; a plain default sets the type alone. With"
-    yield "`tuned=True` a field is open in the source, and `bench tune` draws it.\n"
-    yield from table("declaration,takes", _functions(fields, "choice", "number", "by_model"))
-    yield "`numbers(self, name, models, default)` reads the numbers of a `by_model` field.\n"
-    yield "## Options\n"
-    yield "What a system needs of an engine, in `options`. The first value holds where it does not ask.\n"
-    yield from table("option,value,what the engine does", _options())
-    yield "## Names in `uses`\n"
-    yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
-    yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
-    yield "An engine that lacks a name skips the system with that reason; `bench check` finds a missing name"
-    yield "where one of its workloads comes to it.\n"
-    yield "## Algorithms that systems share\n"
-    for module in SHARED:
-        yield f"From `{module.__name__}`:\n"
-        yield from table("function,what it does", _functions(module))
+def parts() -> dict[str, Iterator[str]]:
+    """Return the lines of each part of docs/vocabulary.md, by its name."""
+    policies_hear = (
+        event for event in get_args(events.Event) if event is not events.Freed
+    )  # that is for the loop alone
+    alias = "name,is,meaning"
+    return {
+        "imports": _imports(),
+        "actions": chain.from_iterable(_said(action, uses=True) for action in get_args(actions.Action)),
+        "ways to load": table("way,fixed s,link", _ways()),
+        "events": chain.from_iterable(map(_said, policies_hear)),
+        "aliases of events": table(alias, _aliases(events, "Failed")),
+        "queries": _methods(view.View, "view"),
+        "aliases of answers": table(alias, _aliases(view, "Weights", "Transit")),
+        "answers": chain.from_iterable(_said(state, "####") for state in STATES),
+        "aliases of nouns": table(alias, _aliases(types, "Gpus", "Phase", "Option")),
+        "nouns": chain.from_iterable(map(_said, NOUNS)),
+        "facts": chain.from_iterable(map(_said, FACTS)),
+        "profile": chain([f"{_doc(types.Profile)}\n"], _methods(types.Profile, "profile", level="####")),
+        "declarations": table("declaration,takes", _functions(fields, "choice", "number", "by_model")),
+        "options": table("option,value,what the engine does", _options()),
+        "reads": table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items())),
+        "shared algorithms": chain.from_iterable(map(_shared, SHARED)),
+    }
 
 
-def _imports() -> str:
+def _shared(module: ModuleType) -> Iterator[str]:
+    yield f"From `{module.__name__}`:\n"
+    yield from table("function,what it does", _functions(module))
+
+
+def _imports() -> Iterator[str]:
     from harness.check.purity import MEMBERS
 
-    ours = [name for name in MEMBERS if not name.startswith(("numpy", "scipy", "__"))]
-    return ", ".join(map(code, ours))
+    ours = ", ".join(code(name) for name in MEMBERS if not name.startswith(("numpy", "scipy", "__")))
+    yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {ours}.", 120) + "\n"
 
 
 # ------------------------------------------------------------------ entries

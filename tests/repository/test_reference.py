@@ -19,13 +19,14 @@ from harness.policy.fields import domains
 from harness.run.spec import Spec
 from harness.study.study import Claim, Condition, Study
 from harness.toml import Count, Pairs, Positive
+from tests import ROOT
 from tests.cases import cases
 from workloads.models import Member
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return reference.pages()
+    return {path.name: path.read_text("utf-8") for path in (ROOT / "docs/reference").iterdir()}
 
 
 def options(command: click.Command) -> Iterator[str]:
