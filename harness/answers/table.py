@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------ lines
 
 
-def printed(parts: Iterable[str | Table | Rows], room: int | None = None, *, markdown: bool = False) -> Iterator[str]:
+def printed(parts: Iterable[str | Table | Rows], *, markdown: bool = False) -> Iterator[str]:
     """Yield lines as they are, and tables aligned, or as Markdown between blank lines."""
     for part in parts:
         if isinstance(part, str):
@@ -181,7 +181,7 @@ def printed(parts: Iterable[str | Table | Rows], room: int | None = None, *, mar
         if markdown:
             yield from (*filter(None, [table.title]), "", *table.markdown(), "", *table.notes)
         else:
-            yield from table.text(room)
+            yield from table.text()
 
 
 def laid(rows: Iterable[Sequence[str]]) -> Iterator[str]:

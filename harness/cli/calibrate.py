@@ -87,10 +87,11 @@ def calibrate(
             _only(source, options)
             _profiles(out)
         case "measured":
+            from harness.engines.costs import quantities
             from harness.validate import hosts
 
             _only(source, options)
-            _write(hosts.table(), _tables(out) / "hosts.toml")
+            _write(hosts.table(), (out or quantities.TABLES) / "hosts.toml")
         case "torch-steps":
             _only(source, options)
             _torch_steps(out)
@@ -109,12 +110,6 @@ def _only(source: str, options: Mapping[str, Any], *taken: str) -> None:
     """Raise UserError if an option is given that `source` does not take; `taken` names those that it takes."""
     if strange := next((name for name, value in options.items() if value is not None and name not in taken), ""):
         raise UserError(f"{strange} is of an engine's measurements: bench calibrate {source} takes none")
-
-
-def _tables(out: Path | None) -> Path:
-    from harness.engines.costs import quantities
-
-    return out or quantities.TABLES
 
 
 def _write(table: Table, path: Path, *, user: bool = False) -> None:
@@ -136,7 +131,7 @@ def _profiles(out: Path | None) -> None:
     from plots import scatter
 
     for stem, file in kernels.fit(click.echo).items():
-        _write(Table(stem, file, lambda _: ()), _tables(out) / f"{stem}.toml")
+        _write(Table(stem, file, lambda _: ()), (out or quantities.TABLES) / f"{stem}.toml")
     if out is not None:
         return
     quantities.forget()
