@@ -1,10 +1,15 @@
-"""The command line as tests call it, in this process."""
+"""The command line as tests call it, in this process, and Python in another."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
 
 from click.testing import CliRunner, Result
 
 from harness.cli.app import main
+from harness.loop.system import ROOT
 
 
 def bench(*args: object) -> Result:
@@ -17,6 +22,12 @@ def ok(*args: object) -> str:
     result = bench(*args)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
+
+
+def python(*words: object, check: bool = True, **other: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words in a process of its own; `other` are settings of `subprocess.run`."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, **{"cwd": ROOT, "capture_output": True, "text": True} | other, check=check)
 
 
 def mistake(result: Result, *says: object) -> None:

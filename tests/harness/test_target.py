@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness import target
-from harness.loop.system import ROOT
+from tests.bench import python
 from tests.cases import cases
 
 FEATURES = target.flags()
@@ -45,11 +43,7 @@ MACHINES = {  # what another processor, or another way to begin, changes
 def ran(out: Path, env: dict[str, str]) -> tuple[str, str, str]:
     """Run a spec in a process with these variables; return the hashes of its rows, its code and the arithmetic."""
     ours = {key: value for key, value in os.environ.items() if key not in target.variables("x86-64-v3", target.V4)}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(out)], cwd=ROOT, env=ours | env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    rows, code, arithmetic = json.loads(done.stdout.splitlines()[-1])
+    rows, code, arithmetic = json.loads(python("-c", RUN, out, env=ours | env).stdout.splitlines()[-1])
     return rows, code, arithmetic
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import click
@@ -16,7 +13,7 @@ from harness.cli import codes, terminal
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.options import GROUPS
 from harness.loop.system import ROOT
-from tests.bench import bench, ok
+from tests.bench import bench, ok, python
 from tests.cases import cases
 
 
@@ -26,27 +23,6 @@ def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[
         command = load(name) if group is main else command
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-
-
-def test_every_promised_command_is_there() -> None:
-    asked = "compare, run, list, list traces, trace stats, trace convert, trace make, plot, check, new, explain"
-    assert {tuple(words.split()) for words in asked.split(", ")} <= set(commands())
-
-
-@cases("path", [(), *commands()])
-def test_help_shows_an_example_that_parses(path: tuple[str, ...]) -> None:
-    text = ok(*path, "--help")
-    after = text.partition("Examples:")[2].replace("\\\n", " ")
-    examples = re.findall(r"^\s+(bench .*)$", after, re.MULTILINE)
-    assert examples
-    for example in examples:
-        words = shlex.split(example, comments=True)
-        words = words[1 : words.index("&&")] if "&&" in words else words[1:]
-        command: click.Command = main
-        while words and isinstance(command, click.Group) and words[0] in command.commands:
-            command = load(words.pop(0)) if command is main else command.commands[words.pop(0)]
-        flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
-        assert {word for word in words if word.startswith("-") and word != "..."} <= flags | {"--help"}
 
 
 def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
@@ -89,7 +65,7 @@ def test_help_imports_no_command() -> None:
         "import sys\nfrom harness.cli.app import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
         "print(*(name for name in sys.modules if name.startswith('harness.')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", code)
     light = set(
         (
             "harness.cli harness.cli.app harness.cli.codes harness.cli.options harness.cli.values "
@@ -125,7 +101,7 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
 def test_the_shell_completes(typed: str, offered: str) -> None:
     env = os.environ | {"_BENCH_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     code = "from harness.cli.app import main; main(prog_name='bench')"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", code, env=env)
     assert f"plain,{offered}" in done.stdout.splitlines()
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.cli.lists import list_
 from harness.loop import engine, system
-from harness.loop.system import ROOT, names
-from tests.bench import bench, ok
+from harness.loop.system import names
+from tests.bench import bench, ok, python
 from tests.harness.check.test_check import broken
 from tests.harness.cli.test_cli import MODELS
 from traces import readers
@@ -34,7 +32,7 @@ def test_list_imports_none_of_the_libraries_that_take_a_second() -> None:
         "try:\n    main(['list'], prog_name='bench')\nexcept SystemExit as done:\n    assert not done.code\n"
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", code)
     assert "static" in done.stdout
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert not loaded & {"numpy", "scipy", "pandas", "numba", "pyarrow", "matplotlib", "torch", "systems"}
@@ -85,9 +83,8 @@ def test_trace_stats_and_make(tmp_path: Path) -> None:
 def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
     source, path = tmp_path / "BurstGPT_1.csv", tmp_path / "b.parquet"
     lines = ["5,ChatGPT,472,18,490,API log", "45,GPT-4,300,0,300,API log", "118,GPT-4,417,276,693,API log"]
-    source.write_text(
-        "\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *lines]) + "\n"
-    )
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    source.write_text("\n".join([head, *lines]) + "\n")
     convert = ("trace", "convert", "--from", "burstgpt", source, "-o", path)
     report, counted, *_ = ok(*convert, "--span-s", "200").splitlines()
     assert report == "BurstGPT_1.csv read as a log of burstgpt; left out: 1 without output tokens"

@@ -20,6 +20,7 @@ from harness.cli import terminal
 from harness.cli.terminal import UP, Terminal
 from harness.loop.system import ROOT
 from harness.run.teller import Left
+from tests.bench import python
 from tests.cases import cases
 
 COMPARE = tuple(
@@ -195,8 +196,7 @@ with terminal.Terminal() as teller:
 
 
 def test_a_step_that_takes_long_is_told_in_a_pipe() -> None:
-    done = subprocess.run([sys.executable, "-c", SCORES], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == "scores ...\n"
+    assert python("-c", SCORES).stderr == "scores ...\n"
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
@@ -209,13 +209,7 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert {"planning", "SLO bases", "comparison, round 2"} <= bars(text).keys()
     left = screen(text)
     assert not any("so far" in line for line in left)
-    plain = subprocess.run(
-        [sys.executable, "-m", "harness", *COMPARE, "-o", str(tmp_path / "a")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    plain = python("-m", "harness", *COMPARE, "-o", tmp_path / "a")
     assert "so far" not in plain.stdout + plain.stderr
     table = [line.rstrip() for line in plain.stdout.splitlines() if re.match(r"(static|chunked) {2,}", line)]
     assert table
