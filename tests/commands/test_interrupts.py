@@ -101,7 +101,7 @@ def test_a_signal_ends_a_process_whose_library_waits_for_ever(number: int, exits
 
 def test_a_command_without_addresses_is_refused_before_its_libraries_fail() -> None:
     """They would crash, or wait for a thread that has ended, at one limit or another below."""
-    for kib in (100_000, 300_000, 310_000, 2_000_000):
+    for kib in (100_000, 2_000_000):
         for words in (COMPARE, ("list", "systems")):
             done = subprocess.run(
                 ["/bin/sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh", sys.executable, "-m", "harness", *words],
