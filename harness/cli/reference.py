@@ -123,7 +123,10 @@ def _systems() -> Iterator[str]:
         yield f"## `{name}`\n"
         yield f"{_plain(title)}\n"
         takes = declared.domains(policy)
-        yield f"{_decided(system.module(name).DECISION_S)} {_left_open(takes)}\n"
+        seconds, drawn = system.module(name).DECISION_S, [f"`{key}`" for key, domain in takes.items() if domain.tuned]
+        decided = f"A decision takes {seconds * 1e6:g} \u00b5s." if seconds else "Decisions take no time."
+        left_open = f"Left open by its source, and drawn by `bench tune`: {', '.join(drawn)}."
+        yield f"{decided} {left_open if drawn else 'No open choice.'}\n"
         if takes:
             notes = comments(policy)
             rows = (
@@ -134,16 +137,6 @@ def _systems() -> Iterator[str]:
         if policy.presets:
             presets = ((code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)
-
-
-def _decided(seconds: float) -> str:
-    return f"A decision takes {seconds * 1e6:g} \u00b5s." if seconds else "Decisions take no time."
-
-
-def _left_open(takes: Mapping[str, Any]) -> str:
-    """Return a sentence on the fields that a system's source leaves open, which `bench tune` therefore draws."""
-    drawn = [f"`{key}`" for key, domain in takes.items() if domain.tuned]
-    return f"Left open by its source, and drawn by `bench tune`: {', '.join(drawn)}." if drawn else "No open choice."
 
 
 def _setting(preset: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -62,11 +63,7 @@ def score(
         raise UserError("--table takes every scenario in full: leave out --only and --quick")
     asked = suite.load().only(listed("--only", only))
     asked = asked.quick() if quick else asked
-    folder = (out or SCORES).resolve()
-
-    def tell(line: str) -> None:
-        click.echo(line, err=True)
-
+    folder, tell = (out or SCORES).resolve(), partial(click.echo, err=True)
     if whole:
         entries = table.entries(PUBLISHED / "entries", listed("--systems", systems))
         for path in table.make(

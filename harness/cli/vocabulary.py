@@ -56,6 +56,7 @@ def parts() -> dict[str, Iterator[str]]:
     policies_hear = (
         event for event in get_args(events.Event) if event is not events.Freed
     )  # that is for the loop alone
+    options = ((code(name), code(value), what) for name, of in OPTIONS.items() for value, what in of.items())
     alias = "name,is,meaning"
     return {
         "imports": _imports(),
@@ -71,7 +72,7 @@ def parts() -> dict[str, Iterator[str]]:
         "facts": chain.from_iterable(map(_said, FACTS)),
         "profile": chain([f"{_doc(types.Profile)}\n"], _methods(types.Profile, "profile", level="####")),
         "declarations": table("declaration,takes", _functions(fields, "choice", "number", "by_model")),
-        "options": table("option,value,what the engine does", _options()),
+        "options": table("option,value,what the engine does", options),
         "reads": table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items())),
         "shared algorithms": chain.from_iterable(map(_shared, SHARED)),
     }
@@ -207,12 +208,6 @@ def _names(node: ast.FunctionDef) -> str:
         if isinstance(arg, ast.arg):
             arg.annotation = None
     return _double(ast.unparse(node.args))
-
-
-def _options() -> Iterator[tuple[str, str, str]]:
-    for option, values in OPTIONS.items():
-        for value, what in values.items():
-            yield code(option), code(value), what
 
 
 def _ways() -> Iterator[tuple[str, str, str]]:

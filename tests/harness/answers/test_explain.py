@@ -224,7 +224,7 @@ def test_bars_of_causes_are_told_apart_in_grey() -> None:
     assert len({(look.color, look.hatch) for look in fig_causes.LOOKS.values()}) == len(record.WAITS)
     for hatch in {look.hatch for look in fig_causes.LOOKS.values()}:
         alike = sorted(lightness(look.color) for look in fig_causes.LOOKS.values() if look.hatch == hatch)
-        assert all(b - a > 5 for a, b in pairwise(alike))
+        assert all(b - a > 8 for a, b in pairwise(alike))
 
 
 # ------------------------------------------------------------------ a run as trace events
