@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.answers.page import document
+from harness.answers.table import section
 from harness.loop import system as systems
 from harness.policy.types import UserError
 from harness.rows import record
@@ -161,14 +162,6 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
     return document(suite.version, parts, WIDE)
 
 
-def _table(title: str, heads: Sequence[str], body: Iterable[str], note: str = "") -> str:
-    """Render rows of HTML as a section with a table; a click on a column's head sorts it."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
-    rows = "".join(f"<tr>{row}</tr>" for row in body)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section><h2>{title}</h2><div class="table" tabindex="0">{table}</div><p>{escape(note)}</p></section>'
-
-
 def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
     at = {(row["entry"], row["scenario"]): row for row in rows}
     names = [s.name for s in suite.scenario]
@@ -181,7 +174,7 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
         f"known. A dash: the policy did not fit, a model was not served, or the level was never held. {POOL}"
     )
-    return _table("Ranking", ("policy", "total", *names), body, note)
+    return section("Ranking", ("policy", "total", *names), body, note)
 
 
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -221,7 +214,7 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
         "The bound is for policies that leave GPUs whole: neither partitions nor slices of time. It counts kernels and "
         "the KV that they read; loads of weights and KV that waits cost it nothing: it is far off where memory binds."
     )
-    return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
+    return section("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
 
 
 def _asked(suite: Suite) -> str:
