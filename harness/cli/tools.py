@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
-    from harness.check.reached import Reached
 
 
 @click.command(
@@ -74,10 +74,13 @@ def _passed(name: str, full: bool, law: str | None, case: str | None) -> str:
     Returns the hash that the system's file had before the check, or "" if the system broke a law.
     """
     from harness.check.check import check as conform
+    from harness.check.reached import Reached
     from harness.loop import system as systems
     from harness.rows import vetted
 
-    content, seen = vetted.content(name), _reached(name)
+    content, seen = vetted.content(name), None
+    with suppress(SyntaxError, ValueError):  # the law `starts` reports it
+        seen = Reached(name)
     failures = conform(name, quick=not full, only=law, case=case, reached=seen)
     if not (failures or law or case):
         try:
@@ -91,16 +94,6 @@ def _passed(name: str, full: bool, law: str | None, case: str | None) -> str:
     for line in _idle_by_rule(systems.find(name)):
         click.echo(line)
     return content
-
-
-def _reached(name: str) -> Reached | None:
-    """Return a recorder of the lines of a system's file that test cases run; None if the file cannot be parsed."""
-    from harness.check.reached import Reached
-
-    try:
-        return Reached(name)
-    except (SyntaxError, ValueError):  # the law `starts` reports it
-        return None
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:
