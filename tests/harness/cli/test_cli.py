@@ -16,7 +16,6 @@ from harness.cli.asked import Asked
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run.spec import Spec
 from harness.study import load as studies
 from harness.study.study import AA, AA_SEED
 from tests.bench import bench, ok, python
@@ -94,8 +93,6 @@ def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     for args, says in (
         (("fig77",), 'no study "fig77"; did you mean fig7?'),
         (("fig12", "--only", "equal"), 'fig12 has no condition "equal"; did you mean equal rates?'),
-        (("fig12", "--only", " ; "), '--only " ; " names nothing'),
-        (("fig12", "--table", "x.toml"), "cost table x.toml"),
     ):
         result = bench("study", *args, "--dry-run", "-o", tmp_path)
         assert (result.exit_code, says in result.stderr) == (2, True)
@@ -292,14 +289,3 @@ def test_what_is_printed_is_one_screen_that_answers_first(
     assert [line for line in lines if len(line) > 100 and not line.startswith("next: ")] == []
     if (args[1:] and args[1] in {"stats", "traces"}) or args[0] == "explain":
         assert len(ok(*words, "--all").split()) >= sum(len(line.split()) for line in lines)
-
-
-# ------------------------------------------------------------------ the table
-
-
-def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
-    asked = "compare --systems dedicated,static:equal,chunked+tau=256 --gpus 1 --seeds 1 --rate-scale 1 --no-plot"
-    text = ok(*asked.split(), *MODELS, "-o", tmp_path)
-    for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):
-        assert f"\n{label}  " in text
-    assert Spec("static", preset="equal").label == "static:equal"
