@@ -200,12 +200,6 @@ def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path
 # ------------------------------------------------------------------ what is no mistake
 
 
-def test_a_system_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
-    result = bench(*COMPARE, "--trace", "arena-like", "--models", "heavy8", "--gpus", "1", "-o", tmp_path)
-    assert result.exit_code == 0
-    assert "\nstatic  does not fit: " in result.stdout
-
-
 def test_a_pair_that_is_skipped_is_a_result(tmp_path: Path) -> None:
     path = tmp_path / "turns.py"
     path.write_text(SYSTEM % ', "Load.way:tape"')

@@ -30,7 +30,6 @@ SPEC = {
     "system = 'x'\nrate_scale = 2\nscaling = 'none'": 'rate_scale is 2: scaling "none" takes the trace as it is, at 1',
     "system = 'x'\ngpus = 0": "gpus is 0, not in [1, 4096]",
     "system = 'x'\nserved = 1": "served is 1, not at least 2",
-    "system = 'x'\nseed = -1": "seed is -1, not at least 0",
     "system = 'x'\nwindow_s = 0": "window_s is 0, not in (0, 1e+09]",
     "system = 'x'\nmem_fraction = 1.5": "mem_fraction is 1.5, not in (0, 1]",
     "system = 'x'\nscaling = 'rotat'": (
@@ -59,7 +58,6 @@ SET = {
     ),
     f'{ONE}steam = "s"\n': 'model 1: unknown key "steam"; did you mean stream?',
     f"{ONE}released = {{ ttft_s = 1 }}\n": "model 1: released.tpot_s is missing",
-    f"{ONE}released = {{ ttft_s = 1, tpot_s = 0 }}\n": "model 1: released.tpot_s is 0, not above 0",
     ONE * 2: 'name "a" is used twice',
     f'{ONE}stream = "s"\n{ONE}stream = "s"\n'.replace('"a"', '"b"', 1): 'stream "s" is used twice with shift_s = 0',
     "[[model]": "Expected ']]' at the end of an array declaration (at line 1, column 8)",
@@ -85,11 +83,9 @@ TABLE = {
     "kind = 'h200'": 'kind is "h200", this run is on h100',
     "[gem]\nx = 1": 'unknown key "gem"; did you mean gemm?',
     f"{SMALL}floor_s = 1": "small.hbm_frac is missing",
-    f"{GEMM}tiles = [[1, 2]]": "item 1 of gemm.tiles is [1, 2], not a list of 3 numbers",
     f"{GEMM}tiles = [[1, 2, 3]]\naxes = [[1, 2]]\nfactors = [1]": (
         "gemm: factors must hold one number for each point of axes"
     ),
-    "gemm": "Expected '=' after a key in a key/value pair (at end of document)",
 }
 
 
@@ -115,14 +111,12 @@ WHOLE = {
     whole(settings={"seed": 1}): (
         'settings: unknown key "seed" (block_tokens, batch_cap, chunk_tokens, prefill_tokens, pool_bytes, sharing)'
     ),
-    without("spec", "disk"): "[spec.disk] is missing",
     without("host", "sigma"): "host.sigma is missing",
     whole(co_run=whole_table.beside(1.5, 1.0)): "co_run.prefill.share is 1.5, not in (0, 1]",
     whole(co_run={"prefill": {"share": 1.0, **whole_table.SAID}}): "co_run.prefill.factor is missing",
     without("co_run", "decode"): "[co_run.decode] is missing",
     whole(steps={}): "steps is {}, not a table of 1 or more",
     steps(tokens=[2, 8, 512]): "steps.llama-tiny: tokens must rise from 1",
-    steps(tokens=[1]): "steps.llama-tiny.tokens is [1], not a list of 2 or more",
     steps(seconds=[0.1, 0.2]): "steps.llama-tiny: seconds must hold a number for each of its tokens",
     steps(seconds=[0.1, 0.3, 0.2]): "steps.llama-tiny: seconds must be above 0, and never fall",
     whole(ladder={"cold": {"fixed_s": 1.0, "link": "wire", "source": "x"}}): (

@@ -205,16 +205,6 @@ def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path
     assert f"{match[1].partition('=')[2]} of a GPU's memory for the engine" in again.splitlines()[1]
 
 
-def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
-    text = ok(*COMPARE, "--dry-run", "-o", tmp_path / "out")
-    assert [line.split()[:5] for line in text.splitlines()[1:3]] == [
-        ["static", "1", "rate_scale", "1,2", "4"],
-        ["chunked", "1", "rate_scale", "1,2", "4"],
-    ]
-    assert "about" in text
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_figure_is_drawn_after_the_table(tmp_path: Path) -> None:
     text = ok("compare", "--systems", "static", *MODELS, "--seeds", "1", "--rate-scale", "1", "-o", tmp_path)
     stem = next(tmp_path.glob("compare-*.pdf")).with_suffix("")
