@@ -79,7 +79,6 @@ class Page:
 
     question: str
     answer: str  # a sentence, with its interval
-    pictures: Sequence[Picture]
     tables: Sequence[Table]
     notes: Sequence[str]  # what a reader must know of the tables
     conditions: Sequence[tuple[str, str]]
@@ -87,6 +86,7 @@ class Page:
     made: Sequence[tuple[str, str]]  # a number, and how it was made
     command: str  # repeats the answer; "" if none is known
     source: str  # the folder's name, and the version of the bench
+    pictures: Sequence[Picture] = ()  # figures stand below the answer
 
 
 def question(folder: Path) -> str:
@@ -100,8 +100,8 @@ def question(folder: Path) -> str:
     raise UserError(f"{folder}: no answer here (bench compare, bench study and bench size make one)")
 
 
-def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
-    """Return the page of the answer in a folder, with its figures and the bench's version.
+def paged(folder: Path, version: str) -> Page:
+    """Return the page of the answer in a folder, without figures, with the bench's version.
 
     UserError where there is no answer.
     """
@@ -110,13 +110,13 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
     words = command.read_text("utf-8", errors="replace").strip() if command.is_file() else ""
     source = f"{folder.name} · bench {version}"
     make = {"size": _sized, "comparison": _compared, "study": _studied}[kind]
-    return make(folder, pictures, words, source)
+    return make(folder, words, source)
 
 
 # ------------------------------------------------------------------ a comparison
 
 
-def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _compared(folder: Path, command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
     if (count := len(about.panels)) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
@@ -137,7 +137,6 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{sentence} ({panel['models']}, {where})" if sentence else "No system ran.",
-        pictures,
         [
             _summary(shown),
             *_curves(table, shown, rule),
@@ -252,7 +251,7 @@ def _definitions(rule: str) -> Iterator[tuple[str, str]]:
 # ------------------------------------------------------------------ a study
 
 
-def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _studied(folder: Path, command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
     parts = list(chain(*text.parts(Shown(table, about, folder, every=True))))
     notes = [part for part in parts if isinstance(part, str) and part]
@@ -261,7 +260,6 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
     return Page(
         f"{about.study}: how do {joined(list(about.systems))} compare{after}?",
         answer,
-        pictures,
         [part.filled() for part in parts if isinstance(part, Table)],
         notes,
         _conditions(table, about),
@@ -275,7 +273,7 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
 # ------------------------------------------------------------------ a size
 
 
-def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _sized(folder: Path, command: str, source: str) -> Page:
     stored = size_kept.read(folder)
     asked = stored.asked
     best = next((row for row in stored.tried if row.answer and (row.gpu, row.label, row.gpus) == stored.best), None)
@@ -298,7 +296,6 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{streams.stem(str(asked.setting['models']))} on {trace}?",
         f"{stored.words.sentence}{sure}.",
-        pictures,
         [
             Table(head, rows, title="Strategies, the cheapest first").filled(),
             Table(heads, tried, title="All that was tried").filled(),

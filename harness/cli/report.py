@@ -39,7 +39,7 @@ def report(*, folder: str | None, out: Path | None) -> None:
     made = real(_folder(folder))
     question(made)  # a mistake shows before anything is drawn
     path = out or made / FILE
-    words = paged(made, (), version("llm-sharing-bench"))  # before figures, so that damaged results end in one line
+    words = paged(made, version("llm-sharing-bench"))  # before figures, so that damaged results end in one line
     data = page(replace(words, pictures=_pictures(made))).encode()
     if len(data) > MOST_BYTES:
         raise UserError(
