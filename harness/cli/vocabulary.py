@@ -55,7 +55,7 @@ def parts() -> dict[str, Iterator[str]]:
     """Return the lines of each part of docs/vocabulary.md, by its name."""
     policies_hear = (
         event for event in get_args(events.Event) if event is not events.Freed
-    )  # that is for the loop alone
+    )  # which the loop alone hears
     options = ((code(name), code(value), what) for name, of in OPTIONS.items() for value, what in of.items())
     alias = "name,is,meaning"
     return {

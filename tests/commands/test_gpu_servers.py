@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.app import load
+from harness.cli.app import load, main
 from harness.engines.servers import host
 from harness.policy.types import UserError
 from harness.study.load import study
@@ -57,7 +57,7 @@ def test_every_command_is_one_that_our_command_line_takes(card: str) -> None:
     assert [words[0] for words in asked] == ["calibrate", "validate", "study"]
     for name, *words in asked:
         command = load(name)
-        params = command.make_context(name, list(words)).params
+        params = command.make_context(name, list(words), **main.context_settings).params
         assert params.get("engine", params.get("source")) == "vllm"
         assert str(params["out"]).startswith("results/nvidia-h200")
     assert "--gpu h200" in run.stdout

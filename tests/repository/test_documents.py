@@ -103,7 +103,7 @@ def parse(command: str) -> None:
     if not words or words[0].startswith("-"):
         return
     assert words[0] in COMMANDS, words[0]
-    with click.Context(main) as top:
+    with click.Context(main, **main.context_settings) as top:
         top.meta[WORDS] = words
         load(words[0]).make_context(words[0], words[1:], parent=top)
 
