@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
 
 from click.testing import CliRunner, Result
 
@@ -24,10 +25,16 @@ def ok(*args: object) -> str:
     return str(result.stdout)
 
 
-def python(*words: object, check: bool = True, **other: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python with these words in a process of its own; `other` are settings of `subprocess.run`."""
+def python(
+    *words: object,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words in a process of its own."""
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, **{"cwd": ROOT, "capture_output": True, "text": True} | other, check=check)
+    return subprocess.run(command, cwd=cwd, env=env, timeout=timeout, check=check, capture_output=True, text=True)
 
 
 def mistake(result: Result, *says: object) -> None:
