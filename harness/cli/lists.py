@@ -119,7 +119,7 @@ def systems() -> None:
     tried, others = cells.tried(system.names(), lacking)
     rows = [("system", "runs on", "what it is")]
     for name, by_engine in tried.items():
-        marks = {where: "no" if all(gaps) else PART if any(gaps) else "yes" for where, gaps in by_engine.items()}
+        marks = {where: "no" if all(lacks) else PART if any(lacks) else "yes" for where, lacks in by_engine.items()}
         what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
         rows.append((name, _runs_on(marks, engines), what))
     servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in rows[1:])

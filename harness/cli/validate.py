@@ -145,7 +145,7 @@ def validate(
     for param in click.get_current_context().command.params:
         kinds = TAKEN.get(name := str(param.name), KINDS)
         if kind not in kinds and _typed(name):
-            raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[kind] for kind in kinds)}")
+            raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[taken] for taken in kinds)}")
     if log is not None:
         if _typed("folders") or engine is not None:
             raise UserError("--log compares one server's start: no files or --engine beside it")
