@@ -100,7 +100,7 @@ def draw(table: pa.Table, note: str = "", every: Sequence[pd.DataFrame] = (), le
     frame = pd.concat(frames)
     if not len(frame):
         raise UserError(
-            "nothing to draw: every run of this sweep was skipped or does not fit (why: bench list systems --all)"
+            "nothing to draw: every run of this sweep was skipped or does not fit (why: bench list --matrix)"
         )
     looks, labels = style.looks(frame["label"]), dict(zip(frame["series"], frame["label"], strict=True))
     order = sorted(labels, key=lambda series: (series.startswith(("unshared", "dedicated")), series))

@@ -194,7 +194,7 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
     The figure is as wide as a column or as a page. Raises UserError if there is nothing to draw.
     """
     if not len(curves(table, facts)):
-        raise UserError("nothing to draw: every run of this study was skipped (why: bench list systems --all)")
+        raise UserError("nothing to draw: every run of this study was skipped (why: bench list --matrix)")
     fleet = facts.layout == FLEET
     return _drawn(table, fewest.by_slo(facts) if fleet else facts, full_caption(table, facts, note), tall=fleet)
 

@@ -34,18 +34,18 @@ QUALIFIERS = ("tp", "dtype", "kv_dtype", "dp", "ep")
 class Checkpoint:
     """A shape as `shapes.toml` has it: the fields of a Shape in its order, and its repository."""
 
-    layers: Count
-    hidden: Count
-    q_heads: Count
-    kv_heads: Count
-    head_dim: Count
-    ffn: Count
-    vocab: Count
-    gated: bool
-    tied: bool
-    context: Count
-    sampled: bool = False
-    repo: str = ""
+    layers: Count  # number of layers
+    hidden: Count  # hidden size
+    q_heads: Count  # query heads
+    kv_heads: Count  # KV heads
+    head_dim: Count  # dimension of a head
+    ffn: Count  # hidden size of the feed-forward part
+    vocab: Count  # size of the vocabulary
+    gated: bool  # whether the feed-forward part is gated (three matrices)
+    tied: bool  # whether input and output embeddings are one
+    context: Count  # longest prompt + output
+    sampled: bool = False  # whether its defaults set top-p or top-k
+    repo: str = ""  # id on huggingface.co, a second name
 
     def shape(self, name: str) -> Shape:
         """Return the shape from which the simulator computes the times of steps and the memory."""
@@ -100,20 +100,20 @@ class Asked(NamedTuple):
 class Seconds:
     """An SLO in seconds."""
 
-    ttft_s: Positive
-    tpot_s: Positive
+    ttft_s: Positive  # time to first token
+    tpot_s: Positive  # time per output token after it
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A model as the file of a set has it."""
 
-    name: str
-    shape: str
-    tp: Count = 1
-    stream: str | None = None
-    shift_s: Annotated[float, Ge(-MOST_S), Le(MOST_S)] = 0.0
-    released: Seconds | None = None
+    name: str  # unique in the set
+    shape: str  # a shape by name or id (bench list models)
+    tp: Count = 1  # GPUs over which it is cut
+    stream: str | None = None  # the trace's stream that it gets
+    shift_s: Annotated[float, Ge(-MOST_S), Le(MOST_S)] = 0.0  # seconds by which that stream comes later
+    released: Seconds | None = None  # SLO base that the set's authors released
 
     def __post_init__(self) -> None:
         for key in ("name", "stream"):
@@ -138,8 +138,8 @@ class Member:
 class SetFile:
     """The form of `sets/*.toml`."""
 
-    model: Annotated[tuple[Member, ...], MinLen(1)]
-    source: str = ""
+    model: Annotated[tuple[Member, ...], MinLen(1)]  # the models
+    source: str = ""  # origin of the set
     trace: str = ""  # names the traffic that the set is compared on unless another is asked for
 
     def __post_init__(self) -> None:

@@ -71,8 +71,8 @@ class Classes:
     The first pattern that matches counts.
     """
 
-    class_: Pairs[Seconds] = ()
-    models: Pairs[str] = ()
+    class_: Pairs[Seconds] = ()  # SLOs, keyed by the name of a class
+    models: Pairs[str] = ()  # the class of each pattern of names; the first that matches holds
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.class_]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 
@@ -34,16 +34,26 @@ def again(words: Iterable[str], *options: str) -> str:
     A new `--set` replaces only a former one of the same key.
     """
     pairs = list(zip(options[::2], options[1::2], strict=True))
-    words_kept, rest = [], iter(words)
+    names, keys = {name for name, _ in pairs}, {value.partition("=")[0] for _, value in pairs}
+    repeated = list[str]()
+    for name, part in options_of(words, names):
+        value = part[-1].removeprefix("--set=")
+        if name not in names:
+            repeated += part
+        elif name == "--set" and value.partition("=")[0] not in keys:
+            repeated += [name, value]
+    return shlex.join(["bench", *repeated, *options])
+
+
+def options_of(words: Iterable[str], valued: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the words of each option on a command line; those in `valued` take the next word as value.
+
+    Any other word is yielded as an option without a value.
+    """
+    rest = iter(words)
     for word in rest:
-        name, equals, value = word.partition("=")
-        if not any(name == option for option, _ in pairs):
-            words_kept.append(word)
-            continue
-        value = value if equals else next(rest, "")
-        if name == "--set" and not any(value.partition("=")[0] == new.partition("=")[0] for _, new in pairs):
-            words_kept += [name, value]
-    return shlex.join(["bench", *words_kept, *options])
+        name, equals, _ = word.partition("=")
+        yield name, [word] if equals or name not in valued else [word, next(rest, "")]
 
 
 def explain_command(run: Path, rule: str, *options: str) -> str:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from harness.answers import explain
 from harness.answers.caveats import departures, invalid, own_degrees, stated, unchecked_lines
 from harness.answers.explain import CAUSES
-from harness.answers.table import Table
+from harness.answers.table import Table, printed
 from harness.answers.verdict import FINE
 from harness.policy import fields
 from harness.policy.types import GIB
@@ -82,7 +82,8 @@ def served(measured: Measured, shown: Summary) -> list[str]:
     runs = (record.meta(measured.folder.parent / run) for run in measured.table.column("run").unique().to_pylist())
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
     definition = measured.target.definition
-    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(measured.table, shown.rate_scale, definition)]
+    models = by_model(measured.table, shown.rate_scale, definition)
+    return [*(f"{model}: {how}" for model, how in by.items()), *printed(models)]
 
 
 def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
@@ -236,30 +237,22 @@ def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[st
     return lines
 
 
-def of_models(scored: pa.Table, rate_scale: float, names: Sequence[str]) -> Iterator[tuple[str, str, list[float]]]:
-    """Yield the label, the model, and the means of measures over all seeds, for each model of each system at a rate.
-
-    A mean that is missing is NaN.
-    """
-    frame = summaries.summary(scored, names, ("model",))
-    frame = frame[frame["rate_scale"] == rate_scale]
-    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
-        means = dict(zip(values["definition"], values["mean"], strict=True))
-        yield str(label), str(model), [means.get(name, math.nan) for name in names]
-
-
-def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
-    """Return a line for each model of each system at a rate, over all seeds: requests, attainment, latencies."""
+def by_model(scored: pa.Table, rate_scale: float, definition: str) -> Iterator[Table]:
+    """Yield the table of models at a rate, over all seeds: requests, attainment and latencies; none without a model."""
     wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
     offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
     offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
     counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    frame = summaries.summary(scored, [*wanted], ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
     rows = []
-    for label, model, means in of_models(scored, rate_scale, [*wanted]):
-        estimates = (Estimate(factor * x, None, None, 1) for factor, x in zip(wanted.values(), means, strict=True))
+    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(values["definition"], values["mean"], strict=True))
+        estimates = (Estimate(factor * means.get(name, math.nan), None, None, 1) for name, factor in wanted.items())
         rows.append([label, model, str(counts[label, model]), *(e.text() for e in estimates)])
     heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
-    return list(Table(["system", "model", "offered", *heads], rows).text()) if rows else []
+    if rows:
+        yield Table(["system", "model", "offered", *heads], rows)
 
 
 # ------------------------------------------------------------------ for another program

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
-from math import isnan
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.answers import caveats, comparison, text
-from harness.answers.explain import CAUSES
-from harness.answers.notes import of_models
+from harness.answers.misses import table as misses_table
+from harness.answers.notes import by_model
 from harness.answers.notes import why as misses_of
 from harness.answers.table import Table, joined
 from harness.answers.text import Shown
@@ -41,6 +41,7 @@ from harness.study.summary import Column, Summary
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LAYOUT = Path(__file__).with_suffix(".html")  # every page's head, style and script
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 MADE = {  # how columns of a comparison come about, beside definitions
     "req/s at": "The rate at which attainment of all requests together (pooled), or of the model that misses most "
@@ -78,7 +79,6 @@ class Page:
 
     question: str
     answer: str  # a sentence, with its interval
-    pictures: Sequence[Picture]
     tables: Sequence[Table]
     notes: Sequence[str]  # what a reader must know of the tables
     conditions: Sequence[tuple[str, str]]
@@ -86,6 +86,7 @@ class Page:
     made: Sequence[tuple[str, str]]  # a number, and how it was made
     command: str  # repeats the answer; "" if none is known
     source: str  # the folder's name, and the version of the bench
+    pictures: Sequence[Picture] = ()  # figures stand below the answer
 
 
 def question(folder: Path) -> str:
@@ -99,8 +100,8 @@ def question(folder: Path) -> str:
     raise UserError(f"{folder}: no answer here (bench compare, bench study and bench size make one)")
 
 
-def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
-    """Return the page of the answer in a folder, with its figures and the bench's version.
+def paged(folder: Path, version: str) -> Page:
+    """Return the page of the answer in a folder, without figures, with the bench's version.
 
     UserError where there is no answer.
     """
@@ -109,13 +110,13 @@ def paged(folder: Path, pictures: Sequence[Picture], version: str) -> Page:
     words = command.read_text("utf-8", errors="replace").strip() if command.is_file() else ""
     source = f"{folder.name} · bench {version}"
     make = {"size": _sized, "comparison": _compared, "study": _studied}[kind]
-    return make(folder, pictures, words, source)
+    return make(folder, words, source)
 
 
 # ------------------------------------------------------------------ a comparison
 
 
-def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _compared(folder: Path, command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
     if (count := len(about.panels)) != 1:
         raise Damaged(f"{folder / record.SWEEP}: a comparison has one panel, and this has {count}; {WAY_OUT}")
@@ -131,11 +132,17 @@ def _compared(folder: Path, pictures: Sequence[Picture], command: str, source: s
         notes += caveat(table)
     notes += [f"{label} does not fit: {why}" for label, why in summaries.infeasible(table).items()]
     notes += filter(None, [misses_of(table, shown, rule)])
+    causes = list(_causes(folder, rule))
+    notes += (note for of in causes for note in of.notes)
     return Page(
         f"Which of {joined(names)} serves the highest rate of {panel['trace']} within its SLOs, on {where}?",
         f"{sentence} ({panel['models']}, {where})" if sentence else "No system ran.",
-        pictures,
-        [_summary(shown), *_curves(table, shown, rule), *_by_model(table, shown, rule), *_causes(folder, rule)],
+        [
+            _summary(shown),
+            *_curves(table, shown, rule),
+            *(replace(of, title="Models at that rate") for of in by_model(table, shown.rate_scale, rule)),
+            *(replace(of, title="Why requests missed").filled() for of in causes),
+        ],
         notes,
         _conditions(table, about),
         _fidelity(table),
@@ -172,31 +179,10 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
         yield Table(["req/s", *by], rows, title=f"SLO attainment ({rule}) by rate, %")
 
 
-def _by_model(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
-    wanted = {rule: 100.0, "ttft_p95_s": 1.0, "tpot_p95_s": 1e3}
-    rows = []
-    for label, model, means in of_models(table, shown.rate_scale, [*wanted]):
-        cells = (factor * x for factor, x in zip(wanted.values(), means, strict=True))
-        rows.append([label, model, *(NONE if isnan(x) else f"{x:.4g}" for x in cells)])
-    if rows:
-        heads = ["system", "model", f"{rule} %", "TTFT P95 s", "TPOT P95 ms"]
-        yield Table(heads, rows, title="Models at that rate")
-
-
 def _causes(folder: Path, rule: str) -> Iterator[Table]:
     """Yield why requests missed, if the runs are still there."""
     with suppress(UserError):
-        of_all = misses.of_sweep(folder, definition=rule)
-        rows = []
-        for row in of_all.rows:
-            shares = {wait: row.explained.get(wait, 0) for wait in CAUSES}
-            if not row.hollow:
-                cells = (f"{100 * n / row.missed:.0f}" if row.missed else NONE for n in shares.values())
-                rows.append([row.label, f"{row.offered:,}", f"{row.missed:,}", *cells])
-        if rows:
-            heads = ["system", "requests", "missed", *(f"{CAUSES[wait].phrase} %" for wait in CAUSES)]
-            shown = [[cell if cell != "0" else NONE for cell in row] for row in rows]
-            yield Table(heads, shown, title="Why requests missed, in percent of the misses").filled()
+        yield misses_table(misses.of_sweep(folder, definition=rule).rows, "system")
 
 
 def _conditions(table: pa.Table, about: About) -> list[tuple[str, str]]:
@@ -265,7 +251,7 @@ def _definitions(rule: str) -> Iterator[tuple[str, str]]:
 # ------------------------------------------------------------------ a study
 
 
-def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _studied(folder: Path, command: str, source: str) -> Page:
     table, about = tidy.stored(folder / record.SWEEP), About.read(folder / record.SWEEP)
     parts = list(chain(*text.parts(Shown(table, about, folder, every=True))))
     notes = [part for part in parts if isinstance(part, str) and part]
@@ -274,7 +260,6 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
     return Page(
         f"{about.study}: how do {joined(list(about.systems))} compare{after}?",
         answer,
-        pictures,
         [part.filled() for part in parts if isinstance(part, Table)],
         notes,
         _conditions(table, about),
@@ -288,7 +273,7 @@ def _studied(folder: Path, pictures: Sequence[Picture], command: str, source: st
 # ------------------------------------------------------------------ a size
 
 
-def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str) -> Page:
+def _sized(folder: Path, command: str, source: str) -> Page:
     stored = size_kept.read(folder)
     asked = stored.asked
     best = next((row for row in stored.tried if row.answer and (row.gpu, row.label, row.gpus) == stored.best), None)
@@ -311,7 +296,6 @@ def _sized(folder: Path, pictures: Sequence[Picture], command: str, source: str)
         f"How many {kinds} hold {100 * asked.target:g} % of SLOs for every model of "
         f"{streams.stem(str(asked.setting['models']))} on {trace}?",
         f"{stored.words.sentence}{sure}.",
-        pictures,
         [
             Table(head, rows, title="Strategies, the cheapest first").filled(),
             Table(heads, tried, title="All that was tried").filled(),
@@ -353,7 +337,12 @@ def page(of: Page) -> str:
         _command(of.command),
         f"<footer>{escape(of.source)}</footer>",
     ]
-    return HEAD.format(title=escape(of.question), style=STYLE) + "\n".join(filter(None, parts)) + TAIL.format(SCRIPT)
+    return document(of.question, filter(None, parts))
+
+
+def document(title: str, parts: Iterable[str], style: str = "") -> str:
+    """Render parts in HTML as a page with a script that sorts tables; `style` follows the style of all pages."""
+    return Template(LAYOUT.read_text("utf-8")).substitute(title=escape(title), style=style, body="\n".join(parts))
 
 
 def _picture(picture: Picture) -> str:
@@ -382,82 +371,3 @@ def _command(command: str) -> str:
 
 
 WIDE_PT = 300.0  # pt; a phone scrolls a wider figure
-HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-"""
-STYLE = """
-:root { --ink: #1b1f24; --quiet: #5a636e; --line: #d8dde3; --paper: #fff; --shade: #f4f6f8; --mark: #0b5cad; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ed; --quiet: #a0a9b4; --line: #363d46; --paper: #14171b; --shade: #1d2228; --mark: #7ab7f5; }
-  .drawn svg { filter: invert(0.92) hue-rotate(180deg); }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
-h1 { font-size: 1.45rem; line-height: 1.25; margin: 0 0 .75rem; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.answer { font-size: 1.1rem; border-left: 4px solid var(--mark); background: var(--shade); margin: 0 0 1.5rem;
-  padding: .75rem 1rem; }
-figure { margin: 1.5rem 0; }
-.drawn, .table { overflow-x: auto; }
-.drawn svg { display: block; width: 100%; height: auto; }
-.narrow svg { max-width: 40rem; margin: 0 auto; }
-.wide svg { min-width: 40rem; }
-figcaption, footer { color: var(--quiet); font-size: .85rem; margin-top: .5rem; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-thead th { min-width: 4.5rem; vertical-align: bottom; border-bottom: 2px solid var(--line); }
-tbody th { font-weight: 600; white-space: nowrap; }
-td { min-width: 4.5rem; }
-td.long { min-width: 16rem; }
-th button { all: unset; cursor: pointer; color: var(--mark); font-weight: 600; }
-th button:focus-visible { outline: 2px solid var(--mark); }
-th[aria-sort=ascending] button::after { content: " \\2191"; }
-th[aria-sort=descending] button::after { content: " \\2193"; }
-dl { display: grid; grid-template-columns: minmax(7rem, 14rem) 1fr; gap: .25rem 1rem; margin: 0; }
-dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
-pre { background: var(--shade); padding: .75rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-ul { padding-left: 1.2rem; margin: 0; }
-@media (max-width: 34rem) { dl { display: block; } dd { margin-bottom: .5rem; } }
-@media print {
-  :root { --ink: #000; --quiet: #333; --line: #999; --paper: #fff; --shade: #fff; --mark: #000; }
-  body { font-size: 10pt; } main { max-width: none; padding: 0; }
-  .drawn svg { filter: none; } .wide svg { min-width: 0; } .narrow svg { max-width: 9cm; }
-  .drawn, .table { overflow: visible; } figure, tr, .answer { break-inside: avoid; } h2 { break-after: avoid; }
-  table { font-size: 8pt; } thead th { white-space: normal; }
-}
-"""
-SCRIPT = """
-document.addEventListener("click", event => {
-  const head = event.target.closest("thead th");
-  if (!head) return;
-  const table = head.closest("table"), body = table.tBodies[0];
-  const at = head.cellIndex, up = head.getAttribute("aria-sort") !== "ascending";
-  const key = row => {
-    const cell = row.cells[at], number = parseFloat(cell.dataset.v);
-    return [Number.isNaN(number) ? 1 : 0, Number.isNaN(number) ? cell.textContent : number];
-  };
-  const order = (a, b) => {
-    const [p, x] = key(a), [q, y] = key(b);
-    if (p !== q) return p - q;
-    return (x < y ? -1 : x > y ? 1 : 0) * (up ? 1 : -1);
-  };
-  body.append(...[...body.rows].sort(order));
-  for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", up ? "ascending" : "descending");
-});
-"""
-TAIL = "\n</main>\n<script>{}</script>\n</body>\n</html>\n"

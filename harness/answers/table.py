@@ -130,13 +130,18 @@ class Table:
 
     def html(self) -> str:
         """Render as a section of a page whose script sorts the rows by a column."""
-        heads = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in self.head)
-        lines = "".join(f"<tr>{''.join(map(_html, row, range(len(row))))}</tr>" for row in self.rows)
-        title = f"<h2>{escape(self.title.rstrip(':'))}</h2>" if self.title else ""
-        return (
-            f'<section>{title}<div class="table" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
-            f"<tbody>{lines}</tbody></table></div></section>"
+        return section(
+            self.title.rstrip(":"), self.head, ("".join(map(_html, row, range(len(row)))) for row in self.rows)
         )
+
+
+def section(title: str, heads: Sequence[str], rows: Iterable[str], note: str = "") -> str:
+    """Render rows, which are cells in HTML, as a section of a page whose script sorts them by a column."""
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    above, below = title and f"<h2>{escape(title)}</h2>", note and f"<p>{escape(note)}</p>"
+    return f'<section>{above}<div class="table" tabindex="0">{table}</div>{below}</section>'
 
 
 def value(cell: str) -> float | None:
@@ -171,7 +176,7 @@ def _plain(value: Any) -> Any:
 # ------------------------------------------------------------------ lines
 
 
-def printed(parts: Iterable[str | Table | Rows], room: int | None = None, *, markdown: bool = False) -> Iterator[str]:
+def printed(parts: Iterable[str | Table | Rows], *, markdown: bool = False) -> Iterator[str]:
     """Yield lines as they are, and tables aligned, or as Markdown between blank lines."""
     for part in parts:
         if isinstance(part, str):
@@ -181,7 +186,7 @@ def printed(parts: Iterable[str | Table | Rows], room: int | None = None, *, mar
         if markdown:
             yield from (*filter(None, [table.title]), "", *table.markdown(), "", *table.notes)
         else:
-            yield from table.text(room)
+            yield from table.text()
 
 
 def laid(rows: Iterable[Sequence[str]]) -> Iterator[str]:

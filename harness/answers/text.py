@@ -305,11 +305,9 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
     fewer = xs[-1] if lacks else max((x for x in xs if at and x < at.mean), default=None)
     if fewer is None:
         return NONE
-    here = runs.filter(pc.equal(runs["x"], fewer))
-    seeds = dict(zip(here["seed"].to_pylist(), here["infeasible"].to_pylist(), strict=True))
-    gone = sum(why is not None for why in seeds.values())
-    some = f" ({gone} of {len(seeds)} seeds)" if 0 < gone < len(seeds) else ""
-    return f"does not fit{some}" if gone else "misses SLOs"
+    gone = by_window.unfit(runs.filter(pc.equal(runs["x"], fewer)), name)
+    some = f" ({gone.seeds} of {gone.of} seeds)" if gone and not gone.every else ""
+    return f"{gone.word}{some}" if gone else "misses SLOs"
 
 
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:

@@ -49,15 +49,6 @@ COMMANDS = {  # each has its module and function, and its line in `bench --help`
 }
 
 
-FORMER = {  # commands of earlier releases, and what replaces each
-    "reproduce": "bench study NAME (bench study fig7)",
-    "fleet": "bench study NAME (bench study fig12)",
-    "bridge": "bench study prism-bridge",
-    "regimes": "bench study prism-regimes",
-    "ablate": "bench study prism-ablations",
-}
-
-
 def load(name: str) -> click.Command:
     """Load a command from its module, with the options that all commands have."""
     module, function = COMMANDS[name][0].split(".")
@@ -89,14 +80,11 @@ class Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and store the command line, from which messages suggest the next command.
 
-        Raises UserError for the former name of a command, a command line that cannot be read, or too little address
-        space.
+        Raises UserError for a command line that cannot be read, or too little address space.
         """
         ctx.meta[WORDS] = list(args)
         _typed(args)
         strangers.name(*args)
-        if args and (now := FORMER.get(args[0])):
-            raise UserError(f"bench {args[0]} is {now} now")
         name, _, rest = super().resolve_command(ctx, args)
         if not {"-h", "--help"} & {*rest}:
             _room()
@@ -189,8 +177,11 @@ def _open() -> None:
 
 def _typed(args: list[str]) -> None:
     """Raise UserError if a word of the command line is not UTF-8, or if the working directory no longer exists."""
-    if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):
-        raise UserError(f'"{bad}" is not UTF-8')
+    for word in args:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(f'"{word}" is not UTF-8') from None
     try:
         os.getcwd()  # noqa: PTH109 - as below, without a path
     except FileNotFoundError:
@@ -206,10 +197,6 @@ def _room() -> None:
         raise UserError(
             f"ulimit -v is {limit >> 10}, the bench needs {LEAST_BYTES >> 10}: raise it, or limit memory by a cgroup"
         )
-
-
-def _surrogate(word: str) -> bool:
-    return any("\ud800" <= c <= "\udfff" for c in word)
 
 
 @click.group(

@@ -34,7 +34,6 @@ class Asked:
     seeds: int | None = None
     controls: bool = False
     workers: int | None = None
-    machine: bool = False  # progress is JSON
     out: Path | None = None
 
     @property

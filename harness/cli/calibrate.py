@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import short_path
-from harness.cli.options import MOVED, RESULTS, complete, examples, gpu_names, moved
+from harness.cli.options import RESULTS, complete, examples, gpu_names
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
 from harness.policy.fields import asked
@@ -42,8 +42,6 @@ def _sources() -> list[str]:
 @click.option(
     "--models", metavar="SHAPES", help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]"
 )
-@MOVED
-@moved("{} is gone, its value is the source: bench calibrate {}", "--engine", "--from")
 @click.option(
     "--slots",
     type=click.IntRange(1),
@@ -88,10 +86,11 @@ def calibrate(
             _only(source, options)
             _profiles(out)
         case "measured":
+            from harness.engines.costs import quantities
             from harness.validate import hosts
 
             _only(source, options)
-            _write(hosts.table(), _tables(out) / "hosts.toml")
+            _write(hosts.table(), (out or quantities.TABLES) / "hosts.toml")
         case "torch-steps":
             _only(source, options)
             _torch_steps(out)
@@ -110,12 +109,6 @@ def _only(source: str, options: Mapping[str, Any], *taken: str) -> None:
     """Raise UserError if an option is given that `source` does not take; `taken` names those that it takes."""
     if strange := next((name for name, value in options.items() if value is not None and name not in taken), ""):
         raise UserError(f"{strange} is of an engine's measurements: bench calibrate {source} takes none")
-
-
-def _tables(out: Path | None) -> Path:
-    from harness.engines.costs import quantities
-
-    return out or quantities.TABLES
 
 
 def _write(table: Table, path: Path, *, user: bool = False) -> None:
@@ -137,7 +130,7 @@ def _profiles(out: Path | None) -> None:
     from plots import scatter
 
     for stem, file in kernels.fit(click.echo).items():
-        _write(Table(stem, file, lambda _: ()), _tables(out) / f"{stem}.toml")
+        _write(Table(stem, file, lambda _: ()), (out or quantities.TABLES) / f"{stem}.toml")
     if out is not None:
         return
     quantities.forget()

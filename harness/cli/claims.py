@@ -12,7 +12,7 @@ import click
 from harness.answers.commands import real, short_path
 from harness.cli.codes import Code
 from harness.cli.options import PARTS, RESULTS, ROOT, RUNNING, examples
-from harness.cli.terminal import room, screen, teller
+from harness.cli.terminal import Terminal, room, screen
 from harness.cli.values import TARGET, listed
 from harness.policy.types import UserError
 
@@ -41,7 +41,6 @@ def claims(
     shard: Shard | None,
     collect: bool,
     workers: int | None,
-    machine: bool,
     out: Path | None,
     publish: bool,
     check: bool,
@@ -58,7 +57,7 @@ def claims(
     if publish and (only is not None or out is not None):
         raise UserError(f"--publish writes all claims into results/claims.md: leave out {'--only' if only else '-o'}")
     names = listed("--only", only)
-    with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
+    with Terminal() as progress, sweep.stored_only() if collect else nullcontext():
         if shard is not None:
             runs = _make_part(shard, names, workers, progress)
             click.echo(f"shard {shard}: {runs:,} runs are stored in {short_path(RESULTS)}")

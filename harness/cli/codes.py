@@ -1,4 +1,4 @@
-"""Exit codes of `bench`, and the page docs/exit-codes.md, which `make docs` writes with this module."""
+"""Exit codes of `bench`."""
 
 from __future__ import annotations
 
@@ -25,27 +25,3 @@ MEANS: Mapping[Code, str] = {
     Code.INTERRUPTED: "Ctrl-C; finished runs are kept",
     Code.TERMINATED: "SIGTERM; finished runs are kept, rerun to resume",
 }
-
-
-def page() -> str:
-    """Return the exit codes as the Markdown document docs/exit-codes.md."""
-    return "\n".join(
-        [
-            "# Exit codes",
-            "",
-            "Of every `bench` command. `make docs` writes this page from `harness/cli/codes.py`.",
-            "",
-            "| code | when |",
-            "| --- | --- |",
-            *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
-            "",
-            "A user's mistake ends in one line on stderr that names the mistake and the remedy, without a traceback.",
-            "Results go to stdout; progress, notes and errors go to stderr. If a reader closes the pipe early, as",
-            "`head` does, the command stores its answer all the same and ends as it would have.",
-            "",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -16,7 +16,7 @@ from harness.cli.asked import Asked, asks, contest
 from harness.cli.codes import Code
 from harness.cli.parts import collecting, keep_command, make_part
 from harness.cli.study import dry, figures
-from harness.cli.terminal import prose, room, teller
+from harness.cli.terminal import Terminal, prose, room
 from harness.cli.values import WORDS
 from harness.policy.types import UserError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.study.measure import Measured
     from harness.study.summary import Summary
 
-FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
+FORMS = ("--json", "--csv", "--markdown", "--latex")
 
 
 @click.command(
@@ -51,10 +51,8 @@ FORMS = ("--json", "--csv", "--markdown", "--latex", "--answer")
 @click.option("--csv", "form", flag_value="csv", help="Print the table as CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print the table as Markdown.")
 @click.option("--latex", "form", flag_value="latex", help="Print the table as LaTeX.")
-@click.option("--answer", "form", flag_value="answer", help="Print the first line alone, and draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
 @options.PARTS
-@options.MOVED
 @options.RUNNING
 @options.OUT
 @asks
@@ -97,7 +95,7 @@ def compare(
     if trace.notice:
         click.echo(trace.notice, err=form is not None)
     (rule,) = study.definitions
-    with teller(machine=asked.machine) as progress:
+    with Terminal() as progress:
         if shard is not None:
             sys.exit(make_part(study, shard, folder, asked.workers, progress, full=False, stem=stem_of(study)))
         watch = (lambda measured: progress.show(_so_far(measured, rule))) if progress.redraws and form is None else None
@@ -106,7 +104,7 @@ def compare(
     keep_command(measured.folder)
     shown = summary(measured.table, measured.about, rule)
     stem = asked.figure(f"compare-{measured.folder.name.rpartition('-')[2]}")
-    plots = not no_plot and form != "answer" and not all(system.infeasible for system in shown.systems)
+    plots = not no_plot and not all(system.infeasible for system in shown.systems)
     part = replayed(measured.reference)
     if form is None:
         _print(measured, shown, rule, stem if plots else None, every)
@@ -141,8 +139,6 @@ def _print_form(form: str, measured: Measured, shown: Summary, rule: str, part: 
     from harness.answers import comparison, notes
 
     match form:
-        case "answer":
-            prose(comparison.answer(measured, shown, rule) or "no system ran")
         case "json":
             click.echo(comparison.records(shown, replayed=part).json("systems", notes.facts(measured, rule)))
         case "csv":

@@ -1,8 +1,8 @@
 """Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
 
-Whole pages are those of `reference` (docs/reference/) and `vocabulary`. Two hand-written files have generated tables
-between two marks. That of harness/README.md lists modules with the first lines of their docstrings; those of
-systems/README.md come from the docstrings of systems, systems/cards.toml and systems/tuned.toml.
+They are written by hand but for the parts between two marks, the first of which names the part: commands, forms of
+files and lists (`reference`), the vocabulary of a policy (`vocabulary`), exit codes, the modules of harness/ with the
+first lines of their docstrings, and systems by their docstrings, systems/cards.toml and systems/tuned.toml.
 """
 
 from __future__ import annotations
@@ -15,44 +15,52 @@ from pathlib import Path
 from typing import Any
 
 from harness.cli import reference, vocabulary
-from harness.cli.reference import COMMAND, GENERATED, table
+from harness.cli.codes import MEANS
+from harness.cli.lists import summary
+from harness.cli.reference import table
 from harness.loop import system
 from harness.policy.fields import domains
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = "docs/reference"
-BEGIN, END = f"<!-- Written by `{COMMAND}`: -->\n", "<!-- to here -->\n"
+COMMAND = "python -m harness.cli.generated"
+DOCUMENTS = (
+    "docs/exit-codes.md",
+    *(f"docs/reference/{name}.md" for name in ("commands", "files", "gpus", "systems")),
+    "docs/vocabulary.md",
+    "harness/README.md",
+    "systems/README.md",
+)
+MARKS = re.compile(rf"(<!-- Written by `{COMMAND}`: ([^\n]+) -->\n\n).*?(<!-- to here -->\n)", re.DOTALL)
 # Folders of harness/ by layer, the lowest first: each imports only itself and folders that stand before it here.
 FOLDERS = (
     "policy", "loop", "rows", "client", "engines/costs", "engines", "engines/torch", "engines/sim",
     "engines/sim/kernel", "engines/servers", "calibrate", "run", "study", "answers", "validate", "check", "suite",
     "cli",
 )  # fmt: skip
-CARDS = """
-Each in its best form, with what it departs from, which way that leans, and where it is ahead here. *Regret*: points of
-held cells by which the default is behind the best draw of `tuned.toml`, on its cells; blank where nothing was drawn.
-"""
 PAPER = re.compile(r'([A-Z][\w, ]+ et al\.), "([^"]+)", (arXiv \d+\.\d+|[A-Z][A-Za-z ]+ 20\d\d)')
 RELEASE = re.compile(r"(?<![\w/])(?<!fork )([\w-]+/(?!\S+\.(?:go|h|yaml) )[\w.-]+) [0-9a-f]{7}\b")  # not a file in one
 
 
 def documents() -> dict[str, str]:
-    """Return the text of every generated document, keyed by its path in the repository."""
-    whole = {f"{PAGES}/{name}": text for name, text in reference.pages().items()}
-    whole["docs/vocabulary.md"] = GENERATED + vocabulary.page()
-    return whole | {
-        "harness/README.md": _filled("harness/README.md", _modules()),
-        "systems/README.md": _filled("systems/README.md", _systems()),
+    """Return the text of every document with generated parts, keyed by its path in the repository."""
+    parts = {
+        **reference.parts(),
+        **vocabulary.parts(),
+        "exit codes": table("code,when", ((str(code.value), when) for code, when in MEANS.items())),
+        "modules": _modules(),
+        "sources of systems": _systems(),
+        "cards of systems": _cards(),
     }
+    texts = {name: "".join(f"{line}\n" for line in lines) for name, lines in parts.items()}
+    return {path: filled(path, texts) for path in DOCUMENTS}
 
 
-def _filled(path: str, lines: Iterator[str]) -> str:
-    """Return the text of a file with `lines` between its two marks. Raises ValueError if a mark is missing."""
-    before, begun, rest = (ROOT / path).read_text("utf-8").partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not begun or not ended:
-        raise ValueError(f"{path}: no lines {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN + "\n" + "".join(f"{line}\n" for line in lines) + END + after
+def filled(path: str, parts: Mapping[str, str]) -> str:
+    """Return the text of a file with each part between the marks of its name. Raises ValueError if it has no marks."""
+    text, count = MARKS.subn(lambda at: f"{at[1]}{parts[at[2]]}{at[3]}", (ROOT / path).read_text("utf-8"))
+    if not count:
+        raise ValueError(f"{path}: no lines <!-- Written by `{COMMAND}`: PART --> and <!-- to here -->")
+    return text
 
 
 # ------------------------------------------------------------------ modules
@@ -67,11 +75,6 @@ def _modules() -> Iterator[str]:
         yield from table("file,what it is", ((f"`{path.name}`", summary(path)) for path in files))
 
 
-def summary(path: Path) -> str:
-    """Return the first line of a module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
-
-
 # ------------------------------------------------------------------ systems
 
 
@@ -82,7 +85,9 @@ def _systems() -> Iterator[str]:
         for sentence, source in [described(ast.get_docstring(ast.parse(system.path(name).read_text("utf-8"))) or "")]
     )
     yield from table("system,how it shares GPUs,source", rows)
-    yield CARDS
+
+
+def _cards() -> Iterator[str]:
     cards, tuned = (
         tomllib.loads((ROOT / "systems" / name).read_text("utf-8")) for name in ("cards.toml", "tuned.toml")
     )
@@ -127,16 +132,10 @@ def described(docstring: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write the documents that differ, and remove pages of docs/reference that are no longer generated."""
-    made = documents()
-    for path in (ROOT / PAGES).glob("*.md"):
-        if f"{PAGES}/{path.name}" not in made:
-            path.unlink()
-    for name, text in made.items():
-        path = ROOT / name
-        path.parent.mkdir(exist_ok=True)
-        if not path.is_file() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
+    """Write the documents that differ."""
+    for name, text in documents().items():
+        if (ROOT / name).read_text("utf-8") != text:
+            (ROOT / name).write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,13 @@ import click
 from harness.answers.table import WIDTH, aligned, clause, printed
 from harness.cli.options import ALL, examples, gpu_names, stems, system_names
 from harness.cli.terminal import room, screen
-from harness.policy.types import UserError
+from harness.policy.types import GIB, UserError
 
 if TYPE_CHECKING:
     from harness.loop.engine import Engine
     from harness.run.matrix import Coverage
 
 SIM, PART = "sim", "in part"
-GIB = 2**30
 Rows = list[tuple[str, ...]]  # rows of a table; the first is the head
 
 
@@ -34,19 +34,16 @@ Rows = list[tuple[str, ...]]  # rows of a table; the first is the head
 )
 @click.option("--matrix", is_flag=True, help="Show which preset runs on which engine, and what others lack.")
 @click.option("--markdown", is_flag=True, help="With --matrix: print the page docs/matrix.md.")
-@ALL
 @click.pass_context
-def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
+def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     """List systems, engines, models, GPUs, traces and studies.
 
-    Without a command: what each system is, and the names of the rest; --all is that of bench list systems.
+    Without a command: what each system is, and the names of the rest.
     """
     if markdown and not matrix:
         raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
     if matrix and ctx.invoked_subcommand is not None:
         raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
-    if every and ctx.invoked_subcommand is not None:
-        raise UserError(f"--all comes last: bench list {ctx.invoked_subcommand} --all")
     if ctx.invoked_subcommand is not None:
         return
     if matrix:
@@ -54,8 +51,6 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
 
         rows = list(cells.rows())
         click.echo(page(rows) if markdown else "\n".join(printed(cells.parts(rows))), nl=not markdown)
-    elif every:
-        ctx.invoke(systems, every=True)
     else:
         _names()
 
@@ -73,7 +68,7 @@ def _names() -> None:
 
     names, engines, sets, kinds = system_names(), engine.names(), stems("workloads/sets"), gpu_names()
     width = min(WIDTH, room()) - max(map(len, names)) - 2
-    rows = [("system", "what it is"), *((name, clause(_summary(system.path(name)), width)) for name in names)]
+    rows = [("system", "what it is"), *((name, clause(summary(system.path(name)), width)) for name in names)]
     answer = f"{len(names)} systems, {len(engines)} engines, {len(sets)} sets of models, {len(kinds)} GPUs"
     others = " | ".join(name for name in list_.commands if name != "systems")
     more = [
@@ -99,7 +94,7 @@ def listing(package: Any) -> list[tuple[str, str]]:
     return lines
 
 
-def _summary(file: Path) -> str:
+def summary(file: Path) -> str:
     """Return the first line of a file's docstring, without importing it."""
     try:
         text = ast.get_docstring(ast.parse(file.read_bytes())) or "-"
@@ -108,50 +103,33 @@ def _summary(file: Path) -> str:
     return text.partition("\n")[0]
 
 
-@list_.command(epilog=examples("bench list systems", "bench list systems --all"))
-@ALL
-def systems(*, every: bool) -> None:
-    """List systems, and the engines that each runs on.
-
-    With --all: their presets, and what each engine lacks for them.
-    """
+@list_.command(epilog=examples("bench list systems", "bench list --matrix"))
+def systems() -> None:
+    """List systems, and the engines that each runs on."""
     from harness.loop import system
     from harness.run import matrix as cells
-    from harness.run.resolve import gaps as gaps_of
+    from harness.run.resolve import gaps
 
     engines, broken = cells.usable_engines()
 
-    def lacking(name: str) -> dict[str, dict[str | None, tuple[str, ...]]]:
+    def lacking(name: str) -> dict[str, list[tuple[str, ...]]]:
         presets = cells.presets_of(name)
-        return {where: {preset: gaps_of(name, preset, where) for preset in presets} for where in engines}
+        return {where: [gaps(name, preset, where) for preset in presets] for where in engines}
 
     tried, others = cells.tried(system.names(), lacking)
-    gaps = []
-    lines, short = [("system", "presets", *engines, "what it is")], [("system", "runs on", "what it is")]
+    rows = [("system", "runs on", "what it is")]
     for name, by_engine in tried.items():
-        marks = []
-        for where, lacks in by_engine.items():
-            marks.append("no" if all(lacks.values()) else PART if any(lacks.values()) else "yes")
-            alike = len({tuple(names) for names in lacks.values()}) == 1
-            reasons = {None: lacks[None]} if alike else lacks
-            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in reasons.items() if x]
+        marks = {where: "no" if all(lacks) else PART if any(lacks) else "yes" for where, lacks in by_engine.items()}
         what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
-        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
-        short.append((name, _runs_on(dict(zip(engines, marks, strict=True)), engines), what))
-    servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in short[1:])
+        rows.append((name, _runs_on(marks, engines), what))
+    servers = sum(runs_on not in {SIM, "none"} for _, runs_on, _ in rows[1:])
     answer = f"{len(tried)} systems; {servers} also run on engines other than the simulator (sim)"
-    width = min(WIDTH, room()) - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
-    brief = [(*line, clause(what, width)) for *line, what in short]
-    after = "next: bench compare --systems all"
-    if every:
-        gaps = gaps or ["every system runs on every engine with every preset"]
-        screen([answer, *aligned(lines), *gaps, *_needs(engines), *broken, *others], tail=[after], every=True)
-        return
+    width = min(WIDTH, room()) - sum(max(len(row[k]) for row in rows) + 2 for k in (0, 1))
     signs = "(part): some presets only. servers: kinds of real servers; bench list --matrix names them."
     lack = ", ".join(name for name, made in engines.items() if made.lacks)
     here = [f"engines that cannot run here now: {lack} (bench list engines: why)"] if lack else []
-    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, after]
-    screen([answer, *aligned(brief), signs], tail=more, every=False)
+    tail = [*here, *broken, *others, "next: bench compare --systems all"]
+    screen([answer, *aligned([(*row[:2], clause(row[2], width)) for row in rows]), signs], tail=tail, every=False)
 
 
 def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
@@ -167,11 +145,6 @@ def _runs_on(marks: Mapping[str, str], engines: Mapping[str, Engine]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _needs(engines: Mapping[str, Engine]) -> list[str]:
-    """Return a line for each engine that cannot run here now, which says what the engine needs."""
-    return [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
-
-
 @list_.command(epilog=examples("bench list engines", "bench compare --systems static,dedicated --engine vllm"))
 def engines() -> None:
     """List engines, and what each needs to run here."""
@@ -181,10 +154,11 @@ def engines() -> None:
     made, broken = cells.usable_engines()
     rows = [("engine", "rows are", "runs here", "what it is")]
     for name, built in made.items():
-        rows.append((name, built.fidelity, "no" if built.lacks else "yes", _summary(engine.path(name))))
+        rows.append((name, built.fidelity, "no" if built.lacks else "yes", summary(engine.path(name))))
     able = sum(not built.lacks for built in made.values())
     answer = f"{len(made)} engines, of which {able} can run here now; --engine NAME"
-    screen([answer, *aligned(rows, room()), *_needs(made), *broken], every=True)
+    needs = (f"{name} needs {built.lacks}" for name, built in made.items() if built.lacks)
+    screen([answer, *aligned(rows, room()), *needs, *broken], every=True)
 
 
 @list_.command(
@@ -200,37 +174,22 @@ def models() -> None:
     Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
     all its models.
     """
-    sets, shapes = set_rows(), shape_rows()
-    answer = f"{len(sets) - 1} sets and {len(shapes) - 1} shapes; a config.json or a .gguf file is a model too"
-    screen([answer, *aligned(sets, room()), "", *aligned(shapes)], every=True)
+    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
+    from workloads.models import model_set, repos, sets, shapes
 
-
-def set_rows() -> Rows:
-    """Return each set of models with the bytes of its weights."""
-    from harness.engines.costs.shapes import weight_bytes
-    from workloads.models import model_set, sets
-
-    rows: Rows = [("set", "models", "weights GiB", "shapes")]
+    of_sets = [("set", "models", "weights GiB", "shapes")]
     for name in sets():
         members = model_set(name).members
-        shapes = [member.shape.name for member in members]
         size = sum(weight_bytes(member.shape, member.tp) * member.tp for member in members) / GIB
-        counts = ", ".join(f"{shapes.count(shape)} x {shape}" for shape in dict.fromkeys(shapes))
-        rows.append((name, str(len(members)), f"{size:.1f}", counts))
-    return rows
-
-
-def shape_rows() -> Rows:
-    """Return each shape with its bytes, as its checkpoint stores it, and its id on huggingface.co."""
-    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-    from workloads.models import repos, shapes
-
+        counts = ", ".join(f"{n} x {shape}" for shape, n in Counter(member.shape.name for member in members).items())
+        of_sets.append((name, str(len(members)), f"{size:.1f}", counts))
     ids = {name: repo for repo, name in repos().items()}
-    rows: Rows = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
+    of_shapes = [("shape", "weights GiB", "KV KiB a token", "context tokens", "id on huggingface.co")]
     for name, its in shapes().items():
         weights, kv = f"{weight_bytes(its) / GIB:.2f}", f"{kv_token_bytes(its) / 1024:g}"
-        rows.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
-    return rows
+        of_shapes.append((name, weights, kv, str(its.max_tokens), ids.get(name, "-")))
+    answer = f"{len(sets())} sets and {len(shapes())} shapes; a config.json or a .gguf file is a model too"
+    screen([answer, *aligned(of_sets, room()), "", *aligned(of_shapes)], every=True)
 
 
 @list_.command(epilog=examples("bench list gpus", "bench compare --systems static,prism --gpu l40s"))

@@ -184,9 +184,6 @@ LIMIT = click.option(
     expose_value=False,
     help="Wall-clock seconds a policy may take for an answer; a slower system is left out.",
 )
-JSON_PROGRESS = click.option(
-    "--json-progress", "machine", is_flag=True, help="Progress on stderr as JSON, an object a line."
-)
 
 
 def _executed(ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -213,7 +210,6 @@ RUNNING = grouped(
         "--workers", type=values.PROCESSES, metavar="N", help="Worker processes.  [default: as many as pay off]"
     ),
     EXECUTOR,
-    JSON_PROGRESS,
 )
 
 
@@ -275,22 +271,6 @@ TRUST = click.option(
     callback=_trusted,
     help="Run the system's file that stored results name. It is code: know who wrote it.",
 )
-
-
-def moved(says: str, *names: str) -> Callable[[Any], Any]:
-    """Return hidden options for options of an earlier release, each of which is refused with the message `says`.
-
-    The option's name and its value are filled into the message.
-    """
-
-    def refuse(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
-        if text is not None:
-            raise UserError(says.format(param.opts[0], text))
-
-    return grouped(*(click.option(name, hidden=True, expose_value=False, callback=refuse) for name in names))
-
-
-MOVED = moved("{} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]", "--attach", "--key-env")
 
 
 def _of_log(name: str, read: Callable[[click.Context, click.Parameter, Any], Any], **more: Any) -> Callable[[Any], Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from harness.answers.commands import short_path
+from harness.answers.commands import options_of, short_path
 from harness.answers.table import aligned
 from harness.cli.values import WORDS
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 MOST_LINES = 20  # searches that are listed
 # Options that change where and how an answer is made or shown, not the answer.
 WITH_VALUE = frozenset({"-o", "--out", "--workers", "--executor", "--shard", "--policy-limit-s"})
-ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--answer", "--all", "--no-plot",
-                   "--json-progress", "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
+ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--all", "--no-plot",
+                   "-q", "--quiet", "-v", "--verbose"})  # fmt: skip
 
 
 def keep_command(folder: Path) -> None:
@@ -102,10 +103,6 @@ def tell_collect() -> None:
 
 def _without(with_value: Collection[str] = (), alone: Collection[str] = ()) -> str:
     """Return this command line without some options: those in `with_value`, with their values, and flags in `alone`."""
-    words, rest = iter(click.get_current_context().meta.get(WORDS, ())), ["bench"]
-    for word in words:
-        if word in with_value:
-            next(words, None)
-        elif word not in alone and word.partition("=")[0] not in with_value:
-            rest.append(word)
-    return shlex.join(rest)
+    words = click.get_current_context().meta.get(WORDS, ())
+    rest = (part for name, part in options_of(words, with_value) if name not in {*with_value, *alone})
+    return shlex.join(["bench", *chain.from_iterable(rest)])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 import plots
-from harness.answers.commands import again, real, short_path
+from harness.answers.commands import again, options_of, real, short_path
 from harness.cli.options import FIGURES, RESULTS, examples
 from harness.cli.values import PATH, WORDS, Number, listed
 from harness.policy.types import UserError
@@ -116,14 +117,8 @@ def _options(folder: Path) -> list[str]:
     """Return the words of this command line that change how a figure is drawn: options with their values."""
     words = [word for word in click.get_current_context().meta.get(WORDS, ())[1:] if word != str(folder)]
     formed = {"--width", "--only", "--rename", "--panel", "--format", "--style"}
-    options, rest = list[str](), iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name in formed:
-            options += [word] if equals else [word, next(rest, "")]
-        elif word == "--no-caption":
-            options.append(word)
-    return options
+    parts = (part for name, part in options_of(words, formed) if name in {*formed, "--no-caption"})
+    return list(chain.from_iterable(parts))
 
 
 def _choosing(figures: dict[str, Any], options: tuple[str, ...]) -> dict[str, Any]:

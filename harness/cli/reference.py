@@ -1,7 +1,7 @@
-"""The pages of docs/reference/, as Markdown; `generated` writes them.
+"""The generated parts of docs/reference/, as Markdown; `generated` writes them.
 
-Commands come from click, forms of files from the dataclasses that read them, and lists from what lies in `systems/`,
-`traces/`, `workloads/` and `harness/engines/`.
+Commands come from click, forms of files from the dataclasses that read them, systems from `systems/`, and GPUs from
+`harness/engines/`. What else there is, `bench list` prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import islice
@@ -25,8 +25,6 @@ import click
 from harness.answers.table import laid
 from harness.cli import lists
 
-COMMAND = "python -m harness.cli.generated"
-GENERATED = f"<!-- Written by `{COMMAND}`. -->\n"
 BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, by attribute and value (None: any)
     "ge": {0: "0 or more", None: "at least {:g}"},
     "gt": {None: "above {:g}"},
@@ -35,74 +33,30 @@ BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # words for a bound, by at
 }
 QUOTE = '"'
 OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
-# What a key is, by class and key, for keys that have no comment in their class.
-SAID: Mapping[str, Mapping[str, str]] = {
-    "Spec": {
-        "preset": "preset of the system", "gpus": "how many", "node_gpus": "GPUs of a node",
-        "rate_scale": "multiple of the trace's rate",
-        "scaling": "how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); "
-        "shorter gaps (time); more clients (clients); not at all (none)",
-        "seed": "seed of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
-        "batch_cap": "most sequences of a step; none: as the host profile's server on this card",
-        "chunk_tokens": "tokens of a step with chunked prefill, 0: whole prompts; none: as that server",
-        "prefill_tokens": "most prompt tokens of a step, where prompts go whole; none: as that server",
-        "watermark": "share of KV memory that admission of a prompt leaves free",
-        "mem_fraction": "share of the card that engines may use; none: as that server",
-        "token_times": "store the time of each token",
-    },
-    "SetFile": {"model": "the models", "source": "where the set is from"},
-    "Member": {
-        "name": "unique in the set", "shape": "a shape by name or id (bench list models)",
-        "tp": "GPUs over which it is cut",
-        "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
-        "released": "SLO base that the set's authors released",
-    },
-    "Seconds": {"ttft_s": "time to first token", "tpot_s": "time per output token after it"},
-    "Checkpoint": {
-        "layers": "number of layers", "hidden": "hidden size", "q_heads": "query heads", "kv_heads": "KV heads",
-        "head_dim": "dimension of a head", "ffn": "hidden size of the feed-forward part",
-        "vocab": "size of the vocabulary",
-        "context": "longest prompt + output", "gated": "whether the feed-forward part is gated (three matrices)",
-        "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
-        "repo": "id on huggingface.co, a second name",
-    },
-    "Classes": {"class": "SLOs by the name of a class",
-                  "models": "the class of each pattern of names; the first that matches holds"},
-    "Study": {
-        "condition": "settings that are compared", "paper": "the paper that it reproduces",
-        "along": "the field along x",
-        "at": "values of x", "level": "attainment at which curves are compared",
-        "claim": "statements that are compared with the results",
-        "layout": "layout of the figure and the table",
-    },
-    "Condition": {"name": "unique in the study"},
-    "Sample": {"rule": "one of the four above"},
-    "Scope": {"seeds": "runs of each point"},
-    "Claim": {
-        "what": "one of those above", "system": "the system that it is about",
-        "over": "the system that it is compared with",
-        "paper": "the paper's number or word", "shape": "shape of the loaded model", "tp": "its GPUs",
-    },
-    "Table": {"kind": "the kind of GPU"},
-    "Machine": {"kind": "one word, in figures", "name": "name of the card or processor", "steps": "by shape",
-                "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
-}  # fmt: skip
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
 
 
-def pages() -> dict[str, str]:
-    """Return every generated page by its file name."""
-    made = {
+def parts() -> dict[str, Iterator[str]]:
+    """Return the lines of each part of the pages, by its name."""
+    from harness.calibrate.formats import DEGREES
+    from harness.engines.costs import forms, whole
+    from harness.run.spec import Spec
+    from harness.study.study import Claim, Condition, Sample, Scope, Study
+    from workloads.models import Checkpoint, Member, Seconds, SetFile
+    from workloads.slo import ClassFile
+
+    plain: dict[type, Collection[str]] = {Spec: OF_RUNS, Study: ("name", "base_engine")}
+    plain |= dict.fromkeys((SetFile, Checkpoint, ClassFile, forms.Table, whole.Machine), ())
+    degrees = ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥"))
+    return {
         "commands": _commands(),
-        "systems": _systems(),
-        "files": _files(),
-        "definitions": _definitions(),
-        "traces": _traces(),
-        "models": _models(),
-        "gpus": _gpus(),
-        "studies": _studies(),
+        "options of systems": _systems(),
+        **{kind.__name__: _form(kind, without) for kind, without in plain.items()},
+        **{kind.__name__: _explained(kind) for kind in (Member, Seconds, Condition, Sample, Scope, Claim)},
+        "GPUs": _named(lists.gpu_rows()),
+        "errors of mixtures": table(f"kind,format,fitted,left out,{degrees}", _mixtures()),
+        "hosts": _named(lists.host_rows()),
     }
-    return {f"{name}.md": GENERATED + "".join(f"{line}\n" for line in lines) for name, lines in made.items()}
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -114,14 +68,17 @@ def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from islice(laid([head.split(","), *cells]), 1, None)
 
 
+def code(text: str) -> str:
+    """Return a text as code in Markdown; an empty one stays empty."""
+    return f"`{text}`" if text else ""
+
+
 # ------------------------------------------------------------------ commands
 
 
 def _commands() -> Iterator[str]:
     from harness.cli.app import COMMANDS, load, main
 
-    yield "# Commands\n"
-    yield "Each command has `--help`, which shows the same. Options of `bench` itself:\n"
     bench = click.Context(main, **main.context_settings)
     yield from _options(bench)
     for name in COMMANDS:
@@ -160,16 +117,16 @@ def _systems() -> Iterator[str]:
     from harness.loop import system
     from harness.policy import fields as declared
 
-    yield "# Systems and their options\n"
-    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [Their sources](../systems.md) stand"
-    yield "on a page of their own.\n"
     for name in system.names():
         policy = system.find(name)
         title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
         yield f"## `{name}`\n"
         yield f"{_plain(title)}\n"
         takes = declared.domains(policy)
-        yield f"{_decided(system.module(name).DECISION_S)} {_left_open(takes)}\n"
+        seconds, drawn = system.module(name).DECISION_S, [f"`{key}`" for key, domain in takes.items() if domain.tuned]
+        decided = f"A decision takes {seconds * 1e6:g} \u00b5s." if seconds else "Decisions take no time."
+        left_open = f"Left open by its source, and drawn by `bench tune`: {', '.join(drawn)}."
+        yield f"{decided} {left_open if drawn else 'No open choice.'}\n"
         if takes:
             notes = comments(policy)
             rows = (
@@ -178,22 +135,12 @@ def _systems() -> Iterator[str]:
             )
             yield from table("field,default,values,note", rows)
         if policy.presets:
-            presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
+            presets = ((code(f"{name}:{key}"), _setting(preset)) for key, preset in policy.presets.items())
             yield from table("preset,sets", presets)
 
 
-def _decided(seconds: float) -> str:
-    return f"A decision takes {seconds * 1e6:g} \u00b5s." if seconds else "Decisions take no time."
-
-
-def _left_open(takes: Mapping[str, Any]) -> str:
-    """Return a sentence on the fields that a system's source leaves open, which `bench tune` therefore draws."""
-    drawn = [f"`{key}`" for key, domain in takes.items() if domain.tuned]
-    return f"Left open by its source, and drawn by `bench tune`: {', '.join(drawn)}." if drawn else "No open choice."
-
-
 def _setting(preset: Mapping[str, Any]) -> str:
-    return ", ".join(_code(f"{key}={_toml(value).strip(QUOTE)}") for key, value in preset.items())
+    return ", ".join(code(f"{key}={_toml(value).strip(QUOTE)}") for key, value in preset.items())
 
 
 def _value(value: Any) -> str:
@@ -216,55 +163,10 @@ def _domain(domain: Any) -> str:
 # ------------------------------------------------------------------ forms of files
 
 
-def _files() -> Iterator[str]:
-    from harness.engines.costs import forms, whole
-    from harness.run.spec import Spec
-    from harness.study.study import Claim, Condition, Sample, Scope, Study
-    from workloads.models import Checkpoint, Member, Seconds, SetFile
-    from workloads.slo import Classes
-
-    yield "# Forms of TOML files\n"
-    yield "A file with an unknown key, a wrong type or a value out of range is refused in one line that names the file,"
-    yield "the key and the nearest known one.\n"
-    yield "## A run\n"
-    yield "`bench run FILE.toml`. `--set KEY=VALUE` sets the same keys, and `[spec]` of a study has them.\n"
-    yield from _form(Spec, OF_RUNS)
-    yield "## A set of models\n"
-    yield "`--models FILE.toml`: one `[[model]]` for each model; `released` is a table of the SLO base in seconds.\n"
-    yield from _titled("", SetFile)
-    yield from _titled("`[[model]]`", Member)
-    yield from _titled("`released`", Seconds)
-    yield "## Shapes of models\n"
-    yield "`bench validate --shape FILE.toml`, in the form of `workloads/shapes.toml`: a `[shapes]` table with a line a"
-    yield "checkpoint, each with these keys.\n"
-    yield from _form(Checkpoint)
-    yield "## SLO classes\n"
-    yield "`--slo classes:FILE.toml`: `[class.NAME]` has the seconds, `[models]` gives each pattern of names a class.\n"
-    yield from _titled("", Classes)
-    yield from _titled("`[class.NAME]`", Seconds)
-    yield "## A placement\n"
-    yield "`--placement FILE.toml`: a key for each model, with its GPUs as a list: `llama-3.1-8b = [0, 1]`.\n"
-    yield "## A study\n"
-    yield "`bench study FILE.toml`. `systems` is a list of texts as `--systems` takes them, the study's own first; or a"
-    yield "table of such texts by the name that tables show.\n"
-    yield from _titled("", Study, {"name", "base_engine"})
-    yield from _titled("`[[condition]]`", Condition)
-    yield from _titled("`sample`", Sample)
-    yield from _titled("`quick` and `full`", Scope)
-    yield from _titled("`[[claim]]`", Claim)
-    yield "## A cost table\n"
-    yield "`--table FILE.toml`: quantities that replace those of the GPU's table. `bench calibrate` writes one.\n"
-    yield from _form(forms.Table)
-    yield "A file with these keys describes a machine that was measured whole, and stands for GPU and host:\n"
-    yield from _form(whole.Machine)
-
-
-def _titled(title: str, kind: type, without: Iterable[str] = ()) -> Iterator[str]:
-    if title:
-        yield f"### {title}\n"
-        doc = inspect.cleandoc(kind.__doc__ or "")
-        yield f"{_paragraphs(doc)}\n"
-    yield from _form(kind, without)
+def _explained(kind: type) -> Iterator[str]:
+    """Yield the docstring of a dataclass, then the table of its keys."""
+    yield f"{_paragraphs(inspect.cleandoc(kind.__doc__ or ''))}\n"
+    yield from _form(kind)
 
 
 def _paragraphs(doc: str) -> str:
@@ -284,8 +186,7 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
         default = "required" if bare else _default(field.default)
         key = field.name.removesuffix("_")
         note = notes.get(field.name, "").replace("None:", "left out:")
-        what = note or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[field.name])
-        rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(what)))
+        rows.append((f"`{key}`", wanted(hints[field.name]), default, _plain(note or _first_line(hints[field.name]))))
     yield from table("key,value,default,what it is", rows)
 
 
@@ -301,6 +202,12 @@ def _default(value: Any) -> str:
     return "none" if value is MISSING or value in (None, "", ()) else "as below"
 
 
+def body(kind: type) -> list[ast.stmt]:
+    """Return the statements of a class."""
+    (defined,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+    return defined.body if isinstance(defined, ast.ClassDef) else []
+
+
 @cache
 def comments(kind: type) -> Mapping[str, str]:
     """Return the comment on each field of a class, which stands at the end of its line or in lines above it."""
@@ -311,7 +218,7 @@ def comments(kind: type) -> Mapping[str, str]:
         if at.type == tokenize.COMMENT
     }
     lines, by_field = source.splitlines(), {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
+    for node in body(kind):
         if not isinstance(node, ast.AnnAssign):
             continue
         above = node.lineno - 1
@@ -354,76 +261,10 @@ def _bounds(note: Any) -> Iterator[str]:
 # ------------------------------------------------------------------ lists
 
 
-def _definitions() -> Iterator[str]:
-    from harness.rows.definitions import DEFINITIONS
-
-    yield "# Definitions of attainment\n"
-    yield "`--definition NAME`. A request that did not end as `done` scores 0 under each of them.\n"
-    for name, definition in DEFINITIONS.items():
-        yield f"## `{name}`\n"
-        yield f"{_paragraphs(definition.formula)}\n"
-        needs = "the time of each token" if definition.by_token else "the first and the last token"
-        weight = "each token counts alike" if definition.pooled else "each request counts alike"
-        judged = " and ".join(part.upper() for part in definition.judges) or "no part of the SLO"
-        yield f"It reads {judged} of the SLO and needs {needs}; in the mean {weight}.\n"
-
-
-def _traces() -> Iterator[str]:
-    from traces import readers
-    from traces.load import manifest
-
-    yield "# Traces\n"
-    yield "`--trace NAME`. `TRACES_DIR` names a folder of downloaded traces; `traces/data/` is searched too.\n"
-    rows = []
-    for name, entry in manifest().items():
-        label = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
-        how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
-        sizes = (str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}")
-        rows.append((_code(label), entry["tier"], *sizes, entry["licence"], _plain(entry["note"]), _plain(how)))
-    yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
-    yield "## Readers\n"
-    yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
-    yield from table("reader,what it reads", ((f"`{name}`", _plain(what)) for name, what in lists.listing(readers)))
-
-
-def _models() -> Iterator[str]:
-    yield "# Models and sets of models\n"
-    yield "`--models` takes a set, or shapes with commas: `llama-3.1-8b*2,Qwen/Qwen3-14B`. A shape has two names, its"
-    yield "own and its id on huggingface.co. Bytes are those of the checkpoint; `bench list models` prints the same.\n"
-    yield "## Sets\n"
-    yield from _named(lists.set_rows())
-    yield "## Shapes\n"
-    yield from _named(lists.shape_rows())
-
-
 def _named(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a list of `bench list` as a Markdown table, its first column as code."""
     head, *rest = rows
-    yield from laid([head, *((_code(name), *cells) for name, *cells in rest)])
-
-
-def _gpus() -> Iterator[str]:
-    from harness.calibrate.formats import DEGREES, LONG
-
-    yield "# GPUs and hosts\n"
-    yield "Each number of a table (`harness/engines/costs/tables/`) has its source, formula and error there.\n"
-    yield "## GPUs\n"
-    yield "`--gpu KIND`. *Checked* names the hosts of which measured end-to-end runs on that GPU exist.\n"
-    yield from _named(lists.gpu_rows())
-    yield "## Errors of mixtures\n"
-    yield "Seconds of fused experts by GPU and format beside measured calls: median / P95 of the error in %, of rows"
-    yield "fitted, left out, and of expert parallelism (`ep=`, none of which was fitted). There the median of the"
-    yield "signed error stands beside, of steps below (<) some length and from it on (≥). Other cards take these"
-    yield "numbers on trust.\n"
-    yield from table(
-        "kind,format,fitted,left out," + ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥")),
-        _mixtures(),
-    )
-    yield f"\nThe length is {LONG:,} tokens. Most longer steps are predicted too short: with Triton's and Marlin's"
-    yield "kernels a GPU also moves the rows of experts that others have, which the formula leaves out.\n"
-    yield "## Hosts\n"
-    yield "`--host PROFILE`: what an engine adds to the kernels of a step on the CPU.\n"
-    yield from _named(lists.host_rows())
+    yield from islice(laid([head, *((code(name), *cells) for name, *cells in rest)]), 1, None)
 
 
 def _mixtures() -> Iterator[tuple[str, ...]]:
@@ -441,7 +282,7 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
                 continue
             if other := PRICED_AS.get((kind, op)):
                 default = f"as {other.of.removeprefix('experts_')}"
-                yield _code(kind), op.removeprefix("experts_"), default, *["-"] * (1 + 2 * len(DEGREES))
+                yield code(kind), op.removeprefix("experts_"), default, *["-"] * (1 + 2 * len(DEGREES))
             else:
                 parts = (
                     q["parallel_parts"].get(f"ep {ep}, {which} {LONG} tokens")
@@ -449,21 +290,4 @@ def _mixtures() -> Iterator[tuple[str, ...]]:
                     for which in ("below", "from")
                 )
                 parallel = (error(part) if part else "-" for part in parts)
-                yield _code(kind), op.removeprefix("experts_"), error(q["fit"]), error(q["held"]), *parallel
-
-
-def _studies() -> Iterator[str]:
-    from harness.study import load
-
-    yield "# Studies\n"
-    yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
-    loaded = ((name, load.study(name)) for name in load.names())
-    rows = (
-        (_code(name), study.paper or "none", str(len(study.condition)), ", ".join(map(_code, study.systems.values())))
-        for name, study in loaded
-    )
-    yield from table("study,after,conditions,systems", rows)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
+                yield code(kind), op.removeprefix("experts_"), error(q["fit"]), error(q["held"]), *parallel

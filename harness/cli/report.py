@@ -33,13 +33,12 @@ def report(*, folder: str | None, out: Path | None) -> None:
     from dataclasses import replace
     from importlib.metadata import version
 
-    from harness.answers.page import page, paged, question
+    from harness.answers.page import page, paged
     from harness.rows import record
 
     made = real(_folder(folder))
-    question(made)  # a mistake shows before anything is drawn
     path = out or made / FILE
-    words = paged(made, (), version("llm-sharing-bench"))  # before figures, so that damaged results end in one line
+    words = paged(made, version("llm-sharing-bench"))  # before figures, so that damaged results end in one line
     data = page(replace(words, pictures=_pictures(made))).encode()
     if len(data) > MOST_BYTES:
         raise UserError(

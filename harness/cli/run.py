@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.answers.commands import explain_command, real, short_path
-from harness.cli.options import LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
+from harness.cli.options import LIMIT, OUT, RESULTS, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
 from harness.policy.types import UserError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run again, and store each turn of each lane.")
 @click.option("--engine", metavar="NAME", help="Simulator or real servers, instead of the file's engine.")
-@MOVED
 @LIMIT
 @OUT
 def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path | None) -> None:
@@ -35,6 +34,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 
     from harness.answers import explain as words
     from harness.answers.notes import by_model
+    from harness.answers.table import printed
     from harness.rows import record
     from harness.run import score, streams, sweep
     from harness.run.execute import recorded
@@ -78,7 +78,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
     lines = list(words.verdict(about))
     if about.get("served"):
-        lines += by_model(scored, wanted.rate_scale, under.definition)
+        lines += printed(by_model(scored, wanted.rate_scale, under.definition))
     click.echo("".join(f"{line}\n" for line in lines), nl=False)
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")

@@ -14,7 +14,7 @@ from harness.answers.table import aligned, printed
 from harness.cli import options
 from harness.cli.asked import Asked, asks, contest
 from harness.cli.study import dry
-from harness.cli.terminal import teller
+from harness.cli.terminal import Terminal
 from harness.cli.values import listed
 from harness.policy.types import UserError
 
@@ -71,7 +71,7 @@ def sensitivity(asked: Asked, *, constants: str | None, knee: bool, no_plot: boo
     if dry_run:
         _dry(study, specs, only, folder)
         return
-    with teller(machine=asked.machine) as progress:
+    with Terminal() as progress:
         changes_of(specs, only)  # a mistake shows before anything is run
         run: dict[str, Any] = {"workers": asked.workers, "teller": progress}
         base = measure(study, folder, stem=stem_of(study), **run)

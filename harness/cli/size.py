@@ -13,7 +13,7 @@ from harness.answers.table import WIDTH, aligned
 from harness.cli import options
 from harness.cli.asked import Asked, asks
 from harness.cli.parts import collecting, keep_command, tell_collect
-from harness.cli.terminal import folded, prose, teller
+from harness.cli.terminal import Terminal, folded, prose
 from harness.cli.values import listed, read_joined
 from harness.policy.types import UserError
 from workloads.usual import SIZED
@@ -147,7 +147,7 @@ def size(
     if dry_run:
         _dry(*SizeSearch(question, folder).outlook())
         return
-    with teller(machine=asked.machine) as progress:
+    with Terminal() as progress:
         if shard is not None:
             mine, every = SizeSearch(question, folder, asked.workers, progress).part(shard)
         else:

@@ -18,7 +18,7 @@ from harness.cli import options
 from harness.cli.codes import Code
 from harness.cli.options import FIGURES, RESULTS, Grouped, complete, examples, study_names, trace_names
 from harness.cli.parts import collecting, keep_command, make_part, status
-from harness.cli.terminal import teller
+from harness.cli.terminal import Terminal
 from harness.cli.values import PATH, SOME_SEEDS, listed
 from harness.policy.types import UserError
 
@@ -94,7 +94,7 @@ def study(
     *, name: str | None, only: str | None, full: bool, seeds: int | None, precision: float | None,
     budget: int | None, systems: str | None, traces: str | None, models: str | None, engine: str, gpus: int | None,
     table: str | None, dry_run: bool, shard: Shard | None, collect: bool, looked_at: Path | None, no_plot: bool,
-    every: bool, markdown: bool, publish: bool, workers: int | None, machine: bool, out: Path | None,
+    every: bool, markdown: bool, publish: bool, workers: int | None, out: Path | None,
 ) -> None:  # fmt: skip
     """Run a study: a paper's figure, or your own TOML file.
 
@@ -129,7 +129,7 @@ def study(
     if looked_at is not None:
         status(shards.progress(chosen, real(looked_at), full=full))
         return
-    with teller(machine=machine) as progress:
+    with Terminal() as progress:
         if shard is not None:
             sys.exit(make_part(chosen, shard, folder, workers, progress, full=full, stem=""))
         with collecting(lambda: shards.progress(chosen, folder, full=full), on=collect):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -81,7 +80,7 @@ class Terminal:
         self._worked = False  # whether this command did any work
         self._shown: list[str] = []  # lines above the bar
         self._kept_of = "runs"
-        self.kept: tuple[int, int] = (0, 0)
+        self._kept = (0, 0)
         self._lock, self._over = threading.RLock(), threading.Event()
 
     @property
@@ -140,7 +139,7 @@ class Terminal:
             self._worked |= done > self._begun[0]
             self._at = (what, done, total)
             if what not in STAGES:
-                self._kept_of, self.kept = what, (done, total)
+                self._kept_of, self._kept = what, (done, total)
             if self._quiet or done == total:
                 self.close()
                 self._tell(now)
@@ -200,13 +199,8 @@ class Terminal:
         rest, since = self._ahead
         if rest is not None:
             return _of_work(rest, since, now)
-        seconds = self._by_count(now, self._at[2])
-        return "" if seconds is None else f"about {duration(seconds)} left"
-
-    def _by_count(self, now: float, total: int) -> float | None:
-        """Estimate the seconds left in a phase from its pace so far; None if no work was done in it."""
-        done, (stood, since) = self._at[1], self._begun
-        return (now - since) / (done - stood) * (total - done) if done > stood else None
+        (_, done, total), (stood, begun) = self._at, self._begun
+        return f"about {duration((now - begun) / (done - stood) * (total - done))} left" if done > stood else ""
 
     def close(self) -> None:
         """Take the bar away."""
@@ -225,38 +219,7 @@ class Terminal:
         self.close()
         self._wiped()
         if kind is KeyboardInterrupt and self._unit == "run":
-            self.say(f"{self._kept_of}: {self.kept[0]} of {self.kept[1]} done and kept")
-
-
-class Machine(Terminal):
-    """Reporter of a sweep's progress to a program: one JSON object in a line on stderr, a few times a second."""
-
-    redraws = False
-
-    def say(self, line: str) -> None:
-        """Print one line for the user, as {"message": ...}."""
-        click.echo(json.dumps({"message": line}), err=True)
-
-    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        """Print the progress of a phase: {"stage", "done", "total", "left_s", "most_s", "share"}.
-
-        `left_s` is the time left for known work, in seconds. `most_s` is the time left if the whole budget for more
-        seeds is spent. `share` is the share of a core that a run gets. Each is null while it is unknown.
-        """
-        now = time.monotonic()
-        first = what != self._at[0]
-        if first:
-            self._begun = (done, now)
-        self._at = (what, done, done)  # as if done: `_tell` then prints no line in words
-        if what not in STAGES:
-            self._kept_of, self.kept = what, (done, total)
-        if first or done == total or now - self._told >= 1 / PROGRESS_HZ:
-            self._told = now
-            left_s = self._by_count(now, total) if left is None else left.seconds
-            most_s = None if left is None or left.most_s == math.inf else left.most_s
-            remaining = {"left_s": left_s, "most_s": most_s, "share": left and left.share}
-            remaining = {key: None if value is None else round(value, 2) for key, value in remaining.items()}
-            click.echo(json.dumps({"stage": what, "done": done, "total": total, **remaining}), err=True)
+            self.say(f"{self._kept_of}: {self._kept[0]} of {self._kept[1]} done and kept")
 
 
 def _of_work(left: Left | None, since: float, now: float) -> str:
@@ -278,8 +241,3 @@ def _of_work(left: Left | None, since: float, now: float) -> str:
 def _stage(phase: str) -> str:
     """Return the stage of a phase: the phase's name up to a comma, after which the round follows."""
     return phase.partition(",")[0]
-
-
-def teller(*, machine: bool) -> Terminal:
-    """Return the reporter of a command's progress: for a person, or for a program that asked with --json-progress."""
-    return Machine() if machine else Terminal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from harness.policy.types import UserError
 
 if TYPE_CHECKING:
     from harness.check.findings import Failure
-    from harness.check.reached import Reached
 
 
 @click.command(
@@ -52,13 +52,14 @@ def check(
     if store and (engine is not None or law or case):
         raise UserError("--store keeps what a whole check of systems says: leave out --engine, --law and --case")
     if engine is not None:
-        _print_findings(engine, conform_engine(engine, only=law, case=case))
+        if _print_findings(engine, conform_engine(engine, only=law, case=case)):
+            sys.exit(Code.FAILED)
         return
     if store and not every and system not in systems.names():
         raise UserError(f"{system} is not in systems/: what it passes is kept without --store")
     names = systems.names() if every else [system or ""]
-    passed = {name: content for name in names if (content := _passed(name, full, law, case, last=not every))}
-    if store:
+    passed = {name: content for name in names if (content := _passed(name, full, law, case))}
+    if store and passed:
         vetted.store(passed, systems.names(), under() if full else None)
     if len(passed) < len(names):
         sys.exit(Code.FAILED)
@@ -67,40 +68,32 @@ def check(
         click.echo(f"next: bench compare --systems {shlex.quote(system or '')},{rival}")
 
 
-def _passed(name: str, full: bool, law: str | None, case: str | None, *, last: bool) -> str:
+def _passed(name: str, full: bool, law: str | None, case: str | None) -> str:
     """Check a system and print the findings; if it passed every law and case, store that it did.
 
     Returns the hash that the system's file had before the check, or "" if the system broke a law.
     """
     from harness.check.check import check as conform
+    from harness.check.reached import Reached
     from harness.loop import system as systems
     from harness.rows import vetted
 
-    content, seen = vetted.content(name), _reached(name)
+    content, seen = vetted.content(name), None
+    with suppress(SyntaxError, ValueError):  # the law `starts` reports it
+        seen = Reached(name)
     failures = conform(name, quick=not full, only=law, case=case, reached=seen)
     if not (failures or law or case):
         try:
             vetted.keep(content, seen.text if seen else "")
         except (OSError, UserError) as error:  # a folder that cannot be written
             click.echo(f"not kept, so comparisons still say `unchecked`: {error}", err=True)
-    _print_findings(name, failures, last=last)
-    if failures:
+    if _print_findings(name, failures):
         return ""
     if seen and seen.text:
         click.echo(f"  no {'case' if not case else f'run of {case}'} reached {seen.text}")
     for line in _idle_by_rule(systems.find(name)):
         click.echo(line)
     return content
-
-
-def _reached(name: str) -> Reached | None:
-    """Return a recorder of the lines of a system's file that test cases run; None if the file cannot be parsed."""
-    from harness.check.reached import Reached
-
-    try:
-        return Reached(name)
-    except (SyntaxError, ValueError):  # the law `starts` reports it
-        return None
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:
@@ -114,15 +107,14 @@ def _idle_by_rule(make: Any) -> Iterator[str]:
     yield from (f"  preset {name} {says}: {quoted}" for name in make.presets if (quoted := rule(make, name)))
 
 
-def _print_findings(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
-    """Print the failures of a check; if there are any and the check is the `last`, exit with Code.FAILED."""
+def _print_findings(name: str, failures: Sequence[Failure]) -> bool:
+    """Print the failures of a check; tell whether there are any."""
     for failure in failures:
         at = "" if failure.event is None else f" (event {failure.event})"
         click.echo(f"{failure.law}: {failure.message}{at}\n  repeat: {failure.command}")
     broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
     click.echo(f"{name}: {broken if failures else 'all laws hold'}")
-    if failures and last:
-        sys.exit(Code.FAILED)
+    return bool(failures)
 
 
 @click.command(

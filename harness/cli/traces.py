@@ -145,7 +145,6 @@ def _unpacked(ctx: click.Context, _param: click.Parameter, most_gb: float | None
     "--span-s", type=POSITIVE, metavar="S", help="Period of the trace.  [default: the last stamp and one mean gap]"
 )
 @click.option("--drop-bad", is_flag=True, help="Leave out rows without time, tokens or model; count them by reason.")
-@click.option("--empty", type=click.Choice(["error", "drop"]), hidden=True)  # deprecated
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
 @click.option(
     "--spread", metavar="N[:FIELD=V,...]", help="Deal sessions to N models, as 12:zipf=1.2,idle=some,together=pairs."
@@ -169,7 +168,6 @@ def convert(
     reader: str | None,
     columns: dict[str, str],
     spread: str | None,
-    empty: str | None,
     **options: Any,
 ) -> None:
     """Make a canonical trace of a log or a released format.
@@ -183,9 +181,6 @@ def convert(
     from traces import deal, schema
     from traces.kept import changed
 
-    if empty is not None:
-        click.echo("--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did", err=True)
-        options["drop_bad"] |= empty == "drop"
     if out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
     if reader is not None and columns:

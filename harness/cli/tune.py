@@ -12,7 +12,7 @@ import click
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned
 from harness.cli import options
-from harness.cli.terminal import room, screen, teller
+from harness.cli.terminal import Terminal, room, screen
 from harness.cli.values import TARGET, listed
 from harness.policy.types import UserError
 
@@ -54,7 +54,6 @@ def tune(
     shard: Shard | None,
     collect: bool,
     workers: int | None,
-    machine: bool,
     out: Path | None,
 ) -> None:
     """Tune systems alike, on seeds that no evaluation uses.
@@ -73,7 +72,7 @@ def tune(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
     folder = real(out or options.RESULTS)
-    with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
+    with Terminal() as progress, sweep.stored_only() if collect else nullcontext():
         results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=progress, shard=shard)
     if shard is not None:
         made = ", ".join(tuned.system for tuned in results) or "no system"

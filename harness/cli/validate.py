@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from harness.answers.commands import real, short_path
 from harness.answers.table import aligned, laid
-from harness.cli.options import ALL, FIGURES, MOVED, RESULTS, count, examples
+from harness.cli.options import ALL, FIGURES, RESULTS, count, examples
 from harness.cli.terminal import Terminal, screen
 from harness.cli.values import PATH, POSITIVE, SOME_SEEDS, TARGET
 from harness.policy import fields
@@ -100,7 +100,6 @@ INVALID = "Runs that did not measure their servers are left out."
     help="SLO rule.  [default: with --engine 10 x a short prompt's TTFT and a start, 8 x a step; of stored runs TTFT "
     "0.5 s, TPOT 50 ms]",
 )
-@MOVED
 @click.option(
     "-o",
     "--out",
@@ -141,15 +140,14 @@ def validate(
     start of one server of yours.
     """
     kind = "log" if log is not None else _kind(folders, engine)
-    ctx = click.get_current_context()
-    given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if other := next((name for name in given if name in TAKEN and kind not in TAKEN[name]), None):
-        param = next(param for param in ctx.command.params if param.name == other)
-        raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[name] for name in TAKEN[other])}")
+    for param in click.get_current_context().command.params:
+        kinds = TAKEN.get(name := str(param.name), KINDS)
+        if kind not in kinds and _typed(name):
+            raise UserError(f"{param.opts[-1]} is for {' and for '.join(KINDS[taken] for taken in kinds)}")
     if log is not None:
-        if "folders" in given or engine is not None:
+        if _typed("folders") or engine is not None:
             raise UserError("--log compares one server's start: no files or --engine beside it")
-        _started(log, asked["models"] if "models" in given else None, gpu)
+        _started(log, asked["models"] if _typed("models") else None, gpu)
     elif engine is not None:
         _predicted(engine, out, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
     elif not folders:
@@ -319,7 +317,6 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
     from harness.validate import predicted, tiers
     from workloads.models import named
 
-    ctx = click.get_current_context()
     devices = fields.asked(engine).name == TORCH
     if asked["full"] and not devices:
         raise UserError(f"--full is a tier of --engine torch; --counts, --systems and others say what {engine} runs")
@@ -328,23 +325,22 @@ def _plan(engine: str, asked: Mapping[str, Any]) -> tuple[Plan, list[str]]:
         if devices
         else predicted.Plan(engine, asked["table"], named(asked["models"]))
     )
-    given: dict[str, tuple[str, Callable[[Any], Any]]] = {
-        "models": ("model", named),
-        "systems": ("systems", lambda text: tuple(text.split(","))),
-        "counts": ("counts", _counts),
-        "seeds": ("repeats", int),
-        "window_s": ("window_s", float),
-        "loads": ("shares", lambda text: tuple(load / 100 for load in _numbers("--loads", text))),
-        "again": ("again", int),
+    values: dict[str, tuple[str, Any]] = {  # the field of a plan that each option sets, and its value
+        "models": ("model", named(asked["models"])),
+        "systems": ("systems", asked["systems"] and tuple(asked["systems"].split(","))),
+        "counts": ("counts", _counts(asked["counts"])),
+        "seeds": ("repeats", asked["seeds"]),
+        "window_s": ("window_s", asked["window_s"]),
+        "loads": ("shares", tuple(load / 100 for load in _numbers("--loads", asked["loads"]))),
+        "again": ("again", asked["again"]),
     }
-    changed: dict[str, Any] = {
-        field: read(asked[option])
-        for option, (field, read) in given.items()
-        if asked[option] is not None
-        and (not devices or ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE)
-    }
-    plan = base._replace(**changed)
+    plan = base._replace(**dict(value for option, value in values.items() if _typed(option)))
     return tiers.runnable(plan) if devices else (plan, [])
+
+
+def _typed(option: str) -> bool:
+    """Tell whether the user gave an option on the command line."""
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _counts(text: str) -> tuple[int, ...]:

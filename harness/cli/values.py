@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +130,11 @@ class Gpus(click.ParamType[int]):
             return int(text)
         if not re.fullmatch(r"[0-9]{1,4}([,-][0-9]{1,4})+", text):
             self.fail(f"{_cut(text)!r} is not a whole number", param, ctx)
+        from harness.answers.commands import options_of
+
         counts = sorted(map(int, re.split("[,-]", text)))
-        words = ctx.meta.get(WORDS, ()) if ctx is not None else ()
-        given = {name: word for name in SIZES if (word := _given(name, words)) is not None}
-        options = [part for pair in given.items() for part in pair]
+        given = dict(options_of(ctx.meta.get(WORDS, ()) if ctx is not None else (), SIZES))
+        options = [word for name in SIZES if name in given for word in (name, given[name][-1].removeprefix(f"{name}="))]
         command = shlex.join(["bench", "size", *options, "--gpus", f"{counts[0]}-{counts[-1]}"])
         raise UserError(
             f'--gpus "{text}" is several counts, and this takes one; for the fewest that suffice: {command}'
@@ -142,15 +142,6 @@ class Gpus(click.ParamType[int]):
 
 
 SIZES = ("--trace", "--models", "--systems", "--gpu", "--slo")  # options of `bench size` too
-
-
-def _given(option: str, words: Sequence[str]) -> str | None:
-    """Return the value of an option on a command line; None where it is not there."""
-    for at, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else next(iter(words[at + 1 :]), None)
-    return None
 
 
 class Number(click.FloatRange):

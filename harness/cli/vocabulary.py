@@ -1,4 +1,4 @@
-"""The page docs/vocabulary.md: all that the author of a policy may say, hear and ask, from `harness.policy` itself.
+"""The generated parts of docs/vocabulary.md: all that a policy may say, hear and ask, from `harness.policy` itself.
 
 Texts are docstrings and comments of fields; an example is the line `Example: ...` at the end of a docstring.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from textwrap import fill
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
-from harness.cli.reference import comments, table
+from harness.cli.reference import body, code, comments, table
 from harness.policy import actions, chance, events, fields, memory, placement, search, slot, types, view
 from harness.policy.options import OPTIONS
 
@@ -40,114 +41,6 @@ TRIED: Mapping[str, Sequence[Any]] = {  # values tried of an action's field, to 
     "to": ((0,), types.Host(), None),
 }
 
-HEAD = '''\
-# The vocabulary of a policy
-
-A strategy is one file. The bench calls its method `on` with an *event* and a *view* of the engine's state; it answers
-with *actions*. `bench new mine.py` writes the smallest such file, and `bench check ./mine.py` tests on small workloads
-that it keeps the rules of the bench. In none of them a model has to leave for want of room, and a branch that no
-workload reaches stays untried: compare such a strategy on more models than fit too
-(`bench compare --systems ./mine.py,static --models llama-3.1-8b*8`), where `bench explain` shows what it did.
-A strategy that orders requests by itself gives a model no standing `Admit`: it hears `Arrived`, keeps the requests, and
-admits each by its id, as `systems/qlm.py` does.
-This page lists everything that such a file may say. [Semantics](semantics.md) has the rules in full; seconds and bytes
-are used throughout, and bytes are those of one GPU.
-
-## A file
-
-```python
-"""On demand: a model is loaded when a request comes, and evicted after some seconds without one."""
-
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
-
-from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.policy.events import Arrived, Event, Woke
-from harness.policy.fields import number
-from harness.policy.placement import spread
-from harness.policy.types import Batch, Cluster, Inst, Option
-from harness.policy.view import View
-
-DECISION_S = 0.0  # seconds of virtual time that a decision takes
-
-
-@dataclass
-class OnDemand:
-    """Models stay where `spread` puts them, and leave after `idle_s` without a request."""
-
-    cluster: Cluster
-    idle_s: float = number(60.0, 1, 3600)  # seconds without a request after which a model leaves
-    batches: dict[str, Batch] = field(default_factory=dict, init=False)  # state: `init=False`, for it is no option
-
-    hears: ClassVar[frozenset[type]] = frozenset({Woke, Arrived})
-    uses: ClassVar[frozenset[str]] = frozenset({"Load", "Evict", "Run", "Admit", "Cluster.homes"})
-    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"patient": {"idle_s": 600.0}}
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Answer an event; what is yielded applies in order, at this instant."""
-        match event:
-            case Woke("start"):  # before the clock starts: these loads take no time
-                for model, place in spread(self.cluster).items():
-                    self.batches[model] = batch = Batch(Inst(model, place))
-                    yield from (Load(batch.inst), Run(batch), Admit(model, batch))
-                    yield Wake(self.idle_s, model)
-            case Arrived(request):
-                inst = self.batches[request.model].inst
-                if view.weights(inst) in {"out", "leaving"}:
-                    yield Load(inst)
-                yield Wake(view.now_s + self.idle_s, request.model)  # replaces the timer of this key
-            case Woke(model):
-                batch = self.batches[model]
-                if view.members(batch):
-                    yield Wake(view.now_s + self.idle_s, model)
-                elif view.weights(batch.inst) == "in":
-                    yield Evict(batch.inst)
-```
-
-`--systems ./mine.py+idle_s=30` sets the field, `--systems ./mine.py:patient` uses the preset.
-
-| in the file | what it is |
-| --- | --- |
-| docstring | one line on what it does, then the paper and its symbols; it explains each field that has no domain |
-| `DECISION_S` | seconds that a decision takes, with the day and the machine of the measurement as its comment |
-| one class with `on` | the strategy; its name is free, the file's name is the system's |
-| `cluster` | its first argument: all that is known before the start ([`Cluster`](#cluster)) |
-| other fields | what a user may set; state has `field(init=False)` |
-| `hears` | the event types that it wants, `Done` never among them; with `Load`, `Done(Load(...))` comes after a load |
-| `uses` | the names of all actions but `Wake`, of fields and of reads that it needs ([below](#names-in-uses)) |
-| `options` | what it needs of the engine ([below](#options)) |
-| `presets` | named settings of its fields: versions of a paper or of a release |
-| `on(event, view)` | yields or returns actions; the view is valid only meanwhile, and does not change |
-| `mixed = True` | it reads the memory of each GPU, so GPUs of several kinds may be given |
-| `leaves_idle = "..."` | the quoted rule by which requests wait although GPUs are empty: `bench check` then allows it |
-
-## Rules to know first
-
-- Nothing is served without three actions: `Load` brings the weights in, `Run` opens the lane, `Admit` says where
-  requests go. `Admit(model, batch)` is for all later requests of a model, `Admit(request.id, batch)` for one.
-- A request joins the batch of its model's standing `Admit` before `Arrived` is heard. A later `Admit(model, other)`
-  sends later requests elsewhere, and `Run(batch, steps=0)` closes a lane. A standing `Admit` is replaced, never
-  withdrawn; a model without one still sends `Arrived`, and its requests wait for an `Admit(request.id, batch)` each.
-- What is loaded in answer to `Woke("start")` is in before the first request comes, and no `Done` tells of it. A timer
-  with the key "start" would be heard as the start.
-- The actions of an answer apply in order, at the instant of the event. `view` does not change during `on`.
-- Loads and moves wait for memory in order of issue; there is nothing to retry. A refused action changes nothing, and
-  `Done` says why. One that is refused *not now* stands, and is issued again once memory, a link or a lane comes free.
-- `Evict` frees weights and never KV. By default it drains: the weights leave once the last member has finished. A
-  `Load` of an instance that is leaving keeps it, and has its `Done(Load)`.
-- A batch outlives its weights: its members wait while the weights are out.
-- An instance has the tensor-parallel degree of its place, the number of its GPUs.
-- Output lengths are unknown. Forecasts are in `cluster.plan`, seconds of steps and loads in `cluster.profile`.
-
-A file has no clock, randomness, threads or files: time is `view.now_s`, and reproducible draws come from `chance.draw`.
-
-Raise `Infeasible("why")` where the models do not fit, at any time: the run counts as attainment 0. Raise
-`Unsupported("why")` where the strategy has no answer: the run is skipped with that reason. Both are in
-`harness.policy.types`.
-'''
-
 
 class FieldRow(NamedTuple):
     """A field of a class, as it stands in the source."""
@@ -158,98 +51,62 @@ class FieldRow(NamedTuple):
     note: str
 
 
-def page() -> str:
-    """Return the page docs/vocabulary.md as Markdown."""
-    return "".join(f"{line}\n" for line in _lines())
+def parts() -> dict[str, Iterator[str]]:
+    """Return the lines of each part of docs/vocabulary.md, by its name."""
+    policies_hear = (
+        event for event in get_args(events.Event) if event is not events.Freed
+    )  # which the loop alone hears
+    options = ((code(name), code(value), what) for name, of in OPTIONS.items() for value, what in of.items())
+    alias = "name,is,meaning"
+    return {
+        "imports": _imports(),
+        "actions": chain.from_iterable(_said(action, uses=True) for action in get_args(actions.Action)),
+        "ways to load": table("way,fixed s,link", _ways()),
+        "events": chain.from_iterable(map(_said, policies_hear)),
+        "aliases of events": table(alias, _aliases(events, "Failed")),
+        "queries": _methods(view.View, "view"),
+        "aliases of answers": table(alias, _aliases(view, "Weights", "Transit")),
+        "answers": chain.from_iterable(_said(state, "####") for state in STATES),
+        "aliases of nouns": table(alias, _aliases(types, "Gpus", "Phase", "Option")),
+        "nouns": chain.from_iterable(map(_said, NOUNS)),
+        "facts": chain.from_iterable(map(_said, FACTS)),
+        "profile": chain([f"{_doc(types.Profile)}\n"], _methods(types.Profile, "profile", level="####")),
+        "declarations": table("declaration,takes", _functions(fields, "choice", "number", "by_model")),
+        "options": table("option,value,what the engine does", options),
+        "reads": table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items())),
+        "shared algorithms": chain.from_iterable(map(_shared, SHARED)),
+    }
 
 
-def _lines() -> Iterator[str]:
-    yield HEAD
-    yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {_imports()}.", 120) + "\n"
-    yield "## Actions\n"
-    yield "From `harness.policy.actions`. The names in the last column go into `uses`, beside the action's own.\n"
-    for action in get_args(actions.Action):
-        yield from _said(action, uses=_uses)
-    yield "### Ways to load\n"
-    yield "Values of `Load.way`: the seconds that do not depend on the model, and the link that its weights cross after"
-    yield "that. `disk` is the node's, `pcie` the GPU's own; `spread` uses all links of the node.\n"
-    yield from table("way,fixed s,link", _ways())
-    yield "## Events\n"
-    yield "From `harness.policy.events`. No event comes for each step.\n"
-    for event in get_args(events.Event):
-        if event is not events.Freed:  # for the loop alone
-            yield from _said(event)
-    yield from table("name,is,meaning", _aliases(events, "Failed"))
-    yield "## The view\n"
-    yield "The second argument of `on`. Queries cost next to nothing and change nothing.\n"
-    yield from _methods(view.View, "view")
-    yield "### Answers\n"
-    yield from table("name,is,meaning", _aliases(view, "Weights", "Transit"))
-    for state in STATES:
-        yield from _said(state, "####")
-    yield "## Nouns\n"
-    yield "From `harness.policy.types`. They are values: equal ones name the same thing.\n"
-    yield from table("name,is,meaning", _aliases(types, "Gpus", "Phase", "Option"))
-    for noun in NOUNS:
-        yield from _said(noun)
-    yield "## Known before the start\n"
-    yield "Reachable from `self.cluster`; from `harness.policy.types`.\n"
-    for fact in FACTS:
-        yield from _said(fact)
-    yield "`model.degrees` lists the tensor-parallel degrees at which the engine serves a model; `model.at(2)` is the"
-    yield "same model at another of them.\n"
-    yield "### `Profile`\n"
-    yield f"{_doc(types.Profile)}\n"
-    yield from _methods(types.Profile, "profile", level="####")
-    yield "## Fields that a user may set\n"
-    yield "From `harness.policy.fields`, as defaults of the class's fields; a plain default sets the type alone. With"
-    yield "`tuned=True` a field is open in the source, and `bench tune` draws it.\n"
-    yield from table("declaration,takes", _functions(fields, "choice", "number", "by_model"))
-    yield "`numbers(self, name, models, default)` reads the numbers of a `by_model` field.\n"
-    yield "## Options\n"
-    yield "What a system needs of an engine, in `options`. The first value holds where it does not ask.\n"
-    yield from table("option,value,what the engine does", _options())
-    yield "## Names in `uses`\n"
-    yield "Each action by its name, each field off its default as the tables of actions have it, and what is read:\n"
-    yield from table("name,what it declares", ((f"`{name}`", what) for name, what in READS.items()))
-    yield "An engine that lacks a name skips the system with that reason; `bench check` finds a missing name"
-    yield "where one of its workloads comes to it.\n"
-    yield "## Algorithms that systems share\n"
-    for module in SHARED:
-        yield f"From `{module.__name__}`:\n"
-        yield from table("function,what it does", _functions(module))
+def _shared(module: ModuleType) -> Iterator[str]:
+    yield f"From `{module.__name__}`:\n"
+    yield from table("function,what it does", _functions(module))
 
 
-def _imports() -> str:
+def _imports() -> Iterator[str]:
     from harness.check.purity import MEMBERS
 
-    ours = [name for name in MEMBERS if not name.startswith(("numpy", "scipy", "__"))]
-    return ", ".join(map(_code, ours))
+    ours = ", ".join(code(name) for name in MEMBERS if not name.startswith(("numpy", "scipy", "__")))
+    yield fill(f"A file may import `harness.policy`, numpy, scipy and, of Python, {ours}.", 120) + "\n"
 
 
 # ------------------------------------------------------------------ entries
 
 
-def _said(kind: type, level: str = "###", uses: Callable[[Any, FieldRow], str] | None = None) -> Iterator[str]:
-    """Describe a class: docstring, example, and a table of its fields."""
+def _said(kind: type, level: str = "###", *, uses: bool = False) -> Iterator[str]:
+    """Describe a class: docstring, example, and a table of its fields; with `uses` also the names to declare."""
     yield f"{level} `{kind.__name__}`\n"
     yield f"{_doc(kind)}\n"
     if line := example(kind):
         yield f"```python\n{line}\n```\n"
-    head, shown = ["field", "type", "meaning"], rows(kind)
-    if any(row.default for row in shown):
-        head.insert(2, "default")
+    given = eval_example(line) if uses else None
     cells = [
-        [_code(row.name), _code(row.type), *([_code(row.default)] if "default" in head else []), row.note]
-        for row in shown
+        (code(row.name), code(row.type), code(row.default), row.note, _uses(given, row) if uses else "")
+        for row in rows(kind)
     ]
-    if uses:
-        head.append("in `uses`")
-        given = eval_example(line)
-        cells = [[*cell, uses(given, row)] for cell, row in zip(cells, shown, strict=True)]
-        if not any(cell[-1] for cell in cells):
-            head, cells = head[:-1], [cell[:-1] for cell in cells]
-    yield from table(",".join(head), cells)
+    columns = zip(("field", "type", "default", "meaning", "in `uses`"), *cells, strict=True)
+    head, *lines = zip(*(column for column in columns if any(column[1:])), strict=True)
+    yield from table(",".join(head), lines)
 
 
 def _uses(action: Any, row: FieldRow) -> str:
@@ -259,19 +116,18 @@ def _uses(action: Any, row: FieldRow) -> str:
     field = f"{type(action).__name__}.{row.name}"
     tried = (replace(action, **{row.name: value}) for value in TRIED.get(row.name, (1,)))
     names = dict.fromkeys(name for system in tried for name in needs(system) if name.partition(":")[0] == field)
-    return ", ".join(map(_code, names))
+    return ", ".join(map(code, names))
 
 
 def rows(kind: type) -> list[FieldRow]:
     """Return the fields that a class declares, as its source writes them; properties are left out."""
     notes = comments(kind)
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
-    declared = [node for node in body if isinstance(node, ast.AnnAssign)]
     return [
         FieldRow(
             name := ast.unparse(node.target), _double(ast.unparse(node.annotation)), _default(node.value), notes[name]
         )
-        for node in declared
+        for node in body(kind)
+        if isinstance(node, ast.AnnAssign)
     ]
 
 
@@ -297,22 +153,14 @@ def example(thing: Any) -> str:
     return match[1] if match else ""
 
 
-def eval_example(line: str, **names: Any) -> Any:
-    """Evaluate an example, in which the names of `harness.policy` and those of `names` are defined."""
-    scope: dict[str, Any] = {**vars(types), **vars(actions), **vars(events), "view": Standstill(), **names}
-    return eval(line, scope)
-
-
-class Standstill:
-    """A view whose time is always 0, for examples that read the time."""
-
-    now_s = 0.0
+def eval_example(line: str) -> Any:
+    """Evaluate an example, in which the names of `harness.policy` are defined; the view's time is 0."""
+    return eval(line, {**vars(types), **vars(actions), **vars(events), "view": SimpleNamespace(now_s=0.0)})
 
 
 def _methods(kind: type, name: str, level: str = "###") -> Iterator[str]:
     """Describe the queries of a protocol."""
-    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
-    for node in body:
+    for node in body(kind):
         if isinstance(node, ast.FunctionDef):
             method = getattr(kind, node.name)
             method = method.fget if isinstance(method, property) else method
@@ -337,7 +185,7 @@ def _aliases(module: ModuleType, *names: str) -> Iterator[tuple[str, str, str]]:
     for name in names:
         match = re.search(rf"((?:^# .+\n)*)^{name} = (.+?)(?:  # (.+))?$", source, re.MULTILINE)
         assert match is not None, name
-        yield _code(name), _code(match[2]), match[3] or match[1].replace("# ", "")
+        yield code(name), code(match[2]), match[3] or match[1].replace("# ", "")
 
 
 def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
@@ -351,7 +199,7 @@ def _functions(module: ModuleType, *names: str) -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.FunctionDef):
                 returns = ast.unparse(node.returns or ast.Constant(None))
                 call = f"({_names(node)}) -> {_double(returns)}"
-            yield _code(f"{node.name}{call}"), text
+            yield code(f"{node.name}{call}"), text
 
 
 def _names(node: ast.FunctionDef) -> str:
@@ -362,24 +210,14 @@ def _names(node: ast.FunctionDef) -> str:
     return _double(ast.unparse(node.args))
 
 
-def _options() -> Iterator[tuple[str, str, str]]:
-    for option, values in OPTIONS.items():
-        for value, what in values.items():
-            yield _code(option), _code(value), what
-
-
 def _ways() -> Iterator[tuple[str, str, str]]:
     from harness.engines.costs import quantities
 
     for name, way in quantities.ladder("h100").items():
         slow = f", at {way.bytes_s / 1e9:g} GB/s at most" if way.bytes_s < float("inf") else ""
-        yield _code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
+        yield code(name), f"{way.fixed_s:g}", f"{way.source}{slow}"
 
 
 def _double(source: str) -> str:
     """Return Python source with double quotes, as ruff formats it."""
     return source.replace("'", '"')
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""

@@ -74,13 +74,13 @@ class Spec:
     """A run. Raises UserError, naming the key, for a value of the wrong type or out of range."""
 
     system: str  # name in systems/, or the path of a .py
-    preset: str | None = None
+    preset: str | None = None  # preset of the system
     fields: Pairs[Option] = ()  # fields of the system, sorted
     # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
     engine: str = WORLD["engine"]
     gpu: str = WORLD["gpu"]  # a kind, or a mix of kinds (policy/mix.py), of which `gpus` is a whole number of copies
-    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]
-    node_gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8
+    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = WORLD["gpus"]  # how many
+    node_gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8  # GPUs of a node
     models: str = WORLD["models"]  # a set of workloads/sets/, the path of a .toml, or models by name or path
     trace: str = TRACE  # name in traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # digest of the rows replayed
@@ -88,9 +88,11 @@ class Spec:
     served: Annotated[int, Ge(2), Le(toml.MOST_INT)] | None = None
     prefix_cache: bool | None = None  # None: on where the trace tells ids of prompts' blocks; else there is none
     workload: Literal["trace", "base"] = "trace"  # "base": as SLO bases are measured
-    rate_scale: Positive = 1.0
+    rate_scale: Positive = 1.0  # multiple of the trace's rate
+    # how the rate is scaled: copies of each stream, at different offsets (rotate) or none (replicate); shorter gaps
+    # (time); more clients (clients); not at all (none)
     scaling: Literal["none", "rotate", "replicate", "time", "clients"] = "rotate"
-    seed: Natural = 0
+    seed: Natural = 0  # seed of all draws
     window_s: Span | None = None  # None: the trace's span; of a closed loop, all of it
     warmup_s: Seconds | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
     drain_s: Seconds | None = None  # seconds of the run after the window; None: until all have ended
@@ -103,7 +105,7 @@ class Spec:
     # one for all: a TOML of GPUs by model, the system whose start it is, "first-fit" or "random"; "": each its own
     placement: str = ""
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
-    host: str = "vllm-0.15"
+    host: str = "vllm-0.15"  # host profile
     # Tokens are sampled by a checkpoint's defaults, whose top-p and top-k engines may sort for; or greedily: that sorts
     # nothing, also wherever all rows of the trace say so.
     sampling: Literal["checkpoint", "greedy"] = "checkpoint"
@@ -114,14 +116,15 @@ class Spec:
     net_gbps: Rate | None = None  # across nodes
     disk_gbps: Rate | None = None  # GB/s of a node's disk
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
-    block_tokens: Count = 16
+    block_tokens: Count = 16  # tokens of a KV block
+    # most sequences of a step; None: as the host profile's server on this card
     batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] | None = None
-    chunk_tokens: Natural | None = None
-    prefill_tokens: Count | None = None
-    watermark: Annotated[float, Ge(0), Le(1)] = 0.01
+    chunk_tokens: Natural | None = None  # tokens of a step with chunked prefill, 0: whole prompts; None: as that server
+    prefill_tokens: Count | None = None  # most prompt tokens of a step, where prompts go whole; None: as that server
+    watermark: Annotated[float, Ge(0), Le(1)] = 0.01  # share of KV memory that admission of a prompt leaves free
     # KV that a prompt needs to be let in: its own, its next piece's, or up to its last token; None: as the server
     admission: Literal["prompt", "chunk", "output"] | None = None
-    mem_fraction: Share | None = None
+    mem_fraction: Share | None = None  # share of the card that engines may use; None: as that server
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     process_bytes: Natural | None = None  # bytes of each beside weights; None: from its parts
     pool_bytes: Count | None = None  # bytes a GPU has for weights and KV beside processes; None: mem_fraction sets them
@@ -130,7 +133,7 @@ class Spec:
     decision_s: Seconds | None = None  # None: DECISION_S of the system's file
     control_s: Seconds | None = None  # None: one call of the engine's API
     noise: Annotated[float, Ge(0), Le(10)] | None = None  # None: the profile's residual spread
-    token_times: bool = False
+    token_times: bool = False  # store the time of each token
     measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
     def __post_init__(self) -> None:

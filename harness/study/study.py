@@ -57,7 +57,7 @@ class Sample:
     bracket  whole numbers between the least and the most that are given, until the fewest that hold the level are known
     """
 
-    rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
+    rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"  # one of the four above
     points: Natural = 0  # knee: the fewest points of each curve; bisect: the most
     each: Literal["system", "panel"] = "system"  # the unit of sampling; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
@@ -70,7 +70,7 @@ class Sample:
 class Scope:
     """The extent of the runs."""
 
-    seeds: Count = 5
+    seeds: Count = 5  # runs of each point
     points: Natural = 0  # instead of the sample's
     window_s: Seconds = 0.0  # s, for synthetic traces; 0: the trace's span
     replayed_s: Seconds = 0.0  # s, for replayed traces; 0: all that a seed replays
@@ -82,7 +82,7 @@ class Scope:
 class Condition:
     """A condition of a comparison: changes to the common setting, and x."""
 
-    name: str
+    name: str  # unique in the study
     spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
     systems: Mapping[str, str] = field(default_factory=dict)  # keyed by name: replacements of the study's systems here
     among: tuple[str, ...] = ()  # only these of the study's systems; none: all
@@ -128,13 +128,13 @@ class Claim:
     nothing. rule.py has the rule that turns it into the class of the claim.
     """
 
-    what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
-    system: str
-    over: str = ""
+    what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]  # one of those above
+    system: str  # the system that it is about
+    over: str = ""  # the system that it is compared with
     definition: str = ""  # a definition of attainment; "": the study's first
     metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
-    paper: Paper = None
+    paper: Paper = None  # the paper's number or word
     bound: Literal["", "up to", "at least"] = ""  # the kind of the paper's number
     even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
     at: NonNegative = 0.0  # x for `met` and `missed`; for a measure the least rate_rps of its panels' traces
@@ -147,8 +147,8 @@ class Claim:
     comparable: bool = True  # false where the paper leaves out facts that a comparison needs
     lacks: str = ""  # the datum without which it cannot be tested
     input: str = ""  # the constant of ours that is the paper's number
-    shape: str = ""
-    tp: int = 1
+    shape: str = ""  # shape of the loaded model
+    tp: int = 1  # its GPUs
     subject: str = ""  # subject of a difference or a measure, in words
     says: str = ""  # the paper's statement in words
     section: str = ""  # the paper's section
@@ -168,18 +168,18 @@ class Study:
 
     name: str
     systems: Mapping[str, str]  # keyed by the name in tables: as --systems takes them
-    condition: tuple[Condition, ...]
+    condition: tuple[Condition, ...]  # settings that are compared
     more: tuple[str, ...] = ()  # systems that --full runs beside them, as --systems takes them
-    paper: str = ""
+    paper: str = ""  # the paper that it reproduces
     spec: Mapping[str, Any] = field(default_factory=dict)  # common to all conditions but for their changes
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # every condition has these unless it has its own
-    along: str = "rate_scale"
-    at: tuple[Any, ...] = ()
+    along: str = "rate_scale"  # the field along x
+    at: tuple[Any, ...] = ()  # values of x
     sample: Sample = Sample()
     quick: Scope = Scope()
     full: Scope | None = None  # for --full; None: there is no more
     definitions: tuple[str, ...] = ("both",)  # definitions of attainment; the first decides where a search ends
-    level: Share = 0.99
+    level: Share = 0.99  # attainment at which curves are compared
     slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
     base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
     cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
@@ -188,7 +188,8 @@ class Study:
     bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
-    claim: tuple[Claim, ...] = ()
+    claim: tuple[Claim, ...] = ()  # statements that are compared with the results
+    # layout of the figure and the table
     layout: Literal["lines", "steps", "matrix", "fleet", "parts", "tradeoff", "table", "claims", "ideas"] = "lines"
     titles: tuple[str, ...] = ()  # titles over columns of panels; none: the traces' names. A tradeoff has its settings'
     notes: tuple[str, ...] = ()  # for the caption

@@ -65,11 +65,6 @@ class Entry(NamedTuple):
         """The policy's file. Raises UserError if there is none."""
         return systems.path(self.system)
 
-    @property
-    def content(self) -> str:
-        """The SHA-256 of the policy's file."""
-        return vetted.content(self.system)
-
 
 class Card(NamedTuple):
     """The scores of an entry."""
@@ -90,7 +85,7 @@ def score(
     entry: Entry, suite: Suite, beacon: str, out: Path, workers: int = 1, tell: Callable[[str], None] = lambda _: None
 ) -> Card:
     """Score an entry on the scenarios of a suite; finished rows in `out` are kept."""
-    file, content, made = entry.file, entry.content, identity(suite)
+    file, content, made = entry.file, vetted.content(entry.system), identity(suite)
     name = _digest(suite.asked, beacon, entry, content, made)
     folder = (out / "entries" / f"{file.stem}-{name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)

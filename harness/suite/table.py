@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
+from harness.answers.page import document
+from harness.answers.table import section
 from harness.loop import system as systems
 from harness.policy.types import UserError
 from harness.rows import record
@@ -23,7 +24,7 @@ from harness.suite.suite import Suite
 
 # Each has a further row that knows the window, to show what perfect forecasts are worth.
 KNOWS = ("prism", "static", "alpaserve", "warmserve")
-HERE, SELF = "here", "self-reported"  # marks of rows: made by this bench, or reported by others and not made again
+HERE = "here"  # every row was made by this bench
 WIDE = """
 main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
 th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
@@ -108,11 +109,8 @@ def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None:
-    """Return a scenario's row with the highest rate among entries that served all models; None if there is none.
-
-    Self-reported rows are left out.
-    """
-    mine = [r for r in rows if r["scenario"] == scenario and r["rps"] and not r["unserved"] and r["made"] != SELF]
+    """Return a scenario's row with the highest rate among entries that served all models; None if there is none."""
+    mine = [row for row in rows if row["scenario"] == scenario and row["rps"] and not row["unserved"]]
     return max(mine, key=lambda row: float(row["rps"]), default=None)
 
 
@@ -161,16 +159,7 @@ def page(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         _asked(suite),
         _commands(rows, suite, beacon),
     ]
-    style = STYLE + WIDE
-    return HEAD.format(title=escape(suite.version), style=style) + "\n".join(parts) + TAIL.format(SCRIPT)
-
-
-def _table(title: str, heads: Sequence[str], body: Iterable[str], note: str = "") -> str:
-    """Render rows of HTML as a section with a table; a click on a column's head sorts it."""
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in heads)
-    rows = "".join(f"<tr>{row}</tr>" for row in body)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section><h2>{title}</h2><div class="table" tabindex="0">{table}</div><p>{escape(note)}</p></section>'
+    return document(suite.version, parts, WIDE)
 
 
 def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
@@ -185,13 +174,13 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
         f"{f'seeds of beacon {beacon}' if beacon else 'public seeds'}; the total is the mean of the shares of the best "
         f"known. A dash: the policy did not fit, a model was not served, or the level was never held. {POOL}"
     )
-    return _table("Ranking", ("policy", "total", *names), body, note)
+    return section("Ranking", ("policy", "total", *names), body, note)
 
 
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Return an entry with its marks: who made its rows, if not this bench, and a pool that processes do not have."""
-    marks = {word for row in rows if row["entry"] == entry for word in (row["made"], row["pool"])} - {HERE, "", None}
-    return entry + "".join(f" ({mark})" for mark in sorted(marks))
+    """Return an entry, with a mark if its models have a pool that processes do not have."""
+    pool = next((row["pool"] for row in rows if row["entry"] == entry and row["pool"]), "")
+    return f"{entry} ({pool})" if pool else entry
 
 
 def _cell(row: dict[str, Any] | None, k: int) -> str:
@@ -225,7 +214,7 @@ def _scenarios(rows: Sequence[dict[str, Any]], suite: Suite) -> str:
         "The bound is for policies that leave GPUs whole: neither partitions nor slices of time. It counts kernels and "
         "the KV that they read; loads of weights and KV that waits cost it nothing: it is far off where memory binds."
     )
-    return _table("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
+    return section("What is open", ("scenario", "best known", "by", "bound", "bound / best"), body, note)
 
 
 def _asked(suite: Suite) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from harness.loop.system import ROOT
-from tests.bench import bench, mistake
+from tests.bench import bench, mistake, python
 from tests.cases import cases
 from tests.harness.run.test_sweep import SYSTEM, files
 from traces import schema
@@ -36,45 +36,23 @@ HEADER = "time,who,n_in,n_out\n"
 COLUMNS = tuple(
     ("--column arrival_s=time --column model=who --column prompt_tokens=n_in --column output_tokens=n_out").split()
 )
-ROWS = [
-    ("12:04:99,a,3,4", ":3", '"12:04:99"'),
-    ("nan,a,3,4", ":3", "time"),
-    ("-1,a,3,4", ":3", "time"),
-    ("0.5,a,3", ":3", "columns"),
-    ("0.5,a,3,4,5", ":3", "columns"),
-    ("0.5,a,-3,4", ":3", "n_in"),
-    ("0.5,a,3,0", ":3", "n_out"),
-    ("0.5,a,3,x", ":3", '"x"'),
-    ("0.5,a,3.5,4", ":3", "n_in"),
-    ("0.5,a,,4", ":3", "n_in"),
-    ("-0.5,a,3,4", ":3", "time"),
-]
-
-
-@cases(("row", "line", "says"), ROWS)
-def test_a_malformed_row_is_named(row: str, line: str, says: str, tmp_path: Path) -> None:
-    path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
-    path.write_text(f"{HEADER}0,a,3,4\n{row}\n")
-    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS), f"{path}{line}", says)
-    assert not out.exists()
 
 
 @cases(
-    ("text", "extra", "says"),
+    ("row", "says"),
     [
-        ("", (), "my.csv"),
-        (HEADER, (), "no rows"),
-        ("when,who,n_in,n_out\n0,a,3,4\n", (), "time"),
-        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense=who"), "nonsense"),
-        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense"), '"nonsense" is not KEY=VALUE'),
-        (f"{HEADER}5,a,3,4\n1,a,3,4\n", (), "my.csv:3"),
-        ("\x00\x01\x02", (), "my.csv"),
+        ("-0.5,a,3,4", "time"),
+        ("0.5,a,-3,4", "n_in"),
+        ("0.5,a,3,x", '"x"'),
+        ("0.5,a,3.5,4", "n_in"),
+        ("0.5,a,,4", "n_in"),
     ],
 )
-def test_a_malformed_file_is_named(text: str, extra: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_a_malformed_row_is_named(row: str, says: str, tmp_path: Path) -> None:
     path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
-    path.write_text(text)
-    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS, *extra), says)
+    path.write_text(f"{HEADER}0,a,3,4\n{row}\n")
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS), f"{path}:3", says)
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS, "--column", "none"), '"none" is not KEY=VALUE')
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -87,12 +65,8 @@ def table(**columns: object) -> pa.Table:
 @cases(
     ("columns", "says"),
     [
-        ({"arrival_s": [1.0, 0.0]}, "arrival_s"),
         ({"arrival_s": [0.0, float("nan")]}, "arrival_s"),
-        ({"arrival_s": [0.0, float("inf")]}, "arrival_s"),
-        ({"arrival_s": [-1.0, 0.0]}, "arrival_s"),
         ({"output_tokens": [5, 0]}, "output_tokens"),
-        ({"prompt_tokens": [0, 5]}, "prompt_tokens"),
         ({"prompt_tokens": [3, 200_000]}, "exceed"),
         ({"request_id": [7, 7]}, "request_id"),
         ({"arrival_s": [0.0, 3.0]}, "span_s"),
@@ -125,41 +99,25 @@ def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
         (("--systems", "static,static"), '"static" is listed twice'),
         (("--systems", "static:equl"), "did you mean equal?"),
         (("--systems", "chunked+tua=3"), "did you mean tau?"),
-        (("--systems", "chunked+tau=3"), "[64, 8192]"),
-        (("--systems", "chunked+tau"), "+FIELD=VALUE"),
-        (("--systems", "./none.py"), "none.py"),
         (("--trace", "arena-chad"), "did you mean arena-chat?"),
-        (("--trace", "/none/x.parquet"), "/none/x.parquet"),
         (("--models", "heavy9"), "did you mean heavy8?"),
         (("--models", "llama-3.2-1b*0"), '"0" is not a count of models'),
         (("--models", "llama-3.2-1b*9"), "8 models"),
-        (("--models", "none.toml"), "none.toml"),
         (
             ("--models", "llama-3.3-70b", "--gpu", "a100-40g"),
             "llama-3.3-70b/1 needs 132.7 GiB on each GPU, a100-40g has",
         ),
         (("--gpu", "h10"), "did you mean h100?"),
         (("--gpus", "0"), "gpus is 0"),
-        (("--gpus", "-1"), "gpus is -1"),
         (("--engine", "sin"), "did you mean sim?"),
         (("--host", "vlm-graph"), "vllm-graph"),
-        (("--table", "none.toml"), "none.toml"),
         (("--rate-scale", "0"), "--rate-scale 0"),
-        (("--rate-scale", "1,-2"), "--rate-scale -2"),
         (("--rate-scale", "nan"), "--rate-scale nan"),
-        (("--rate-scale", "inf"), "--rate-scale inf"),
         (("--rate-scale", "fast"), '"fast" is not a list of numbers'),
-        (("--scaling", "clients"), "clients"),
         (("--slo-scale", "0"), "SLO scale is 0"),
-        (("--slo-scale", "-5"), "-5"),
-        (("--slo", "P96"), '"P96"'),
-        (("--slo", "absolute:ttft=0,tpot=1"), "ttft"),
         (("--slo", "released"), "released"),
-        (("--slo", "classes:none.toml"), "none.toml"),
         (("--set", "chunk_token=3"), "did you mean chunk_tokens?"),
-        (("--set", "chunk_tokens=-3"), "chunk_tokens is -3"),
         (("--set", "chunk_tokens"), "KEY=VALUE"),
-        (("--set", "mem_fraction=2"), "mem_fraction is 2, not in (0, 1]"),
     ],
 )
 def test_a_wrong_name_or_number_is_one_line(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -172,10 +130,7 @@ def test_a_wrong_name_or_number_is_one_line(args: tuple[str, ...], says: str, tm
     [
         ("system = 'statik'", "did you mean static?"),
         ("system = 'static'\ngpu = 'h10'", "did you mean h100?"),
-        ("system = 'static'\nrate_scale = -1", "rate_scale is -1, not above 0"),
-        ("system = 'static'\nsede = 1", "did you mean seed?"),
         ("system = 'static'\n[slo_s]\n'nobody' = [1, 1]\n", "nobody"),
-        ("system = ", "a.toml"),
     ],
 )
 def test_a_wrong_spec_names_its_file(text: str, says: str, tmp_path: Path) -> None:
@@ -189,16 +144,13 @@ def test_a_wrong_spec_names_its_file(text: str, says: str, tmp_path: Path) -> No
     "args",
     [
         ("run", "none.toml"),
-        ("explain", "none", "--misses"),
-        ("plot", "none"),
         ("trace", "stats", "none"),
         ("trace", "make", "smaple", "-o", "x.parquet"),
         ("new", "not a name.py"),
-        ("new", "mine.txt"),
     ],
 )
 def test_what_is_not_there_is_one_line(args: tuple[str, ...]) -> None:
-    mistake(bench(*args), args[-1] if args[0] != "explain" and "-o" not in args else "")
+    mistake(bench(*args), args[-1] if "-o" not in args else "")
 
 
 def test_a_system_that_is_not_one_is_named(tmp_path: Path) -> None:
@@ -228,8 +180,7 @@ main()
 
 
 def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", LIMITED, *map(str, (size, *args))]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return python("-c", LIMITED, size, *args, check=False)
 
 
 @pytest.mark.full
@@ -249,12 +200,6 @@ def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path
 # ------------------------------------------------------------------ what is no mistake
 
 
-def test_a_system_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
-    result = bench(*COMPARE, "--trace", "arena-like", "--models", "heavy8", "--gpus", "1", "-o", tmp_path)
-    assert result.exit_code == 0
-    assert "\nstatic  does not fit: " in result.stdout
-
-
 def test_a_pair_that_is_skipped_is_a_result(tmp_path: Path) -> None:
     path = tmp_path / "turns.py"
     path.write_text(SYSTEM % ', "Load.way:tape"')
@@ -271,8 +216,7 @@ def test_a_bug_of_the_bench_shows_its_traceback(tmp_path: Path) -> None:
         "from harness.cli.app import main\nfrom harness.engines.sim.engine import Sim\n"
         "def view(self): raise ValueError('planted')\nSim.view = view\nmain()\n"
     )
-    command = [sys.executable, "-c", code, *COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-c", code, *COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", tmp_path / "out", check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("ValueError: planted\n")
@@ -311,8 +255,3 @@ def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path) -> None:
     assert bench("plot", sweep, "--rename", "static:equal=$x_{$", "-o", tmp_path / "figure").exit_code == 0
     assert bench("trace", "stats", tmp_path / "t$^$.csv", "-o", tmp_path / "t.pdf").exit_code == 0
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-def test_a_study_whose_tables_nest_without_end_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "deep.toml").write_text(f"[{'a.' * 3000}a]\n")
-    mistake(bench("study", tmp_path / "deep.toml", "--dry-run"), "deep.toml: nested too deeply")

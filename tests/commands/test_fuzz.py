@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness.loop.system import ROOT
+from tests.bench import python
 
 pytestmark = pytest.mark.slow
 EXAMPLES = 27  # each group draws so many
@@ -67,10 +65,7 @@ SAYS = {
 
 
 def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PLANTED, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    faults = json.loads(done.stdout)
+    faults = json.loads(python("-c", PLANTED, tmp_path).stdout)
     assert faults.keys() == SAYS.keys()
     for fault, says in SAYS.items():
         assert says in faults[fault], (fault, faults)
@@ -79,7 +74,6 @@ def test_the_judge_sees_a_fault_that_is_planted(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_sample_of_bad_input_ends_well() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--examples", str(EXAMPLES), "--workers", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = python("-m", "tests.fuzz", "--examples", EXAMPLES, "--workers", "2", check=False)
     assert done.stdout.splitlines()[-1].endswith(" cases, 0 bad"), done.stdout + done.stderr
     assert done.returncode == 0

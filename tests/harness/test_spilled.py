@@ -29,11 +29,10 @@ from workloads.build import SCALINGS, Scaling, build, plan, rate_rps, requests_s
 PIECE = 64
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten(patch: pytest.MonkeyPatch) -> None:
     """Let 100 requests be many."""
-    monkeypatch.setattr(spilled, "MOST_HELD", 100)
-    monkeypatch.setattr(spilled, "PIECE", PIECE)
+    patch.setattr(spilled, "MOST_HELD", 100)
+    patch.setattr(spilled, "PIECE", PIECE)
 
 
 def test_what_is_released_is_there_when_it_is_looked_at() -> None:
@@ -44,12 +43,6 @@ def test_what_is_released_is_there_when_it_is_looked_at() -> None:
     spilled.release(rows, None, np.zeros(3))
     assert np.array_equal(rows, np.arange(100_000))
     assert len(spilled.spilled(0, np.float64)) == 0
-
-
-def test_pieces_cover_all_in_order() -> None:
-    cuts = list(spilled.pieces(2 * spilled.PIECE + 1))
-    assert [cut.start for cut in cuts] == [0, spilled.PIECE, 2 * spilled.PIECE]
-    assert cuts[-1].stop == 2 * spilled.PIECE + 1
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +66,9 @@ def equal(a: Jobs, b: Jobs) -> None:
 @pytest.mark.parametrize("scaling", [s for s in SCALINGS if s != "none"])
 @pytest.mark.parametrize(("rate_scale", "fold", "window_s"), [(1.0, None, None), (2.5, 1, None), (0.4, 0, 700.0)])
 def test_a_workload_in_pieces_is_that_of_a_whole(
-    scaling: Scaling, rate_scale: float, fold: int | None, window_s: float | None, short: None, tmp_path: Path
+    scaling: Scaling, rate_scale: float, fold: int | None, window_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shorten(monkeypatch)
     rows = ties(drawn(1000))
     slo = {"m0": (1.0, 0.1), "m2": (2.0, 0.2)}
     made = [
@@ -109,8 +103,7 @@ def test_plans_of_a_trace_in_pieces_are_those_of_a_whole(origin: str, monkeypatc
         )
 
     whole = told()
-    monkeypatch.setattr(spilled, "MOST_HELD", 100)
-    monkeypatch.setattr(spilled, "PIECE", PIECE)
+    shorten(monkeypatch)
     assert told() == whole
 
 
@@ -141,8 +134,7 @@ def same(a: Trace, b: Trace) -> bool:
 def test_a_trace_in_pieces_is_that_of_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "mine.parquet")
     whole = trace(str(path))
-    monkeypatch.setattr(spilled, "MOST_HELD", 100)
-    monkeypatch.setattr(spilled, "PIECE", PIECE)
+    shorten(monkeypatch)
     assert same(trace(str(path)), whole)
     assert trace(str(path)).longest_tokens == whole.longest_tokens
     shuffled = written(tmp_path / "other.parquet", request_id=np.random.default_rng(1).permutation(1000))
@@ -159,8 +151,9 @@ BAD = [
 
 @pytest.mark.parametrize(("column", "message"), BAD, ids=[next(iter(column)) for column, _ in BAD])
 def test_a_bad_row_of_any_piece_is_named_by_its_line(
-    column: dict[str, Any], message: str, short: None, tmp_path: Path
+    column: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shorten(monkeypatch)
     with pytest.raises(UserError, match=message):
         trace(str(written(tmp_path / "mine.parquet", **column)))
 
@@ -179,8 +172,7 @@ def test_a_run_in_pieces_has_the_rows_of_a_whole(
     asked = replace(asked, slo="absolute:ttft=1,tpot=0.1", window_s=600.0)
     spec = resolve(asked)
     whole = execute(spec, tmp_path / "whole", "x")
-    monkeypatch.setattr(spilled, "MOST_HELD", 100)
-    monkeypatch.setattr(spilled, "PIECE", PIECE)
+    shorten(monkeypatch)
     pieces = execute(spec, tmp_path / "pieces", "x")
     assert record.read(pieces).equals(record.read(whole))
     stats = [record.meta(run)["stats"] for run in (whole, pieces)]
@@ -196,8 +188,7 @@ def test_scores_in_pieces_are_those_of_a_whole(tmp_path: Path, monkeypatch: pyte
     whole = score.scorable("swap", run, under)
     monkeypatch.setattr(record, "ROW_GROUP", PIECE)
     again = execute(spec, tmp_path / "groups", "x")  # in row groups of a piece each
-    monkeypatch.setattr(spilled, "MOST_HELD", 100)
-    monkeypatch.setattr(spilled, "PIECE", PIECE)
+    shorten(monkeypatch)
     pieces = score.scorable("swap", again, under)
     assert isinstance(pieces.table, record.Pieces)
     assert len(list(pieces.table)) > 10

@@ -14,23 +14,19 @@ from annotated_types import Ge, Le
 
 from harness.cli import reference
 from harness.cli.app import COMMANDS, load
-from harness.engines.costs.forms import Table
-from harness.engines.costs.whole import Machine
 from harness.loop import system
 from harness.policy.fields import domains
-from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec
-from harness.study.study import Claim, Condition, Sample, Scope, Study
+from harness.study.study import Claim, Condition, Study
 from harness.toml import Count, Pairs, Positive
+from tests import ROOT
 from tests.cases import cases
-from traces.load import manifest
-from workloads.models import Checkpoint, Member, Seconds, SetFile, sets, shapes
-from workloads.slo import Classes
+from workloads.models import Member
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return reference.pages()
+    return {path.name: path.read_text("utf-8") for path in (ROOT / "docs/reference").iterdir()}
 
 
 def options(command: click.Command) -> Iterator[str]:
@@ -53,8 +49,6 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
     ("page", "names"),
     [
         ("systems.md", system.names()),
-        ("definitions.md", [*DEFINITIONS]),
-        ("models.md", [*sets(), *shapes()]),
         ("files.md", [field.name for kind in (Condition, Claim, Member) for field in fields(kind)]),
         ("files.md", [field.name for field in fields(Spec) if field.name not in reference.OF_RUNS]),
         ("files.md", [field.name for field in fields(Study) if field.name not in {"name", "base_engine"}]),
@@ -63,10 +57,6 @@ def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
 def test_every_name_is_told(pages: dict[str, str], page: str, names: list[str]) -> None:
     assert names
     assert [name for name in names if f"`{name}`" not in pages[page]] == []
-
-
-def test_every_trace_is_told(pages: dict[str, str]) -> None:
-    assert [name for name in manifest() if f"| `{name}" not in pages["traces.md"]] == []
 
 
 def test_every_preset_and_field_of_a_system_is_told(pages: dict[str, str]) -> None:
@@ -120,25 +110,3 @@ def test_every_key_of_a_file_is_explained(pages: dict[str, str]) -> None:
     rows = [line.split(" | ") for line in pages["files.md"].splitlines() if line.startswith("| `")]
     assert len(rows) > 120
     assert [row[0] for row in rows if not row[-1].strip(" |")] == []
-
-
-def test_no_explanation_is_of_a_key_that_has_a_comment_or_is_gone() -> None:
-    classes = (
-        Spec,
-        SetFile,
-        Member,
-        Seconds,
-        Checkpoint,
-        Classes,
-        Study,
-        Condition,
-        Sample,
-        Scope,
-        Claim,
-        Table,
-        Machine,
-    )
-    by_name = {kind.__name__: kind for kind in classes}
-    for name, texts in reference.SAID.items():
-        notes = {key.removesuffix("_"): text for key, text in reference.comments(by_name[name]).items()}
-        assert [key for key in texts if notes.get(key) != ""] == [], name

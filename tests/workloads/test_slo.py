@@ -22,7 +22,7 @@ def test_slo_rules() -> None:
     five = slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"]
     assert five == pytest.approx((0.2143485546, 0.05731449195))
     assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04286971092, 0.01146289839)
-    assert set(slo.resolve(slo.parse("absolute:ttft=0.5,tpot=0.05"), models).values()) == {(0.5, 0.05)}
+    assert set(slo.resolve(slo.parse("absolute:ttft=500ms,tpot=0.05"), models).values()) == {(0.5, 0.05)}
     assert set(slo.resolve(slo.parse("0.3xabsolute:ttft=10,tpot=0.1"), models).values()) == {(3.0, 0.03)}
     with pytest.raises(UserError, match=r"no P95 was measured of llama-3\.2-3b/1"):
         slo.resolve(slo.parse("5xP95"), models, {"llama-3.1-8b/1": (1, 1)})

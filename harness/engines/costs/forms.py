@@ -151,7 +151,7 @@ class Turns(Quantity):
 class Table:
     """A user's table: quantities that replace those of a GPU kind."""
 
-    kind: str | None = None
+    kind: str | None = None  # the kind of GPU
     gemm: Gemm | None = None
     small: Small | None = None
     prefill: Prefill | None = None

@@ -151,14 +151,14 @@ class Rung:
 class Machine:
     """The table of a machine that was measured whole; the module's docstring describes its sections."""
 
-    kind: Text
-    name: Text
+    kind: Text  # one word, in figures
+    name: Text  # name of the card or processor
     spec: Card
     host: Host
-    steps: Annotated[Mapping[str, Steps], MinLen(1)]
+    steps: Annotated[Mapping[str, Steps], MinLen(1)]  # times of steps, keyed by shape
     co_run: CoRun
-    ladder: Mapping[str, Rung]
-    settings: Mapping[Setting, Option] = field(default_factory=dict)
+    ladder: Mapping[str, Rung]  # ways to load, keyed by rung
+    settings: Mapping[Setting, Option] = field(default_factory=dict)  # fields of a spec that hold on this machine
     networks: Mapping[str, Network] = field(default_factory=dict)
     pages: Pages | None = None
     piece_bytes: Positive | None = None  # size of a copy's piece, which no other overtakes; none: as on a GPU

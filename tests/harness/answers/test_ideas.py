@@ -10,6 +10,7 @@ import pytest
 from harness.answers.ideas import Idea, ideas, parts
 from harness.answers.table import Table
 from harness.study.study import Claim
+from tests.cases import cases
 from tests.harness.study.study_table import about, met, panel, table
 
 PANELS = [panel(name, k, "rate_scale", xs=(1.0, 4.0, 16.0)) for k, name in enumerate(("drift", "hog", "calm", "tiny"))]
@@ -45,25 +46,25 @@ def judged() -> dict[str, Idea]:
     return {idea.panel["name"]: idea for idea in ideas(table(list(runs()), windows=12), ABOUT)}
 
 
-def test_an_idea_wins_that_is_ahead_of_all_that_fit(judged: dict[str, Idea]) -> None:
-    drift = judged["drift"]
-    assert (drift.wins, drift.instead, drift.over()) == ("yes", "", ["static"])
-    assert drift.shown("shared") == "no room"
+@cases(
+    ("world", "verdict"),
+    [
+        ("drift", ("yes", "", ["static"])),  # ahead of all that fit
+        ("hog", ("no", "prism", ["static"])),  # the fastest ahead takes its place
+        ("calm", ("no", "shared", ["static"])),  # something else is equal
+        ("tiny", ("no", "static", [])),  # it has no room
+    ],
+)
+def test_an_idea_wins_that_is_ahead_of_all_that_fit(
+    world: str, verdict: tuple[str, str, list[str]], judged: dict[str, Idea]
+) -> None:
+    assert (judged[world].wins, judged[world].instead, judged[world].over()) == verdict
 
 
-def test_the_better_reading_stands_for_an_idea_and_the_fastest_ahead_takes_its_place(judged: dict[str, Idea]) -> None:
-    hog = judged["hog"]
-    assert hog.system == "soft quotas"
-    assert (hog.wins, hog.instead, hog.over()) == ("no", "prism", ["static"])
-    assert not {"quotas", "soft quotas"} & set(hog.others)
-
-
-def test_an_idea_does_not_win_where_something_else_is_equal(judged: dict[str, Idea]) -> None:
-    assert (judged["calm"].wins, judged["calm"].instead, judged["calm"].over()) == ("no", "shared", ["static"])
-
-
-def test_an_idea_without_room_does_not_win(judged: dict[str, Idea]) -> None:
-    assert (judged["tiny"].wins, judged["tiny"].instead, judged["tiny"].over()) == ("no", "static", [])
+def test_the_better_reading_stands_for_an_idea(judged: dict[str, Idea]) -> None:
+    assert judged["hog"].system == "soft quotas"
+    assert not {"quotas", "soft quotas"} & set(judged["hog"].others)
+    assert judged["drift"].shown("shared") == "no room"
 
 
 def test_the_screen_has_the_answer_a_row_an_idea_and_each_cause() -> None:

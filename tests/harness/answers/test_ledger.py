@@ -64,11 +64,6 @@ def test_nothing_is_said_of_what_nobody_ran() -> None:
     assert list(words.block(lacks))[1:] == ["", "- lacks its trace"]
 
 
-def test_no_line_of_a_page_is_longer_than_100() -> None:
-    long = ROW._replace(why="sufficient: " + "words and more words " * 40, says="a statement of many words " * 12)
-    assert max(map(len, words.markdown(Ledger((long,), {})))) <= 100
-
-
 @pytest.mark.parametrize("verdict", ["size", "up to", "direction", "contradicted", "open", "input", "not run"])
 def test_what_a_class_is_due_to_is_called_sufficient_never_the_cause(verdict: str) -> None:
     told = "\n".join(words.block(ROW._replace(lines=(LINE._replace(says=verdict),))))

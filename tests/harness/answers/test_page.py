@@ -83,12 +83,8 @@ def test_a_page_loads_nothing_and_escapes_all_words() -> None:
         ("10", 10.0),
         ("<0.418", 0.418),
         ("1.45 [0.76, 2.14]", 1.45),
-        ("> 8", 8.0),
         ("-", None),
         ("1,234", 1234.0),
-        ("+1.3 points", 1.3),
-        ("never", None),
-        ("12e3x", 12e3),
         ("1e999", None),
     ],
 )
@@ -164,7 +160,6 @@ def test_tables_are_sorted_by_their_heads(tmp_path: Path) -> None:
     [
         ("comparison", [], (1100, 1400)),
         ("size", [], (1100, 1400)),
-        ("size", [], (500, 1000)),
         ("size", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (1100, 1400)),
     ],
 )

@@ -345,8 +345,3 @@ def test_parts_that_are_switched_off() -> None:
     ]
     assert "the paper on eviction: it helps" in told
     assert any(line.startswith("eviction, the model that gains most") and "40-100 points" in line for line in told)
-
-
-def test_a_page_of_markdown_has_the_same_cells() -> None:
-    page = printed(facts=about(claims=CLAIMS[:1]), markdown=True)
-    assert "| static | 3.75 [3.29, 4.18] | 4.00 | + 4.00x [3.38, 4.74] |" in page

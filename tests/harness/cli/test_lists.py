@@ -5,41 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.cli.lists import list_
 from harness.loop import engine, system
-from harness.loop.system import ROOT, names
-from tests.bench import bench, ok
+from harness.loop.system import names
+from tests.bench import bench, ok, python
 from tests.harness.check.test_check import broken
 from tests.harness.cli.test_cli import MODELS
-from traces import readers
-
-
-def test_list_shows_systems_engines_and_gaps() -> None:
-    text = ok("list", "--all")
-    _, head, *lines = (re.split("  +", line) for line in text.splitlines())
-    engines = engine.names()  # without torch and servers, too
-    assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torch", "vllm"} <= set(engines)
-    most = 2 + len(engines)
-    assert head[:most] == ["system", "presets", *engines]
-    rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
-    for name, presets in (("static", "rate, equal, oracle, replicas, production-stack"), ("unshared", "-")):
-        assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
-    assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
-    assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
-    assert rows["qlm"]["torch"] == "yes"  # it asks for a cost table, and torch has one
-    assert "qlm on vllm: no cost table" in text.splitlines()
-    assert not [
-        line for line in text.splitlines() if " on torch: " in line and not line.startswith(("unshared ", "contiguous"))
-    ]
-    assert "static on attach: no Limit" in text.splitlines()
-    assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
-    assert text == ok("list", "systems", "--all")
 
 
 def test_list_names_systems_engines_models_and_gpus() -> None:
@@ -56,7 +31,7 @@ def test_list_imports_none_of_the_libraries_that_take_a_second() -> None:
         "try:\n    main(['list'], prog_name='bench')\nexcept SystemExit as done:\n    assert not done.code\n"
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = python("-c", code)
     assert "static" in done.stdout
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert not loaded & {"numpy", "scipy", "pandas", "numba", "pyarrow", "matplotlib", "torch", "systems"}
@@ -107,29 +82,14 @@ def test_trace_stats_and_make(tmp_path: Path) -> None:
 def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
     source, path = tmp_path / "BurstGPT_1.csv", tmp_path / "b.parquet"
     lines = ["5,ChatGPT,472,18,490,API log", "45,GPT-4,300,0,300,API log", "118,GPT-4,417,276,693,API log"]
-    source.write_text(
-        "\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *lines]) + "\n"
-    )
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    source.write_text("\n".join([head, *lines]) + "\n")
     convert = ("trace", "convert", "--from", "burstgpt", source, "-o", path)
     report, counted, *_ = ok(*convert, "--span-s", "200").splitlines()
     assert report == "BurstGPT_1.csv read as a log of burstgpt; left out: 1 without output tokens"
     assert counted == "2 requests of 2 models in 200 s, 0.01 requests/s"
     refused = bench(*convert, "--column", "model=Model")
     assert (refused.exit_code, refused.stderr) == (2, "error: --from burstgpt knows its columns: give no --column\n")
-    listed = ok("list", "traces", "--all")
-    assert all(f"\n{name} " in listed for name in readers.names())
-
-
-def test_a_deprecated_option_works_and_says_what_replaces_it(tmp_path: Path) -> None:
-    source = tmp_path / "log.csv"
-    source.write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,3,4\n1,a,3,0\n2,b,5,6\n")
-    convert = ("trace", "convert", source, "-o", tmp_path / "mine.parquet")
-    made, new = bench(*convert, "--empty", "drop"), bench(*convert, "--drop-bad")
-    assert (made.exit_code, made.stdout) == (0, new.stdout)
-    assert made.stderr == "--empty is deprecated, and 0.3.0 removes it: --drop-bad does what --empty drop did\n"
-    assert new.stderr == ""
-    assert bench(*convert, "--empty", "error").exit_code == bench(*convert).exit_code == 2
-    assert "--empty" not in ok("trace", "convert", "--help")
 
 
 def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from harness.policy.types import UserError
 from harness.study.compare import filled
 from harness.study.load import study
 from tests.bench import bench
-from tests.cases import cases
 from traces.load import trace
 from workloads import slo
 from workloads.models import model_set
@@ -74,16 +73,3 @@ def test_files_to_begin_with_are_read_as_what_they_are(tmp_path: Path) -> None:
     assert "overwrites nothing" in bench("new", tmp_path / "classes.toml").stderr
     refused = bench("new", tmp_path / "mine.toml")
     assert (refused.exit_code, "classes.toml, set.toml, study.toml" in refused.stderr) == (2, True)
-
-
-@cases(
-    ("text", "pair"),
-    [
-        ("absolute:ttft=500ms,tpot=50ms", (0.5, 0.05)),
-        ("absolute:ttft=0.5s,tpot=50ms", (0.5, 0.05)),
-        ("absolute:ttft=0.5,tpot=0.05", (0.5, 0.05)),
-        ("2xabsolute:ttft=500ms,tpot=0.05", (1.0, 0.1)),
-    ],
-)
-def test_seconds_and_milliseconds_are_the_same_slo(text: str, pair: tuple[float, float]) -> None:
-    assert slo.resolve(slo.parse(text), model_set("llama-3.2-1b"))["llama-3.2-1b/1"] == pytest.approx(pair)

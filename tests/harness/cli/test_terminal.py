@@ -1,9 +1,8 @@
-"""Progress of a long command: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+"""Progress of a long command: lines and a bar where somebody watches, the first table in place."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import pty
@@ -18,9 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from harness.cli import terminal
-from harness.cli.terminal import UP, Machine, Terminal
+from harness.cli.terminal import UP, Terminal
 from harness.loop.system import ROOT
 from harness.run.teller import Left
+from tests.bench import python
 from tests.cases import cases
 
 COMPARE = tuple(
@@ -196,8 +196,7 @@ with terminal.Terminal() as teller:
 
 
 def test_a_step_that_takes_long_is_told_in_a_pipe() -> None:
-    done = subprocess.run([sys.executable, "-c", SCORES], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == "scores ...\n"
+    assert python("-c", SCORES).stderr == "scores ...\n"
 
 
 def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
@@ -210,13 +209,7 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert {"planning", "SLO bases", "comparison, round 2"} <= bars(text).keys()
     left = screen(text)
     assert not any("so far" in line for line in left)
-    plain = subprocess.run(
-        [sys.executable, "-m", "harness", *COMPARE, "-o", str(tmp_path / "a")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    plain = python("-m", "harness", *COMPARE, "-o", tmp_path / "a")
     assert "so far" not in plain.stdout + plain.stderr
     table = [line.rstrip() for line in plain.stdout.splitlines() if re.match(r"(static|chunked) {2,}", line)]
     assert table
@@ -241,15 +234,3 @@ def test_lines_stand_above_what_is_shown(monkeypatch: pytest.MonkeyPatch, capsys
     text = capsys.readouterr().err
     assert text == f"one\ntwo\n{UP.format(2)}said\none\ntwo\n{UP.format(2)}three\n{UP.format(1)}"
     assert screen(text) == ["said"]
-
-
-def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with Machine() as teller:
-        for done in range(4):
-            teller.progress("runs", done, 3)
-        teller.say("a line")
-        teller.show(["never"])
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None, "most_s": None, "share": None}
-    assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0, "most_s": None, "share": None}
-    assert told[-1] == {"message": "a line"}

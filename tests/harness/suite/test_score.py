@@ -19,6 +19,7 @@ from harness.suite import card, score, table
 from harness.suite.entry import UNIFIED, charge, refusals, unified
 from harness.suite.score import Entry, Row, standing, total
 from harness.suite.suite import Scenario, Suite, load
+from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.harness.check.cheats import cheat
 from tests.harness.check.test_check import broken
@@ -198,15 +199,14 @@ def test_the_page_says_first_where_the_gap_to_the_bound_is_widest() -> None:
     assert len(page) < 1_000_000
 
 
-def test_a_refused_entry_and_a_self_reported_row_are_marked(tmp_path: Path) -> None:
+def test_a_refused_entry_and_a_pool_are_marked(tmp_path: Path) -> None:
     suite = load().only(["light"])
     refused = score.Card("bad", suite.version, "", "c" * 64, "d", [], ["pure: line 1: imports os"], None, None, None)
     (row,) = table.of_card(refused, suite)
     assert row["failed"] == "refused: pure: line 1: imports os"
-    entry = {"entry": "mine", "made": table.SELF, "failed": None, "pool": UNIFIED}
+    entry = {"entry": "mine", "failed": None, "pool": UNIFIED}
     mine = row | full("light", 99.0, binds="", bound_rps=None) | entry
-    assert table.best([mine], "light") is None
-    assert "mine (self-reported) (unified KV)" in table.page([mine], suite, "")
+    assert "mine (unified KV)" in table.page([mine], suite, "")
     assert table.read(tmp_path / "none.parquet") == []
 
 
@@ -216,6 +216,9 @@ def test_a_card_has_a_line_a_scenario() -> None:
     assert lines[0].startswith("a on suite-1: total ")
     assert "the mean of 2 scenarios (" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["light", "mixed"]
-    page = card.page(made_card("a", suite, 4.0, 5.0), suite)
-    assert page.count("<svg") == 2
-    assert "http" not in page.replace("http-equiv", "")
+
+
+@cases("part", ["--quick", "--only=drift"])
+def test_a_table_takes_the_whole_suite(part: str) -> None:
+    """A part of an entry's scenarios would put out all its other rows."""
+    mistake(bench("score", "--table", part), "--table takes every scenario in full")

@@ -11,9 +11,9 @@ import pytest
 from harness.policy.types import UserError
 from harness.run.setup import load_models
 from harness.study import grid
-from harness.suite import reference
 from harness.suite import suite as suites
 from harness.suite.suite import FROZEN, HERE, Suite, first_seed, frozen, load, study
+from tests.tools.freeze_suite import reference_run
 
 MOST_REQUESTS = 400_000  # offered in a run, at eight times the rate at which a search begins
 
@@ -81,7 +81,7 @@ def test_what_was_found_is_no_part_of_what_runs(current: Suite) -> None:
 
 def test_a_reference_run_has_the_rows_that_were_frozen(current: Suite, tmp_path: Path) -> None:
     drift = current.only(["drift"]).scenario[0]
-    rows, code = reference.run(current, drift, tmp_path)
+    rows, code = reference_run(current, drift, tmp_path)
     if rows != drift.reference and code != current.reference_code:
         pytest.skip("the simulator or the arithmetic is another than when suite-1 was frozen, and so are its rows")
     assert rows == drift.reference

@@ -289,28 +289,6 @@ def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None
     assert 'sim has no field "urls"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
 
 
-@cases(
-    "args",
-    [
-        ("run", "spec.toml"),
-        ("compare", "--systems", "dedicated"),
-        ("calibrate", "attach"),
-        ("validate", "--engine", "attach"),
-    ],
-)
-def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...]) -> None:
-    for moved in ("--attach", "--key-env"):
-        error = fails(*args, moved, "http://127.0.0.1:1")
-        assert error == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
-
-
-def test_the_source_of_a_calibration_was_an_option() -> None:
-    for option in ("--engine", "--from"):
-        assert fails("calibrate", "x", option, "torch") == (
-            f"error: {option} is gone, its value is the source: bench calibrate torch\n"
-        )
-
-
 def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     (tmp_path / "spec.toml").write_text(SPEC)
