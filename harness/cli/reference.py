@@ -43,10 +43,10 @@ def parts() -> dict[str, Iterator[str]]:
     from harness.run.spec import Spec
     from harness.study.study import Claim, Condition, Sample, Scope, Study
     from workloads.models import Checkpoint, Member, Seconds, SetFile
-    from workloads.slo import ClassFile
+    from workloads.slo import Classes
 
     plain: dict[type, Collection[str]] = {Spec: OF_RUNS, Study: ("name", "base_engine")}
-    plain |= dict.fromkeys((SetFile, Checkpoint, ClassFile, forms.Table, whole.Machine), ())
+    plain |= dict.fromkeys((SetFile, Checkpoint, Classes, forms.Table, whole.Machine), ())
     degrees = ",".join(f"ep {ep} {which}" for ep in DEGREES for which in ("<", "≥"))
     return {
         "commands": _commands(),
