@@ -33,7 +33,7 @@ from harness.engines import machine as machines
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
@@ -61,7 +61,6 @@ class Attached:
     sleeps: Mapping[str, Sleep] = {}
     apart = False
     elastic = False
-    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:

@@ -225,24 +225,17 @@ SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
 SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 
 
-LLAMACPP_WAKES = "server is exiting sleeping state"  # comes once a wake in its log, as does a line without "server is"
-
-
-def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
+def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int) -> Command:
     """Return the command of a llama.cpp server with `context` tokens of KV, which its requests share.
 
-    No KV is kept from one request to the next. With `idle_s` the server frees its memory after that number of idle
-    seconds, and takes it again with the next request. Its log then has the lines "entering sleeping state" and
-    `LLAMACPP_WAKES`. `GET /props` has `is_sleeping`; neither it nor `/health` wakes the server.
+    No KV is kept from one request to the next.
     """
-    argv = [
+    argv = (
         *(str(python), "-I", str(LAUNCHER), "--model", str(serve.weights), "--alias", serve.model),
-        *("--port", str(serve.port), "--context", str(context), "--shared", "--slots", str(serve.batch_cap)),
+        *("--port", str(serve.port), "--context", str(context), "--slots", str(serve.batch_cap)),
         *("--chunk", str(serve.chunk_tokens), "--threads", str(on.threads)),
-    ]
-    if idle_s is not None:
-        argv += ["--sleep-idle-s", str(idle_s)]
-    return Command(tuple(argv), {}, f"http://{HOST}:{serve.port}/health")
+    )
+    return Command(argv, {}, f"http://{HOST}:{serve.port}/health")
 
 
 def _drawn(serve: Serve) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ FILES: Mapping[str, str] = {
     "profile": ".json",
 }
 # Keys of an earlier release, and the present fields of engines.
-MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
+MOVED = {"attach": "attach+urls", "key_env": "attach+key_env"}
 # Ending of an engine's field that names an environment variable: it locates a key and changes no run.
 UNHASHED = "_env"
 

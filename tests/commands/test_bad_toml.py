@@ -46,8 +46,8 @@ SPEC = {
     "system = 'x'\nplan = 'truth'": 'plan is "truth" (held-out, window, trace, prefix)',
     "system = 'x'\nsharing = 'turn'": 'sharing is "turn"; did you mean turns? (own, fluid, turns)',
     "system = 'x'\ntoken_times = 1": "token_times is 1, not true or false",
-    "system = 'x'\nkeep_s = 5": (
-        'keep_s is a field of the engine: engine = "llamacpp+keep_s=VALUE", or --engine the same'
+    "system = 'x'\nkey_env = 'K'": (
+        'key_env is a field of the engine: engine = "attach+key_env=VALUE", or --engine the same'
     ),
     "system = 'x'\nfields = 3": "fields is 3, not a table ([fields])",
     "system = 'x'\n[fields]\na = [1]": "fields.a is [1], not a string, a whole number, a number or true or false",

@@ -35,7 +35,7 @@ from harness.client.log import Log
 from harness.client.verdict import verdict
 from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
-from harness.engines.servers import account, wakes
+from harness.engines.servers import account
 from harness.engines.servers.fleet import SILENT_S, Change, Kind
 from harness.engines.servers.requests import Requests
 from harness.engines.servers.view import Seen
@@ -74,7 +74,6 @@ class Servers(Requests):
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
         self.log: Log | None = None  # the client's, once the run is over
-        self.wakes: list[wakes.Wake] = []  # wakes of servers by themselves; known once the run is over
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
@@ -328,17 +327,11 @@ class Servers(Requests):
         self._other_cores = self._other.cores() if self._other is not None else math.nan
         self.log = self.client.log()
         self.fleet.faults += self.log.illegal
-        if self.kind.keep is not None:
-            stays = [wakes.Stay(up.inst.model, up.ready_s, rids) for up, rids in self.stays.items()]
-            self.wakes, woken_s = wakes.find(self.log, stays, self.kind.keep.idle_s)
-        else:
-            woken_s = np.zeros(len(self.jobs))
         yield from account.batches(
             self._R,
             self._ends,
             self._sent_s,
             self.log,
-            woken_s,
             self.jobs,
             list(self._places),
             zero_ns=self._zero_ns,
@@ -348,14 +341,12 @@ class Servers(Requests):
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
-        woken = {"wakes": float(len(self.wakes)), "wake_s": sum(wake.seconds for wake in self.wakes)}
         return {
             "loads": float(self.loads),
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.config.window_s if math.isfinite(self.config.window_s) else max(0.0, self.now_s),
-            **(woken if self.kind.keep is not None else {}),
         }
 
     def about(self) -> dict[str, Any]:
@@ -370,8 +361,6 @@ class Servers(Requests):
         failed = self._ends == stamps.NAMES.index("failed")  # those that the policy dropped are not
         if failures := account.failures(compress(account.whole(self.log, self.errors), failed)):
             facts["failures"] = failures
-        if (keep := self.kind.keep) is not None:
-            facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.count_lines(self.fleet.logs, keep.line))
         return facts
 
     def side(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A thread waits for each server that starts or stops, and reports the end; all el
 from __future__ import annotations
 
 import http.client
-import math
 import os
 import re
 import select
@@ -49,13 +48,6 @@ class Sleep(NamedTuple):
     rereads: bool = False  # waking reads weights from their files, which drawn weights have not
 
 
-class Keep(NamedTuple):
-    """The rule by which an idle server frees its memory by itself until its next request."""
-
-    idle_s: float  # without a request, after which it does
-    line: str  # a part of the line of its log that tells of a wake
-
-
 class Kind(Protocol):
     """A kind of server: program, abilities and settings."""
 
@@ -63,7 +55,6 @@ class Kind(Protocol):
     can: frozenset[str]
     ways: frozenset[str]  # ways of Load that it knows
     sleeps: Mapping[str, Sleep]  # keyed by way: a server loaded by it sleeps when evicted, and wakes when loaded again
-    keep: Keep | None  # None: it never does
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
     apart: bool  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
@@ -112,7 +103,6 @@ class Up:
     kv_bytes: int = 0
     asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be reported
     seat: Seat | None = None
-    ready_s: float = math.inf  # since when it answers, by time.monotonic
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
@@ -443,7 +433,6 @@ class Fleet:
         self.spans.append(Span(DOES.get(up.state, what), up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         self.step(up, what)
         if what == "ready":
-            up.ready_s = up.since_s + taken_s
             if self.kind.elastic:
                 self.resize(up, up.kv_bytes)  # it may have changed meanwhile
         else:

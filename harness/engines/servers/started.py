@@ -30,7 +30,7 @@ from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import environments, folder, host, kvcached
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.host import Card
 from harness.engines.servers.mps import Mps
 from harness.engines.servers.process import Process, free_port
@@ -50,7 +50,6 @@ class Started:
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # alike, as what a start reads is in the host's memory after the first
     card_only = ""  # what it needs, if it does not serve on a host without a card
-    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way

@@ -40,7 +40,6 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", required=True, help="names with commas between them")
     for name in ("ttft-ms", "itl-ms", "sleep-ms", "wake-ms"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
-    parser.add_argument("--sleep-idle-s", type=float, help="idle time to sleep; a request then wakes, as in llama.cpp")
     for name in FAULTS:
         parser.add_argument(f"--{name}", type=float, default=0.0, help="share of requests")
     parser.add_argument("--seed", type=int, default=0, help="of these requests")
@@ -60,19 +59,14 @@ class Model:
         self.awake, self._turn = True, asyncio.Lock()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._alarm: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rest()
 
     def submit(self, answer: Answer) -> None:
         """Answer a request, or hold it."""
         if not self.awake:
             self.held.append(answer)
-            if self.stub.asked.sleep_idle_s is not None:
-                self.begin(self.wake())
             return
         self._drained.clear()
-        self._busy()
         self.live.add(answer)
         answer.begin()
 
@@ -83,15 +77,13 @@ class Model:
             self.held.remove(answer)
         if not self.live:
             self._drained.set()
-            self._rest()
 
-    def begin(self, work: Any, link: Connection | None = None) -> None:
+    def begin(self, work: Any, link: Connection) -> None:
         """Fall asleep or wake; then answer whoever asked for it."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if link is not None:
-                link.reply(200, b"")
+            link.reply(200, b"")
 
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -104,28 +96,15 @@ class Model:
                 self.awake = False
                 await self._drained.wait()
                 await asyncio.sleep(self.stub.asked.sleep_ms / 1e3)
-                print(f"{self.name} server is entering sleeping state", file=sys.stderr, flush=True)
 
     async def wake(self) -> None:
         """Wake, and go on with what was held."""
         async with self._turn:
             if not self.awake:
                 await asyncio.sleep(self.stub.asked.wake_ms / 1e3)
-                print(f"{self.name} server is exiting sleeping state", file=sys.stderr, flush=True)
                 self.awake = True
                 while self.held:
                     self.submit(self.held.popleft())
-                if not self.live:
-                    self._rest()
-
-    def _busy(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-    def _rest(self) -> None:
-        if self.awake and (idle_s := self.stub.asked.sleep_idle_s) is not None:
-            self._busy()
-            self._alarm = asyncio.get_running_loop().call_later(idle_s, lambda: self.begin(self.sleep()))
 
 
 class Answer:

@@ -12,7 +12,7 @@ from harness.client.body import Server, Style
 from harness.engines import commands
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.loop.system import ROOT
@@ -26,7 +26,6 @@ NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # 
 class Plain:
     """The part that kinds of servers of tests share: they lack nothing, and start nothing beside their servers."""
 
-    keep: Keep | None = None
     lacks = ""
     apart = elastic = False
     style = Style()
