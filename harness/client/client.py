@@ -48,10 +48,10 @@ class Client:
     the kernel ends that process with the thread.
     """
 
-    def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
+    def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style) -> None:
         none = jobs.ttft_slo_s[:0]
         jobs = replace(jobs, ttft_slo_s=none, tpot_slo_s=none, prefix=None)  # which the process has no use for
-        self._setup = Setup(jobs, seed, timeout_s, style, kernel_timer)
+        self._setup = Setup(jobs, seed, timeout_s, style)
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._errors: IO[bytes] | None = None
@@ -59,7 +59,6 @@ class Client:
         self._told: list[Told] = []
         self._spilt: list[tuple[bytes, ...]] = []  # chunks, as they crossed
         self._log: Log | None = None
-        self.precise = False  # known after `start`: the timer is the kernel's
 
     def __enter__(self) -> Self:
         self.start()
@@ -87,11 +86,9 @@ class Client:
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self._errors
             )
         self._ask(self._setup)
-        message = self._wait("ready", START_S)
-        if message is None:
+        if self._wait("ready", START_S) is None:
             self.close()
             raise UserError(f"the client's process was not ready after {START_S:g} s")
-        self.precise = message[1]
 
     def begin(self, zero_ns: int, hears: bool) -> None:
         """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes."""

@@ -69,29 +69,17 @@ class Log(NamedTuple):
         return first
 
 
-class Columns(NamedTuple):
-    """Columns by request, and totals, that the sender process sends its parent when it ends.
-
-    Chunks are not among them: they were sent earlier, in the order in which they were read.
-    """
-
-    requests: dict[str, bytes]
-    errors: dict[int, str]
-    cut: dict[int, int]  # keyed by request sent again: its chunks before this one belong to an earlier try
-    precise: bool
-    cpu_s: float
-    wall_s: float
-    peak_bytes: int
-    illegal: tuple[str, ...]
-
-
 NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens", "prompt_ns", "cached_tokens")
 KINDS = {**dict.fromkeys(NS, "q"), "status": "h", "state": "b", "tries": "i"}
 CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The columns while a run fills them. They are plain arrays, where writing a number takes tens of nanoseconds."""
+    """The log while a run fills it, which the sender process sends its parent at the end, but for the chunks.
+
+    Chunks are sent earlier, in the order in which they were read. Columns are plain arrays, where writing a number
+    takes tens of nanoseconds.
+    """
 
     def __init__(self, n: int) -> None:
         def column(name: str, of: int) -> array[int]:
@@ -102,8 +90,9 @@ class Book:
         self.usage_tokens, self.prompt_ns, self.cached_tokens = (column(name, -1) for name in NS[6:])
         self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
         self.errors: dict[int, str] = {}
-        self.cut: dict[int, int] = {}
+        self.cut: dict[int, int] = {}  # keyed by request sent again: its chunks before this one are of an earlier try
         self.illegal: list[str] = []
+        self.precise, self.cpu_s, self.wall_s, self.peak_bytes = True, 0.0, 0.0, 0
         self._spilt = 0  # chunks that the parent has
         self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
 
@@ -145,35 +134,30 @@ class Book:
             del column[:]
         return spilt
 
-    def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
-        """Return all columns but the chunks."""
-        requests = {name: getattr(self, name).tobytes() for name in KINDS}
-        return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes, tuple(self.illegal))
 
-
-def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
+def assemble(book: Book, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     """Build the log: chunks grouped by request, without those of tries before the last."""
-    requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
+    requests = {name: np.frombuffer(getattr(book, name), kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())
     )
     n = len(requests["state"])
     since = np.zeros(n, np.int64)
-    for request, place in columns.cut.items():
+    for request, place in book.cut.items():
         since[request] = place
     kept = np.flatnonzero(np.arange(len(rid)) >= since[rid])
     order = kept[np.argsort(rid[kept], kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)
     return Log(
         **requests,
-        error=[columns.errors.get(i, "") for i in range(n)],
+        error=[book.errors.get(i, "") for i in range(n)],
         offsets=offsets,
         chunk_ns=ns[order],
         chunk_tokens=tokens[order],
         chunk_shared=shared[order].astype(bool),
-        precise=columns.precise,
-        cpu_s=columns.cpu_s,
-        wall_s=columns.wall_s,
-        peak_bytes=columns.peak_bytes,
-        illegal=columns.illegal,
+        precise=book.precise,
+        cpu_s=book.cpu_s,
+        wall_s=book.wall_s,
+        peak_bytes=book.peak_bytes,
+        illegal=tuple(book.illegal),
     )

@@ -45,7 +45,6 @@ class Setup(NamedTuple):
     seed: int
     timeout_s: float
     style: Style
-    kernel_timer: bool
 
 
 class Sender:
@@ -58,7 +57,8 @@ class Sender:
         self._sweep_s = min(SWEEP_S, setup.timeout_s / 4)
         self._bodies = Bodies(jobs, setup.seed, setup.style)
         self._book = Book(len(jobs))
-        self._timer = Timer(loop, self._due, setup.kernel_timer)
+        self._timer = Timer(loop, self._due)
+        self._book.precise = self._timer.precise
         self._heirs = {} if jobs.after is None else {b: i for i, b in enumerate(jobs.after.tolist()) if b >= 0}
         by_time = np.argsort(jobs.arrival_s, kind="stable")
         self._order = array("i", by_time[np.isfinite(jobs.arrival_s[by_time])].astype("i").tobytes())
@@ -72,7 +72,6 @@ class Sender:
         self._hears = False
         self._begun_ns = 0
         self._begun_cpu_s = 0.0
-        self.precise = self._timer.precise
 
     # ------------------------------------------------------------ what the parent asks for
 
@@ -117,9 +116,11 @@ class Sender:
         self._timer.close()
         self._flush()
         self._spill()
-        cpu_s = time.process_time() - self._begun_cpu_s
-        wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
-        self._parent.write(packed(("log", self._book.columns(self._timer.precise, cpu_s, wall_s, peak_bytes()))))
+        book = self._book
+        book.cpu_s = time.process_time() - self._begun_cpu_s
+        book.wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
+        book.peak_bytes = peak_bytes()
+        self._parent.write(packed(("log", book)))
 
     # ------------------------------------------------------------ the schedule
 
@@ -311,7 +312,7 @@ class Line(asyncio.Protocol):
         gc.collect()
         gc.freeze()
         gc.disable()
-        line.write(packed(("ready", sender.precise)))
+        line.write(packed(("ready",)))
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""

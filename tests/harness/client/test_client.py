@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.client import timer
 from harness.client.body import OFFSETS, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
@@ -51,8 +53,8 @@ def jobs(
     return Jobs(("m",), np.array(at_s, float), 0 * ones, prompt * ones, output * ones, never_s, never_s, *loop)
 
 
-def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Client:
-    return Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
+def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S) -> Client:
+    return Client(work, seed=1, timeout_s=timeout_s, style=style)
 
 
 def begin(sender: Client, url: str, hears: bool = False) -> None:
@@ -196,14 +198,26 @@ def test_connections_are_used_again() -> None:
         assert (states(log), server.connections) == (["done"] * 10, 11)
 
 
-def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.01]), kernel_timer=False) as sender:
-        assert not sender.precise
-        begin(sender, server.url)
-        until(sender, 2)
-        log = sender.log()
-    assert (states(log), log.precise) == (["done"] * 2, False)
-    assert (log.write_ns >= log.intended_ns).all()
+@cases("kernel", [True, False])
+def test_a_timer_fires_at_the_last_time_that_was_set_and_says_whose_it_is(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(timer, "kernel_timer", lambda: None)
+
+    async def fired_ns() -> int:
+        loop = asyncio.get_running_loop()
+        fired: asyncio.Future[int] = loop.create_future()
+        one = timer.Timer(loop, lambda: fired.set_result(time.monotonic_ns() - begun_ns))
+        assert one.precise == kernel
+        begun_ns = time.monotonic_ns()
+        one.at(begun_ns + 3_600_000_000_000)
+        one.at(begun_ns + 20_000_000)
+        at_ns = await fired
+        one.close()
+        return at_ns
+
+    assert asyncio.run(fired_ns()) >= 19_900_000
 
 
 # ---------------------------------------------------------------- held, sent again, given up

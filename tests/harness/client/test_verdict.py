@@ -40,7 +40,8 @@ def log(
         first = round(due + ttft_ms * MS)
         for k in range(10 - shared):
             book.chunks(i, first + k * MS, [1] if k else [1] * (1 + shared))
-    return assemble(book.columns(precise, 1.0, 2.0, 3), [book.spill()])
+    book.precise = precise
+    return assemble(book, [book.spill()])
 
 
 def test_a_good_run_is_valid_and_says_its_numbers() -> None:
@@ -103,7 +104,7 @@ def test_a_refused_connection_is_not_the_clients_fault() -> None:
 
 
 def test_a_run_in_which_nothing_left_is_invalid() -> None:
-    judged = verdict(assemble(Book(3).columns(True, 0.0, 1.0, 0), [Book(3).spill()]), 0.0)
+    judged = verdict(assemble(Book(3), [Book(3).spill()]), 0.0)
     assert isinstance(judged, Verdict)
     assert judged.reasons == ("no request left",)
 
@@ -118,7 +119,7 @@ def test_chunks_of_an_earlier_try_are_not_in_the_log() -> None:
     book.chunks(1, 20, [3])
     spilt.append(book.spill())
     book.chunks(0, 21, [1, 2])
-    run_log = assemble(book.columns(True, 0.0, 1.0, 0), [*spilt, book.spill()])
+    run_log = assemble(book, [*spilt, book.spill()])
     assert run_log.offsets.tolist() == [0, 3, 4]
     assert run_log.chunk_ns.tolist() == [11, 21, 21, 20]
     assert run_log.chunk_tokens.tolist() == [1, 1, 2, 3]

@@ -178,7 +178,7 @@ class Sender:
 
     def log(self) -> Log:
         """See Client."""
-        return assemble(self.book.columns(True, 0.1, 1.0, 1), [self.book.spill()])
+        return assemble(self.book, [self.book.spill()])
 
     def close(self) -> None:
         """See Client."""

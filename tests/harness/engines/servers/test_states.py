@@ -149,7 +149,7 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
 
     async def run(url: str) -> None:
         parent = Parent()
-        setup = Setup(jobs(64, 0.0, 2), 0, 60.0, Style(spare=0), kernel_timer=False)
+        setup = Setup(jobs(64, 0.0, 2), 0, 60.0, Style(spare=0))
         sender = Sender(asyncio.get_running_loop(), setup, parent)  # type: ignore[arg-type]
         rids = iter(range(64))
 
