@@ -35,15 +35,6 @@ class Diagram(NamedTuple):
         """Yield the legal steps, as pairs of states."""
         return ((before, after) for before, to in self.steps.items() for after in to)
 
-    def markdown(self) -> Iterator[str]:
-        """Yield the lines of a table with a row a step; a state that nothing follows has a row too."""
-        yield f"| {self.of} is | becomes | when |"
-        yield "| --- | --- | --- |"
-        for before, to in self.steps.items():
-            yield from (f"| {before} | {after} | {why} |" for after, why in to.items())
-            if not to:
-                yield f"| {before} | | it has ended |"
-
 
 ANEW = "the policy sends it again"
 

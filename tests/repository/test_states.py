@@ -1,4 +1,4 @@
-"""docs/states.md is what the diagrams say, and the diagrams are whole."""
+"""The diagrams of servers and requests are whole."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import get_args
 
 import pytest
 
-from harness.client import states as of_requests
 from harness.client.log import DONE, SENT, WAITING, Book
 from harness.client.states import REQUEST, STRICT, Diagram, IllegalStepError
-from harness.engines.servers.states import SERVER, WEIGHTS, State, page
-from harness.loop.system import ROOT
+from harness.engines.servers.states import SERVER, WEIGHTS, State
 from tests.cases import cases
 
 
@@ -40,13 +38,3 @@ def test_an_illegal_step_raises_in_tests_and_is_noted_in_a_run(monkeypatch: pyte
     book.step(0, WAITING)
     assert book.illegal == ["request 0: no legal step from done to waiting"]
     assert book.state[0] == WAITING  # the run goes on
-
-
-def test_the_page_is_what_the_diagrams_say() -> None:
-    assert (ROOT / "docs/states.md").read_text(encoding="utf-8") == page(), "make docs writes it anew"
-    assert all(
-        why in page()
-        for diagram in (SERVER, of_requests.REQUEST)
-        for to in diagram.steps.values()
-        for why in to.values()
-    )

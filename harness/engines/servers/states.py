@@ -1,11 +1,15 @@
-"""The state diagram of a server, and the page docs/states.md, which `make docs` writes with this module."""
+"""The state diagram of a server, and what a policy sees of each state.
+
+A run that makes another step records it among the faults in its `side.json`; where the environment variable
+BENCH_STRICT is set, as in the tests, it raises. `harness/client/states.py` has the diagram of a request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
-from harness.client.states import REQUEST, STRICT, Diagram
+from harness.client.states import Diagram
 from harness.policy.view import Weights
 
 State = Literal[
@@ -48,35 +52,3 @@ WEIGHTS: Mapping[State, Weights] = {
     "asleep": "out",
     "dead": "out",
 }
-
-
-def page() -> str:
-    """Return the diagrams as the Markdown document docs/states.md."""
-    seen = {w: ", ".join(state for state in WEIGHTS if WEIGHTS[state] == w) for w in dict.fromkeys(WEIGHTS.values())}
-    return "\n".join(
-        [
-            "# States of servers and requests",
-            "",
-            "The legal transitions of a server (`harness/engines/servers/states.py`) and of a request in the load",
-            "client (`harness/client/states.py`). `make docs` writes this page from the code. A run that makes another",
-            f"transition records it among the faults in its `side.json`; where `{STRICT}` is set, as in",
-            "the tests, it raises.",
-            "",
-            "## Server",
-            "",
-            *SERVER.markdown(),
-            "",
-            "| `View.weights`, which a policy reads | states |",
-            "| --- | --- |",
-            *(f"| {weights} | {states} |" for weights, states in seen.items()),
-            "",
-            "## Request",
-            "",
-            *REQUEST.markdown(),
-            "",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    print(page(), end="")
