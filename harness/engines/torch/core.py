@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.engines.machine import Refusal
-from harness.engines.torch.kind import Kind
-from harness.engines.torch.nets import Net
+from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.torch import kind, nets
 from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import WorkerProcess, Workers
+from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live, WallClock
 from harness.policy.events import Done, Preempted
-from harness.policy.types import Gpus, Host, Inst
+from harness.policy.types import Gpus, Host, Inst, Option
 
 
 @dataclass(slots=True, eq=False)
@@ -40,18 +40,35 @@ class Kv:
 class Core(WallClock):
     """The state that all parts of the engine share, and the KV memory of requests."""
 
-    kind: Kind
-    nets: Mapping[str, Net]
-    arenas: Mapping[int | Host, Arena]
-    accounts: Mapping[tuple[str, int | Host], Account]
-    links: Mapping[str, float]  # GB/s
-    layout: str
-    workers: Workers
     residents: Any  # residents.Residents, as `moves` is moves.Moves, and so on: those modules import this one
     moves: Any
     lanes: dict[Any, Any]
     stepping: dict[int, Any]  # keyed by request: the step whose result it waits for
-    kv: dict[int, Kv]
+
+    def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields) -> None:
+        super().__init__(config)
+        self.fields = fields
+        k = self.kind = kind.kind(config)
+        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, fields.wide) for m in config.models}
+        layout: Any = options.get("process", "model")
+        self.layout = laid_out(config, layout)
+        self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
+        self.swap = options.get("preempt") == "swap"  # the KV of preempted members goes to the host and comes back
+        self.mem_bytes = config.pool_bytes or k.mem_bytes
+        self.links = rates(config, k)  # GB/s
+        places: list[int | Host] = [*range(config.gpus), Host(0)]
+        self.arenas = {
+            place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
+        }
+        buffer = k.buffer if options.get("kv") == "elastic" else 0
+        block = max(config.block_tokens, k.block_tokens)
+        self.accounts = {
+            (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
+            for m, net in self.nets.items()
+            for place, arena in self.arenas.items()
+        }
+        self.workers = Workers(k, self.arenas, self.accounts)
+        self.kv: dict[int, Kv] = {}
 
     def preempt(self, request: Live) -> Preempted:
         """Take the KV of a member to free memory for others."""

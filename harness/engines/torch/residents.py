@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from harness.engines.machine import Refusal
@@ -46,7 +46,6 @@ class Resident:
     state: Weights = "loading"
     load: Load | None = None
     evict: Evict | None = None  # the action under which it leaves
-    copies: set[int] = field(default_factory=set)
     worker: WorkerProcess | None = None  # a process of its own
 
 
@@ -57,7 +56,7 @@ class Residents:
         self.engine = engine
         self.by_inst: dict[Inst, Resident] = {}
         self.last_granules: dict[Inst, list[int]] = {}  # those of evicted instances, for reuse
-        self.copies: dict[int, Inst] = {}  # under way, by number
+        self.copies: dict[int, Inst] = {}  # of weights that are under way, by number
         self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for; new prompts leave them free
         self.loads = self.evicts = 0
 
@@ -91,7 +90,6 @@ class Residents:
         for k, link in enumerate(links):
             number = self.engine.copy(link, parts[k :: len(links)], part=way.part)
             if number is not None:
-                resident.copies.add(number)
                 self.copies[number] = inst
         self.loads += 1
         return None
@@ -120,12 +118,12 @@ class Residents:
                 at += n
         return parts
 
-    def landed(self, insts: Iterable[Inst]) -> None:
-        """Set the weights of instances to the state "in", if their copies are done and their worker is ready."""
-        for inst in insts:
-            resident = self.by_inst[inst]
+    def landed(self) -> None:
+        """Set weights to the state "in" whose copies are done and whose worker is ready."""
+        under_way = set(self.copies.values())
+        for inst, resident in list(self.by_inst.items()):
             ready = resident.worker is None or resident.worker.ready
-            if ready and resident.state == "loading" and not resident.copies:
+            if ready and resident.state == "loading" and inst not in under_way:
                 resident.state = "in"
                 if resident.load is not None:
                     self.engine.tell([Done(resident.load)])
@@ -133,10 +131,9 @@ class Residents:
 
     def copied(self, number: int) -> bool:
         """Note that a copy is done; return False if it is not a copy of weights."""
-        if (inst := self.copies.pop(number, None)) is None:
+        if self.copies.pop(number, None) is None:
             return False
-        self.by_inst[inst].copies.discard(number)
-        self.landed([inst])
+        self.landed()
         return True
 
     def evict(self, action: Evict) -> Refusal | None:
