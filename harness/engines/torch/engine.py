@@ -22,9 +22,10 @@ from typing import Any, Literal
 
 from harness.engines.machine import Config, Refusal
 from harness.engines.stamps import Noted
+from harness.engines.torch.kind import WAYS
 from harness.engines.torch.moves import Moves, Transfer
 from harness.engines.torch.processes import WorkerProcess
-from harness.engines.torch.residents import WAYS, Residents
+from harness.engines.torch.residents import Residents
 from harness.engines.torch.setting import Fields, cluster
 from harness.engines.torch.stepping import Stepping
 from harness.engines.torch.verdict import Share, verdict

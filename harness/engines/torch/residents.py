@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core
+from harness.engines.torch.kind import WAYS, Way
 from harness.engines.torch.processes import WorkerProcess
 from harness.engines.torch.wire import Bytes
 from harness.policy.actions import Evict, Load
 from harness.policy.events import Done
 from harness.policy.types import Host, Inst
 from harness.policy.view import Weights
-
-
-class Way(NamedTuple):
-    """A way to load weights (`Load.way`), as this engine does it."""
-
-    source: Literal["host", "disk"] = "host"
-    starts: bool = False  # a process is started for it
-    spread: bool = False  # equal parts over every device's link
-    part: float = 1.0  # it gets this part of the link's rate; Aegaeon's `naive` got 2.83 of 55 GB/s
-
-
-WAYS: Mapping[str, Way] = {
-    "host": Way(),
-    "pool": Way(),
-    "sleep": Way(),
-    "parallel": Way(spread=True),
-    "disk": Way("disk"),
-    "sleep2": Way("disk"),
-    "cold": Way("disk", starts=True),
-    "naive": Way(part=0.05),
-    "reinit": Way(starts=True, part=0.05),
-}
 
 
 @dataclass(slots=True, eq=False)
