@@ -33,7 +33,7 @@ from harness.engines import machine as machines
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.fleet import Kind, Seat
 from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
@@ -52,15 +52,12 @@ class Fields:
     key_env: str = ""  # the environment variable that holds their key: its name, never the key
 
 
-class Attached:
+class Attached(Kind):
     """The servers at the URLs that a user names, which run already."""
 
     name = "attach"
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
-    sleeps: Mapping[str, Sleep] = {}
-    apart = False
-    elastic = False
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
@@ -89,15 +86,9 @@ class Attached:
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
         self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
-    def close(self) -> None:
-        """Do nothing, for no server was started here; see Kind."""
-
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:  # noqa: ARG002
         """See Kind."""
         return Seat(self.matched[inst.model][0], None)
-
-    def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """Do nothing, for the servers manage their own memory; see Kind."""
 
     def roots(self) -> list[int]:
         """Return the processes that listen at the URLs on this machine; see Kind."""

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from harness.client.body import Style
 from harness.client.client import Client, Told
 from harness.client.load import OtherLoad
 from harness.client.log import Log
@@ -42,7 +41,7 @@ from harness.engines.servers.view import Seen
 from harness.engines.wallclock import machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, UserError
+from harness.policy.types import Batch, Fidelity, Host, Inst, UserError
 from harness.policy.view import View
 
 if TYPE_CHECKING:
@@ -52,13 +51,6 @@ LEAD_S = 0.1  # from the order to begin to the window's first moment, by which t
 BEHIND_S = 10.0  # a run whose events wait longer than this to be taken in ends, and is invalid
 CLIENT = "client.parquet"
 
-Connect = Callable[[Jobs, int, Style], Client]
-
-
-def connect(jobs: Jobs, seed: int, style: Style) -> Client:
-    """Return the client of a run."""
-    return Client(jobs, seed=seed, timeout_s=SILENT_S, style=style)
-
 
 class Servers(Requests):
     """An engine that serves a workload on servers of one kind."""
@@ -67,9 +59,8 @@ class Servers(Requests):
     fidelity: Fidelity = "real"
     wall_clock = exclusive = True
 
-    def __init__(self, config: Config, kind: Kind, connect: Connect = connect) -> None:
+    def __init__(self, config: Config, kind: Kind) -> None:
         super().__init__(config, kind)
-        self.connect = connect
         self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
@@ -110,7 +101,8 @@ class Servers(Requests):
             for change in self.fleet.changes():
                 if change.what == "dead":
                     raise UserError(change.why)
-        self.client = client = self.connect(jobs, self.config.seed, self.kind.style)
+        client = Client(jobs, seed=self.config.seed, timeout_s=SILENT_S, style=self.kind.style)
+        self.client = client
         client.start()
         for model in self.routes:
             self._route(model)

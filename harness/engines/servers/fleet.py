@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
@@ -48,17 +48,17 @@ class Sleep(NamedTuple):
     rereads: bool = False  # waking reads weights from their files, which drawn weights have not
 
 
-class Kind(Protocol):
-    """A kind of server: program, abilities and settings."""
+class Kind:
+    """A kind of server: program, abilities and settings. What is not overridden is that of servers that run already."""
 
     name: str
     can: frozenset[str]
     ways: frozenset[str]  # ways of Load that it knows
-    sleeps: Mapping[str, Sleep]  # keyed by way: a server loaded by it sleeps when evicted, and wakes when loaded again
+    sleeps: Mapping[str, Sleep] = {}  # keyed by way: its servers sleep when evicted, and wake when loaded again
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
-    apart: bool  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
-    elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
+    apart = False  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
+    elastic = False  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
     slots: int  # requests of the longest size for which a server without a limit takes KV memory, if there is room
     style: Style
     lacks: str  # what it needs and is not here, as in Engine
@@ -70,27 +70,24 @@ class Kind(Protocol):
         Files that the engine needs while it runs may be put into `folder`. Raises UserError, or Unsupported if this
         host has too few GPUs.
         """
-        ...
 
     def close(self) -> None:
         """End what `ready` started, once the servers have ended; may be called twice, or without `ready`."""
-        ...
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
         """Prepare a server for an instance, on a part of the SMs if `sms` names one. Raises UserError."""
-        ...
+        raise NotImplementedError
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
         """Limit a running server's KV memory, unless that is fixed from the start. Raises UserError."""
-        ...
 
     def roots(self) -> list[int]:
         """Return the ids of the server processes on this machine that we did not start."""
-        ...
+        return []
 
     def served(self) -> Mapping[str, str]:
         """Return what serves each model, in words."""
-        ...
+        return {}
 
 
 @dataclass(slots=True, eq=False)

@@ -214,7 +214,6 @@ class Small(Plain):
     name = "small"
     can = frozenset({"Load", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
-    sleeps: Mapping[str, fleet.Sleep] = {}
     slots = 2
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
@@ -255,7 +254,8 @@ class Stage:
         self.sender: Sender | None = None
         self.never_ready: set[str] = set()
         self.taken = 0  # starts that find their port taken
-        self.engine = Servers(config, self.kind, lambda jobs, *_: self.connect(jobs, deaf_ns))  # type: ignore[arg-type]
+        monkeypatch.setattr(module, "Client", lambda jobs, **_: self.connect(jobs, deaf_ns))
+        self.engine = Servers(config, self.kind)
 
     def connect(self, jobs: Jobs, deaf_ns: int) -> Sender:
         self.sender = Sender(self.world, jobs, deaf_ns)
