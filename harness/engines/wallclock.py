@@ -1,6 +1,6 @@
 """The base of engines in real time: the clock, arrivals, membership, causes of waiting, stamps, and their rows.
 
-An engine on a wall clock derives from `WallClock` and adds what it does itself: `step`, the actions, its memory.
+An engine on a wall clock derives from `WallClock` and adds what it does itself: `poll`, the actions, its memory.
 """
 
 from __future__ import annotations
@@ -92,10 +92,6 @@ class WallClock:
 
     # ------------------------------------------------------------ what an engine adds
 
-    def step(self) -> bool:
-        """Do one step of a batch that can run, and queue its events; return False if no batch can run."""
-        raise NotImplementedError
-
     def waits_for(self, request: Live) -> str:
         """Return why a request in a batch is not stepping: one of record.WAITS."""
         raise NotImplementedError
@@ -160,24 +156,6 @@ class WallClock:
 
     def _busy_s(self) -> float:
         return float(sum(counts.busy_s for counts in self.counts.values()))
-
-    def poll(self, until_s: float) -> Event | None:
-        """Take in requests that are due, then do step after step until there is an event to return; see Engine."""
-        until_s = min(until_s, self._end_s)
-        while True:
-            self.clock()
-            self.arrivals()
-            if self._told:
-                return self._told.popleft()
-            if self.now_s >= until_s or self.idle():
-                return None
-            if self.step():
-                continue
-            self.charge(())
-            next_s = min(until_s, self._future[0][0]) if self._future else until_s
-            if next_s == math.inf:
-                return None
-            time.sleep(max(0.0, next_s - self.clock()))
 
     def arrivals(self) -> None:
         """Take in the requests that are due."""

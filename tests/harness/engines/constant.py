@@ -87,8 +87,8 @@ class Constant(WallClock):
                 (begun_s, _, batch, members), self.flight = self.flight, None
                 self.stepped(batch, [req for req in members if req.rid in self.live and req.batch == batch], begun_s)
 
-    def step(self) -> bool:
-        """See WallClock: begin a step, unless one is under way."""
+    def step(self) -> None:
+        """Begin a step, unless one is under way."""
         for _ in range(0 if self.flight else len(self.lanes)):
             batch = self.lanes[0]
             self.lanes.rotate(-1)
@@ -97,8 +97,7 @@ class Constant(WallClock):
             if members:
                 self.charge(members)
                 self.flight = self.now_s, self.now_s + self.fields.step_s, batch, members
-                return True
-        return False
+                return
 
     def takes(self, req: Live) -> bool:
         """Return whether a request holds its KV, from now on if it did not; fail one that never can."""
