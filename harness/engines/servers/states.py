@@ -16,27 +16,20 @@ State = Literal[
     "planned", "starting", "ready", "draining", "stopping", "stopped", "falling asleep", "asleep", "waking", "dead"
 ]
 
+# A server is dead when its process ended by itself, when it does not do what it is ordered to, or answers too late.
 SERVER = Diagram(
     "server",
     {
-        "planned": {"starting": "the run begins; during a run, at once"},
-        "starting": {
-            "ready": "it answers",
-            "starting": "its port was taken: another port, up to three tries",
-            "dead": "its process ended, or it did not answer in time",
-        },
-        "ready": {"draining": "`Evict`", "dead": "its process ended, or it refused a memory limit"},
-        "draining": {
-            "stopping": "its last request has ended",
-            "falling asleep": "its last request has ended, and it was loaded by way of a sleep",
-            "dead": "its process ended, or it refused a memory limit",
-        },
-        "stopping": {"stopped": "its process has ended", "dead": "it survives SIGKILL, or it refused a memory limit"},
-        "stopped": {},
-        "falling asleep": {"asleep": "it says so", "dead": "it does not answer"},
-        "asleep": {"waking": "`Load`", "dead": "its process ended"},
-        "waking": {"ready": "it says so", "dead": "it does not answer"},
-        "dead": {},
+        "planned": ("starting",),
+        "starting": ("ready", "starting", "dead"),  # "starting": its port was taken, and it tries another one
+        "ready": ("draining", "dead"),
+        "draining": ("stopping", "falling asleep", "dead"),  # its last request has ended
+        "stopping": ("stopped", "dead"),
+        "stopped": (),
+        "falling asleep": ("asleep", "dead"),  # it was loaded by way of a sleep
+        "asleep": ("waking", "dead"),
+        "waking": ("ready", "dead"),
+        "dead": (),
     },
 )
 # What a policy sees of each state (View.weights).

@@ -12,15 +12,14 @@ import pytest
 
 from harness.client.body import Server, Style
 from harness.client.frames import Unpacker
-from harness.client.log import STATES, Book
+from harness.client.log import DONE, STATES, Book
 from harness.client.sender import Sender, Setup
-from harness.client.states import REQUEST, STRICT, Diagram, IllegalStepError
+from harness.client.states import REQUEST, STRICT, IllegalStepError
 from harness.engines.servers.fleet import Fleet, Up
 from harness.engines.servers.process import free_port
-from harness.engines.servers.states import SERVER, State
+from harness.engines.servers.states import SERVER, WEIGHTS, State
 from harness.policy.actions import Evict, Load
 from harness.policy.types import UserError
-from tests.cases import cases
 from tests.harness.client.scripted import CLOSE, HANG, HEAD, Asked, Pieces, chunked, error, event, scripted, tokens
 from tests.harness.client.scripted import DONE as DONE_LINE
 from tests.harness.engines.servers import stubbed
@@ -208,18 +207,18 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
     assert seen == set(REQUEST.edges())
 
 
-@cases(("diagram", "state"), [(diagram, state) for diagram in (SERVER, REQUEST) for state in diagram.steps])
-def test_a_step_that_a_state_does_not_have_raises(diagram: Diagram, state: str) -> None:
-    for other in set(diagram.steps) - set(diagram.steps[state]):
-        with pytest.raises(IllegalStepError, match=f"no legal step from {state} to {other}"):
-            diagram.illegal(state, other, "a")
-    assert set(diagram.steps) - set(diagram.steps[state])
-
-
-def test_an_illegal_step_of_a_server_is_among_the_faults_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet, up = Fleet(stubbed.Stubbed(config())), Up(batch("a").inst)
-    with pytest.raises(IllegalStepError):
-        fleet.step(up, "asleep")
+def test_an_illegal_step_raises_in_tests_and_is_among_the_faults_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, up, book = Fleet(stubbed.Stubbed(config())), Up(batch("a").inst), Book(1)
+    for step in (lambda: fleet.step(up, "asleep"), lambda: book.step(0, DONE)):
+        with pytest.raises(IllegalStepError):
+            step()
     monkeypatch.delenv(STRICT)
     fleet.step(up, "asleep")
+    book.step(0, DONE)
     assert fleet.faults == ["server of a on GPU 0: no legal step from planned to asleep"]
+    assert book.illegal == ["request 0: no legal step from waiting to done"]
+    assert (up.state, book.state[0]) == ("asleep", DONE)  # the run goes on
+
+
+def test_every_state_of_a_server_has_a_word_for_policies() -> None:
+    assert set(SERVER.steps) == set(WEIGHTS)
