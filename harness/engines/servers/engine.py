@@ -256,10 +256,7 @@ class Servers(Requests):
         server = self.fleet.up.get(inst) or self.fleet.asleep.get(inst)
         if self.begun and server is not None and server.sms != sms:
             return "never", f"{self.kind.name} takes its part of the SMs when it starts"
-        if sms is None:
-            self.fleet.sms.pop(inst, None)
-        else:
-            self.fleet.sms[inst] = sms
+        self.fleet.sms[inst] = sms
         self.lanes.add(batch)
         self._flow(inst)
         return None

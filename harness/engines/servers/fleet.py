@@ -149,7 +149,7 @@ class Fleet:
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
-        self.sms: dict[Inst, int] = {}  # SMs with which servers start; others have all
+        self.sms: dict[Inst, int | None] = {}  # SMs with which servers start; None, and for others: all
         self.faults: list[str] = []  # sorted by time
         self.spans: list[Span] = []
         self.logs: dict[Path, None] = {}  # one per server that was ever started; a later start appends to it

@@ -67,7 +67,7 @@ class Core(WallClock):
             for m, net in self.nets.items()
             for place, arena in self.arenas.items()
         }
-        self.workers = Workers(k, self.arenas, self.accounts)
+        self.workers = Workers(k, self.nets, self.arenas, self.accounts)
         self.kv: dict[int, Kv] = {}
 
     def preempt(self, request: Live) -> Preempted:

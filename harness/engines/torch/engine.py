@@ -91,7 +91,7 @@ class Torch(Stepping):
         if self.lacks:
             raise UserError(f"torch needs {self.lacks}")
         self.workers.logits = self.logits is not None
-        self.workers.start(self.nets)
+        self.workers.start()
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Wait until the workers started so far are ready, then start the clock; see Engine."""
@@ -271,7 +271,7 @@ class Torch(Stepping):
         """Free a request's KV, once the step or the copy that uses it is over; see WallClock."""
         request.kv_tokens = 0
         if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
-            self.moves.leave(transfer)
+            self.moves.over(transfer)
         kv = self.kv.pop(request.rid, None)
         step = self.stepping.pop(request.rid, None)
         if kv is None or (transfer is not None and transfer.kv is not None):

@@ -26,7 +26,6 @@ class Transfer:
     under: Moving | None  # the action; None: the engine swaps
     kv: Kv | None = None  # the KV at its target; None: the transfer waits
     source: Kv | None = None  # the KV at its source
-    dead: bool = False  # its request has gone
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +73,7 @@ class Moves:
                 if before.kv is not None:  # it is on its way already, and stays where it arrives
                     move.pending.discard(request.rid)
                     continue
-                self.leave(self.moving.pop(request.rid))
+                self.over(self.moving.pop(request.rid))
             self.begin(Transfer(request, to, action.attend, move))
         self._arrived(move)
         return None
@@ -102,7 +101,7 @@ class Moves:
                 self.engine.release(request)
             else:
                 kv.attend = transfer.attend
-            self._over(transfer)
+            self.over(transfer)
             return
         account = self.engine.account(request.model, to)
         if not account.fits(len(kv.blocks)):
@@ -140,17 +139,17 @@ class Moves:
         assert source is not None
         assert kv is not None
         source.account.give(source.blocks)
-        if transfer.dead:
+        if self.moving.get(transfer.request.rid) is not transfer:  # its request has gone
             kv.account.give(kv.blocks)
         else:
             self.moving.pop(transfer.request.rid)
             self.engine.kv[transfer.request.rid] = kv
             kv.swapped = kv.swapped and isinstance(kv.home, Host)
-            self._over(transfer)
+            self.over(transfer)
         self.engine.freed()
 
-    def _over(self, transfer: Transfer) -> None:
-        """Remove a transfer from its Move, and end the Move if it was the last one."""
+    def over(self, transfer: Transfer) -> None:
+        """Remove a transfer that is over or given up from its Move, and end the Move if it was the last one."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
@@ -160,11 +159,6 @@ class Moves:
         if not move.pending and move in self.moves:
             self.moves.remove(move)
             self.engine.tell([Done(move.action)])
-
-    def leave(self, transfer: Transfer) -> None:
-        """Give up a transfer whose request has left or has another transfer now; its Move no longer waits for it."""
-        transfer.dead = True
-        self._over(transfer)
 
     def stalled(self) -> bool:
         """Fail the first move that waits for memory, as nothing can free any memory; return False if no move waits."""

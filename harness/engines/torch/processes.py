@@ -115,11 +115,14 @@ class Workers:
     """
 
     def __init__(
-        self, kind: Kind, arenas: Mapping[int | Host, Arena], accounts: Mapping[tuple[str, int | Host], Account]
+        self,
+        kind: Kind,
+        nets: Mapping[str, Net],
+        arenas: Mapping[int | Host, Arena],
+        accounts: Mapping[tuple[str, int | Host], Account],
     ) -> None:
-        self.kind, self.arenas, self.accounts = kind, arenas, accounts
+        self.kind, self.nets, self.arenas, self.accounts = kind, nets, arenas, accounts
         self.cores = sorted(os.sched_getaffinity(0))
-        self.nets: Mapping[str, Net] = {}
         self.processes: dict[tuple[Any, ...], WorkerProcess] = {}
         self.logits = False
         self._introduced: set[tuple[WorkerProcess, WorkerProcess]] = set()
@@ -140,32 +143,32 @@ class Workers:
         assert self._nursery is not None
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
-    def start(self, served: Mapping[str, Net]) -> None:
+    def start(self) -> None:
         """Start the nursery and the links, take memory, draw weights. Raises UserError if they do not start."""
         cuda = self.kind.name == "cuda"
-        self.nets, self._nursery = served, Nursery(cuda=cuda)
+        self._nursery = Nursery(cuda=cuda)
         for arena in self.arenas.values():  # a card's memory is no file: an empty one keeps its number
             self._files.append(os.memfd_create("device"))
             os.ftruncate(self._files[-1], arena.size)
-        for net in served.values():
+        for net in self.nets.values():
             self._files.append(os.memfd_create("weights"))
             os.ftruncate(self._files[-1], net.weight_bytes)
         if cuda:
             devices = [arena.size for place, arena in self.arenas.items() if not isinstance(place, Host)]
             self._nursery.open_cards(devices, self.kind)
-            self._files += [os.dup(file) for file in self._files[-len(served) :]]
+            self._files += [os.dup(file) for file in self._files[-len(self.nets) :]]
         else:
-            self._write(served)
+            self._write()
         self._links, self._links_pid = self._nursery.start("links")
-        self._links.send((tuple(range(len(self._files))), tuple(served.values())))
+        self._links.send((tuple(range(len(self._files))), tuple(self.nets.values())))
         send_files(self._links, self._files)
         self._links.recv()
         self._watch(self._links.fileno(), None)
 
-    def _write(self, served: Mapping[str, Net]) -> None:
+    def _write(self) -> None:
         """Write each model's weights to its file in host memory, and to one on disk."""
         self._folder = Path(tempfile.mkdtemp(prefix="bench-torch-"))
-        for k, net in enumerate(served.values()):
+        for k, net in enumerate(self.nets.values()):
             raw = nets.blob(net, k).tobytes()
             with open(self._files[len(self.arenas) + k], "wb", closefd=False) as file:
                 file.write(raw)

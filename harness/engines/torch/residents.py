@@ -19,9 +19,9 @@ from harness.policy.view import Weights
 class Resident:
     """An instance's weights on a device."""
 
+    load: Load
     granules: list[int]
     state: Weights = "loading"
-    load: Load | None = None
     evict: Evict | None = None  # the action under which it leaves
     worker: WorkerProcess | None = None  # a process of its own
 
@@ -50,7 +50,7 @@ class Residents:
         if arena.whole(size) > arena.free_bytes:
             self.claims[device] = self.claims.get(device, 0) + arena.whole(size)
             return "not now", f"no room for {inst.model}"
-        resident = self.by_inst[inst] = Resident(arena.take(size, self.last_granules.get(inst, ())), load=action)
+        resident = self.by_inst[inst] = Resident(action, arena.take(size, self.last_granules.get(inst, ())))
         if way.starts:
             resident.worker = self.engine.workers.worker(device, inst.model, "own", cold=True)
         else:
@@ -102,8 +102,7 @@ class Residents:
             ready = resident.worker is None or resident.worker.ready
             if ready and resident.state == "loading" and inst not in under_way:
                 resident.state = "in"
-                if resident.load is not None:
-                    self.engine.tell([Done(resident.load)])
+                self.engine.tell([Done(resident.load)])
                 self.engine.freed()  # an eviction may have been refused while they were on their way
 
     def copied(self, number: int) -> bool:
