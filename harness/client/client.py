@@ -104,10 +104,7 @@ class Client:
         self._ask(("route", model, to))
 
     def send(self, rid: int, to: Server) -> None:
-        """Send a held request now, or send again a request that failed, was dropped or is open elsewhere.
-
-        Its chunks from an earlier try are forgotten. Nothing happens if it is done.
-        """
+        """Send a held request now. Nothing happens if it was given up."""
         self._ask(("send", self._known(rid), to, time.monotonic_ns()))
 
     def cancel(self, rid: int) -> None:

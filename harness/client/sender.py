@@ -97,14 +97,9 @@ class Sender:
 
     def send(self, rid: int, to: Server, asked_ns: int) -> None:
         """See Client."""
-        book = self._book
-        if book.state[rid] == DONE:  # it ended while the parent decided
-            return
-        if book.state[rid] != WAITING:
-            self._let_go(rid)
-            book.again(rid)
-        book.due_ns[rid] = asked_ns
-        self._leave(rid, to)
+        if self._book.state[rid] == WAITING:  # not given up meanwhile
+            self._book.due_ns[rid] = asked_ns
+            self._leave(rid, to)
 
     def cancel(self, rid: int) -> None:
         """See Client."""
@@ -164,19 +159,17 @@ class Sender:
 
     def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
         """Send a request on an idle connection, or on a new one if `fresh` or none is idle."""
-        if not fresh:
-            self._book.tries[rid] += 1
         pool = self._pool(to)
         connection = None if fresh else pool.take()
         if connection is not None:
             self._write(rid, to, connection)
             return
         self._book.step(rid, CONNECTING)
-        task = self._loop.create_task(self._connect(rid, to, pool, self._book.tries[rid]))
+        task = self._loop.create_task(self._connect(rid, to, pool))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, rid: int, to: Server, pool: Pool, its_try: int) -> None:
+    async def _connect(self, rid: int, to: Server, pool: Pool) -> None:
         connection, why = None, ""
         try:
             async with asyncio.timeout(self._timeout_ns * 1e-9):
@@ -187,8 +180,7 @@ class Sender:
             why = "connection refused"
         except OSError as error:
             why = f"no connection: {error.strerror or type(error).__name__}"
-        book = self._book
-        if book.state[rid] != CONNECTING or book.tries[rid] != its_try:  # given up, or sent elsewhere, in the meantime
+        if self._book.state[rid] != CONNECTING:  # given up in the meantime
             if connection is not None:
                 connection.drop()
         elif connection is not None:
@@ -240,11 +232,13 @@ class Sender:
 
     def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
         """End a request, and schedule its successor in a closed loop after its think time."""
-        book, connection = self._book, self._open.get(rid)
-        tokens = 0 if connection is None else connection.response.made
-        if connection is not None and tokens and state == DONE and connection.response.usage_tokens > 0:
-            tokens = connection.response.usage_tokens  # an event may hold several
-        self._let_go(rid)
+        book, connection, tokens = self._book, self._open.pop(rid, None), 0
+        if connection is not None:
+            tokens = connection.response.made
+            if tokens and state == DONE and connection.response.usage_tokens > 0:
+                tokens = connection.response.usage_tokens  # an event may hold several
+            if connection.rid == rid:  # it is still open there
+                connection.drop()
         book.step(rid, state)
         book.end_ns[rid] = now_ns
         if why:
@@ -255,12 +249,6 @@ class Sender:
             book.intended_ns[heir] = now_ns + round(self._jobs.think_s.item(heir) * 1e9)
             heapq.heappush(self._later, (book.intended_ns[heir], heir))
             self._arm()
-
-    def _let_go(self, rid: int) -> None:
-        """Close the connection on which a request is open, if it has one."""
-        connection = self._open.pop(rid, None)
-        if connection is not None and connection.rid == rid:
-            connection.drop()
 
     # ------------------------------------------------------------ silence, and the parent
 

@@ -36,17 +36,17 @@ class Diagram(NamedTuple):
         return ((before, after) for before, to in self.steps.items() for after in to)
 
 
-# The policy may drop a request until it has ended, and send one that is not done again: it is "waiting" anew.
+# The policy may drop a request until it has ended.
 REQUEST = Diagram(
     "request",
     {
         "waiting": ("connecting", "sent", "dropped"),  # it leaves: "sent" at once where a connection is idle
-        "connecting": ("sent", "failed", "dropped", "waiting"),
+        "connecting": ("sent", "failed", "dropped"),
         # "connecting": its idle connection was closed before the server read it; "done": without a token
-        "sent": ("streaming", "connecting", "done", "failed", "dropped", "waiting"),
-        "streaming": ("done", "failed", "dropped", "waiting"),  # since its first token
+        "sent": ("streaming", "connecting", "done", "failed", "dropped"),
+        "streaming": ("done", "failed", "dropped"),  # since its first token
         "done": (),
-        "failed": ("waiting",),  # no connection, an HTTP error, an error in the stream, a closed connection, or silence
-        "dropped": ("waiting",),
+        "failed": (),  # no connection, an HTTP error, an error in the stream, a closed connection, or silence
+        "dropped": (),
     },
 )

@@ -140,7 +140,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "id": np.arange(len(log.state)),
             **{name: stamps(getattr(log, name)) for name in SAID},
             "status": log.status,
-            "tries": log.tries,
+            "tries": (log.due_ns >= 0).astype(np.int32),  # how often it was sent
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "by_event": log.by_event,
             "cached_tokens": pa.array(log.cached_tokens, mask=log.cached_tokens < 0),

@@ -63,7 +63,7 @@ def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], 
     every = np.array([ns for stamps in chunks for ns in stamps], np.int64)
     return Log(
         none, none, write_ns, none, none, none, np.full(n, 200, np.int16), np.full(n, DONE, np.int8), [""] * n,
-        np.ones(n, np.int32), output, none, none, offsets, every, np.ones(len(every), np.int32),
+        output, none, none, offsets, every, np.ones(len(every), np.int32),
         np.zeros(len(every), bool), True, 0.0, 0.0, 0,
     )  # fmt: skip
 

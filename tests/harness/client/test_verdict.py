@@ -10,7 +10,7 @@ import pytest
 
 from harness.client import load
 from harness.client.load import OtherLoad
-from harness.client.log import DONE, FAILED, SENT, Book, Log, assemble
+from harness.client.log import DONE, FAILED, Book, Log, assemble
 from harness.client.verdict import Verdict, verdict
 from tests.cases import cases
 from tests.tools.client_speed import limit
@@ -109,23 +109,18 @@ def test_a_run_in_which_nothing_left_is_invalid() -> None:
     assert judged.reasons == ("no request left",)
 
 
-def test_chunks_of_an_earlier_try_are_not_in_the_log() -> None:
+def test_chunks_are_grouped_by_request_in_the_order_of_their_reads() -> None:
     book = Book(2)
     book.chunks(1, 10, [1, 1])
     spilt = [book.spill()]
     book.chunks(0, 11, [1])
-    book.step(1, SENT)
-    book.again(1)
     book.chunks(1, 20, [3])
-    spilt.append(book.spill())
-    book.chunks(0, 21, [1, 2])
     run_log = assemble(book, [*spilt, book.spill()])
-    assert run_log.offsets.tolist() == [0, 3, 4]
-    assert run_log.chunk_ns.tolist() == [11, 21, 21, 20]
-    assert run_log.chunk_tokens.tolist() == [1, 1, 2, 3]
+    assert run_log.offsets.tolist() == [0, 1, 4]
+    assert run_log.chunk_ns.tolist() == [11, 10, 10, 20]
+    assert run_log.chunk_tokens.tolist() == [1, 1, 1, 3]
     assert run_log.chunk_shared.tolist() == [False, False, True, False]
-    assert run_log.tokens.tolist() == [4, 3]
-    assert run_log.first_ns.tolist() == [11, 20]
+    assert (run_log.tokens.tolist(), run_log.first_ns.tolist()) == ([1, 5], [11, 10])
 
 
 def test_other_load_is_the_machines_less_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
