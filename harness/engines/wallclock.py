@@ -357,16 +357,16 @@ class WallView:
     """The part of a View that concerns requests only."""
 
     def __init__(self, engine: WallClock) -> None:
-        self._requests = engine
+        self.engine = engine
 
     @property
     def now_s(self) -> float:
         """See View."""
-        return self._requests.now_s
+        return self.engine.now_s
 
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
-        counts, members = self._requests.counts.get(batch, Counts()), self._requests.members(batch)
+        counts, members = self.engine.counts.get(batch, Counts()), self.engine.members(batch)
         prompts = [request.ctx_tokens for request in members if not request.kv_tokens]
         decodes = [request.ctx_tokens for request in members if request.kv_tokens]
         return BatchState(
@@ -383,18 +383,18 @@ class WallView:
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
-        return tuple(self._requests.batches.get(batch, ()))
+        return tuple(self.engine.batches.get(batch, ()))
 
     def request(self, rid: int) -> RequestState:
         """See View."""
-        return self._requests.state(rid)
+        return self.engine.state(rid)
 
     def oracle_tokens(self, rid: int) -> int:
         """See View."""
-        if not self._requests.oracle:
+        if not self.engine.oracle:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
-        self._requests.state(rid)  # KeyError where it has not come
-        return int(self._requests.jobs.output_tokens[rid])
+        self.engine.state(rid)  # KeyError where it has not come
+        return int(self.engine.jobs.output_tokens[rid])
 
 
 class NoProfile:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,7 +69,7 @@ class Servers(Requests):
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
         self._other: OtherLoad | None = None
         self._other_cores = math.nan
-        self._folder: Path | None = None
+        self._folder: TemporaryDirectory[str] | None = None
 
     def timed(self, config: Config, folder: Path) -> Rig:
         """Return the rig that times these servers from outside, for a cost table; their logs go into `folder`."""
@@ -83,8 +82,8 @@ class Servers(Requests):
 
     def ready(self) -> None:
         """Find the servers' programs and models; see Engine."""
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-servers-"))
-        self.fleet.open(self._folder)
+        self._folder = TemporaryDirectory(prefix="bench-servers-", ignore_cleanup_errors=True)
+        self.fleet.open(Path(self._folder.name))
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
@@ -120,8 +119,7 @@ class Servers(Requests):
         finally:
             self.fleet.close()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+                self._folder.cleanup()
 
     def view(self) -> View:
         """See Engine."""

@@ -175,9 +175,7 @@ class Constant(WallClock):
 class Seen(WallView):
     """The state as policies see it."""
 
-    def __init__(self, engine: Constant) -> None:
-        super().__init__(engine)
-        self.engine = engine
+    engine: Constant
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""
