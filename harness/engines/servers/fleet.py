@@ -104,8 +104,6 @@ class Up:
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
     sms: int | None = None  # SMs with which it was started; None: all
-    told_bytes: int | None = None  # elastic: the last `kv_bytes` that it was told
-    telling: Lock = field(default_factory=Lock)
 
     @property
     def weights(self) -> Weights:
@@ -307,48 +305,31 @@ class Fleet:
         turns = [self._turns[g] for g in sorted(_gpus(up.inst))] if self.kind.apart and what != "stopped" else []
 
         def attend() -> None:
-            with ExitStack() as stack:
-                for turn in turns:
-                    stack.enter_context(turn)
-                if turns:
-                    if self._closing:
-                        return
-                    up.since_s = time.monotonic()
-                work(process)
-            if what == "ready":
-                self._limit(up)
-            self._ring(Change(up, what))
-
-        self._in_thread(up, attend)
-
-    def resize(self, up: Up, kv_bytes: int) -> None:
-        """Change the limit of a server's KV memory; a server that does not obey counts as dead."""
-        up.kv_bytes = kv_bytes
-        if up.state == "ready":
-            self._in_thread(up, lambda: self._limit(up))
-
-    def _limit(self, up: Up) -> None:
-        """Tell an elastic server its limit if it has changed; runs in a thread. Raises UserError if that fails."""
-        with up.telling:  # one after the other, so that the last one holds
-            if (kv_bytes := up.kv_bytes) != up.told_bytes:
-                try:
-                    self.kind.resize(up.inst, kv_bytes)
-                except UserError as error:
-                    raise UserError(f"no limit for the server of {up.inst.model}: {error}") from None
-            up.told_bytes = kv_bytes
-
-    def _in_thread(self, up: Up, work: Callable[[], None]) -> None:
-        """Do `work` with a server in a thread, which reports an error."""
-
-        def run() -> None:
             try:
-                work()
+                with ExitStack() as stack:
+                    for turn in turns:
+                        stack.enter_context(turn)
+                    if turns:
+                        if self._closing:
+                            return
+                        up.since_s = time.monotonic()
+                    work(process)
+                self._ring(Change(up, what))
             except UserError as error:
                 self._ring((up, error))
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(Thread(target=run, daemon=True))
+        self._threads.append(Thread(target=attend, daemon=True))
         self._threads[-1].start()
+
+    def resize(self, up: Up, kv_bytes: int) -> None:
+        """Change the limit of an elastic server's KV memory; a server that does not obey counts as dead."""
+        up.kv_bytes = kv_bytes
+        if up.state == "ready":
+            try:
+                self.kind.resize(up.inst, kv_bytes)
+            except UserError as error:
+                self._ring((up, UserError(f"no limit for the server of {up.inst.model}: {error}")))
 
     def _ring(self, word: Change | tuple[Up, UserError]) -> None:
         self._word.put(word)
@@ -431,7 +412,7 @@ class Fleet:
         self.step(up, what)
         if what == "ready":
             if self.kind.elastic:
-                self.resize(up, up.kv_bytes)  # it may have changed meanwhile
+                self.resize(up, up.kv_bytes)
         else:
             del self.up[up.inst]
             if what == "asleep":
