@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import time
-from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -47,12 +46,17 @@ class Setup(NamedTuple):
     style: Style
 
 
-class Sender:
-    """A sender of requests by the clock (see the module), which reports events to its parent in batches."""
+class Sender(asyncio.Protocol):
+    """A sender of requests by the clock (see the module), which reports events to its parent in batches.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, parent: asyncio.Transport) -> None:
+    It is the protocol of the connection to its parent, which brings the parent's calls.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup) -> None:
         jobs = setup.jobs
-        self._loop, self._jobs, self._style, self._parent = loop, jobs, setup.style, parent
+        self._loop, self._jobs, self._style = loop, jobs, setup.style
+        self._unpacker = Unpacker()
+        self.ended: asyncio.Future[None] = loop.create_future()  # done once the parent is gone
         self._timeout_ns = round(setup.timeout_s * 1e9)
         self._sweep_s = min(SWEEP_S, setup.timeout_s / 4)
         self._bodies = Bodies(jobs, setup.seed, setup.style)
@@ -60,27 +64,25 @@ class Sender:
         self._timer = Timer(loop, self._due)
         self._book.precise = self._timer.precise
         self._heirs = {} if jobs.after is None else {b: i for i, b in enumerate(jobs.after.tolist()) if b >= 0}
-        by_time = np.argsort(jobs.arrival_s, kind="stable")
-        self._order = array("i", by_time[np.isfinite(jobs.arrival_s[by_time])].astype("i").tobytes())
-        self._at = 0  # how many of `_order` have come
-        self._later: list[tuple[int, int]] = []  # a heap of requests that come after another's end: stamp, request
+        self._opened = np.flatnonzero(np.isfinite(jobs.arrival_s))  # others come after the end of another
+        self._arrival_ns = np.rint(1e9 * jobs.arrival_s[self._opened]).astype(np.int64)
+        # A heap of the requests that are to come: ns from 0 s, and request.
+        self._later = sorted(zip(self._arrival_ns.tolist(), self._opened.tolist(), strict=True))
         self._routes: dict[str, Server] = {}
         self._pools: dict[str, Pool] = {}
         self._open: dict[int, Connection] = {}  # keyed by request that is sent or streaming
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[tuple[str, int, int, int]] = []
         self._hears = False
-        self._begun_ns = 0
+        self._zero_ns = self._begun_ns = 0
         self._begun_cpu_s = 0.0
 
     # ------------------------------------------------------------ what the parent asks for
 
     def begin(self, zero_ns: int, hears: bool) -> None:
         """See Client."""
-        self._hears = hears
-        opened = np.isfinite(self._jobs.arrival_s)
-        intended_ns = np.frombuffer(self._book.intended_ns, np.int64)
-        intended_ns[opened] = zero_ns + np.rint(self._jobs.arrival_s[opened] * 1e9).astype(np.int64)
+        self._hears, self._zero_ns = hears, zero_ns
+        np.frombuffer(self._book.intended_ns, np.int64)[self._opened] = zero_ns + self._arrival_ns
         self._begun_ns, self._begun_cpu_s = time.monotonic_ns(), time.process_time()
         self._sweep()
         self._arm()
@@ -121,25 +123,13 @@ class Sender:
 
     def _due(self) -> None:
         """Let all requests that are due arrive, and set the timer for the next arrival."""
-        order, intended, later = self._order, self._book.intended_ns, self._later
-        n = len(order)
-        while True:
-            now_ns = time.monotonic_ns()
-            if later and later[0][0] <= now_ns:
-                self._arrive(heapq.heappop(later)[1])
-            elif self._at < n and intended[order[self._at]] <= now_ns:
-                self._at += 1
-                self._arrive(order[self._at - 1])
-            else:
-                break
+        while self._later and self._later[0][0] <= time.monotonic_ns() - self._zero_ns:
+            self._arrive(heapq.heappop(self._later)[1])
         self._arm()
 
     def _arm(self) -> None:
-        due = [self._later[0][0]] if self._later else []
-        if self._at < len(self._order):
-            due.append(self._book.intended_ns[self._order[self._at]])
-        if due:
-            self._timer.at(min(due))
+        if self._later:
+            self._timer.at(self._zero_ns + self._later[0][0])
 
     def _arrive(self, rid: int) -> None:
         book, at_ns = self._book, self._book.intended_ns[rid]
@@ -247,7 +237,7 @@ class Sender:
         heir = self._heirs.pop(rid, None)
         if heir is not None and self._jobs.think_s is not None:
             book.intended_ns[heir] = now_ns + round(self._jobs.think_s.item(heir) * 1e9)
-            heapq.heappush(self._later, (book.intended_ns[heir], heir))
+            heapq.heappush(self._later, (book.intended_ns[heir] - self._zero_ns, heir))
             self._arm()
 
     # ------------------------------------------------------------ silence, and the parent
@@ -280,37 +270,20 @@ class Sender:
             self._parent.write(packed(("told", self._told)))
             self._told = []
 
-
-class Line(asyncio.Protocol):
-    """The connection to the parent. It brings the parent's calls, and its loss means that the parent is gone."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, ended: asyncio.Future[None]) -> None:
-        self._loop, self._setup, self._ended = loop, setup, ended
-        self._unpacker = Unpacker()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        line = cast("asyncio.Transport", transport)  # uvloop has classes of its own
-        try:
-            sender = Sender(self._loop, self._setup, line)
-        except UserError as error:
-            line.write(packed(("refused", str(error))))
-            return
-        self._verbs = {name: getattr(sender, name) for name in ("begin", "route", "send", "cancel", "log")}
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        line.write(packed(("ready",)))
+        self._parent = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        self._parent.write(packed(("ready",)))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Do what the parent asks for: each message has the name of a method, and its arguments; see asyncio."""
         for verb, *values in self._unpacker.feed(data):
-            self._verbs[verb](*values)
+            getattr(self, verb)(*values)
 
     def connection_lost(self, _: Exception | None) -> None:
         """See asyncio."""
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 def peak_bytes() -> int:
@@ -329,9 +302,16 @@ async def serve(line: socket.socket, setup: Setup) -> None:
     """Run until the parent hangs up."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_die)
-    ended: asyncio.Future[None] = loop.create_future()
-    await loop.create_unix_connection(lambda: Line(loop, setup, ended), sock=line)
-    await ended
+    try:
+        sender = Sender(loop, setup)
+    except UserError as error:
+        line.sendall(packed(("refused", str(error))))
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    await loop.create_unix_connection(lambda: sender, sock=line)
+    await sender.ended
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -144,12 +144,13 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
 
         def write(self, data: bytes) -> None:
             """See Transport."""
-            self.told += [event for kind, what in self.unpacker.feed(data) if kind == "told" for event in what]
+            self.told += [event for kind, *what in self.unpacker.feed(data) if kind == "told" for event in what[0]]
 
     async def run(url: str) -> None:
         parent = Parent()
         setup = Setup(jobs(64, 0.0, 2), 0, 60.0, Style(spare=0))
-        sender = Sender(asyncio.get_running_loop(), setup, parent)  # type: ignore[arg-type]
+        sender = Sender(asyncio.get_running_loop(), setup)
+        sender.connection_made(parent)  # type: ignore[arg-type]
         rids = iter(range(64))
 
         def send(model: str) -> int:
