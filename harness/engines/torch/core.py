@@ -56,10 +56,9 @@ class Core(WallClock):
         self.swap = options.get("preempt") == "swap"  # the KV of preempted members goes to the host and comes back
         self.mem_bytes = config.pool_bytes or k.mem_bytes
         self.links = rates(config, k)  # GB/s
-        places: list[int | Host] = [*range(config.gpus), Host(0)]
-        self.arenas = {
-            place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
-        }
+        self.places: list[Gpus] = [(device,) for device in range(config.gpus)]  # at which an instance can run
+        self.arenas: dict[int | Host, Arena] = {g: Arena(self.mem_bytes, k.granule) for g in range(config.gpus)}
+        self.arenas[Host(0)] = Arena(k.host_bytes, k.granule)
         buffer = k.buffer if options.get("kv") == "elastic" else 0
         block = max(config.block_tokens, k.block_tokens)
         self.accounts = {
@@ -82,10 +81,9 @@ class Core(WallClock):
         """Let a worker end."""
         raise NotImplementedError
 
-    @property
-    def places(self) -> list[Gpus]:
-        """The places at which an instance can run: each is a tuple of one device."""
-        return [(device,) for device in range(self.config.gpus)]
+    def worker(self, device: int, model: str, *phase: str) -> WorkerProcess:
+        """Return the worker of a model on a device, or of a phase of its lanes; start it if it does not exist."""
+        return self.workers.worker(device, *(() if self.layout == "gpu" else (model,)), *phase)
 
     def place_refusal(self, inst: Inst) -> Refusal | None:
         """Return the reason for which an instance cannot be at its place, None where it can."""

@@ -54,9 +54,8 @@ class Residents:
         if way.starts:
             resident.worker = self.engine.workers.worker(device, inst.model, "own", cold=True)
         else:
-            keys: dict[str, list[list[str]]] = {"gpu": [[]], "pair": [[inst.model, "prefill"], [inst.model, "decode"]]}
-            for key in keys.get(self.engine.layout, [[inst.model]]):
-                self.engine.workers.worker(device, *key)
+            for phase in [["prefill"], ["decode"]] if self.engine.layout == "pair" else [[]]:
+                self.engine.worker(device, inst.model, *phase)
         parts = self._copy_parts(inst, resident, way)
         if not self.engine.begun:
             self.engine.workers.fill(parts)

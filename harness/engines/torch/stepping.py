@@ -42,10 +42,7 @@ class Stepping(Core):
         resident = self.residents.by_inst.get(batch.inst)
         if resident is not None and resident.worker is not None and sms is None:
             return resident.worker
-        key: tuple[Any, ...] = () if self.layout == "gpu" else (model,)
-        if sms is not None or self.layout == "pair":
-            key = (*key, phase)
-        return self.workers.worker(device, *key)
+        return self.worker(device, model, *([phase] if sms is not None or self.layout == "pair" else []))
 
     def run(self, order: Run) -> Refusal | None:
         """Put an order in force; return the reason if it is refused, else None."""
@@ -138,7 +135,7 @@ class Stepping(Core):
             if kv.home != inst.place:
                 assert not isinstance(kv.home, Host)
                 remote = kv.home[0]
-                peer = self.workers.worker(remote, *(() if self.layout == "gpu" else (model,)))
+                peer = self.worker(remote, model)
                 self.workers.sync(peer, model)
                 self.workers.introduce(worker, peer)
             parts.append(Part(request.rid, request.prompt_tokens, start, count, generated, tuple(kv.blocks), remote))
