@@ -92,6 +92,10 @@ class WallClock:
 
     # ------------------------------------------------------------ what an engine adds
 
+    def charge(self) -> None:
+        """Charge the time of all requests up to now to the causes of their waits."""
+        raise NotImplementedError
+
     def waits_for(self, request: Live) -> str:
         """Return why a request in a batch is not stepping: one of record.WAITS."""
         raise NotImplementedError
@@ -199,17 +203,6 @@ class WallClock:
         slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
-    def charge(self, stepping: Iterable[Live]) -> None:
-        """Charge the time of all requests up to now to the causes of their waits.
-
-        From now on the requests in `stepping` count as computing, and the others as waiting.
-        """
-        solo = {request.rid for request in stepping}
-        for request in self.live.values():
-            self._book(request)
-            waits = "admission" if request.batch is None else self.waits_for(request)
-            request.cause = "compute" if request.rid in solo else waits
-
     def _book(self, request: Live) -> None:
         """Charge a request's time up to now to its present cause."""
         self._R[request.cause][request.rid] += self.now_s - request.since_s
@@ -228,10 +221,6 @@ class WallClock:
         }
 
     # ------------------------------------------------------------ requests
-
-    def used_bytes(self, model: str) -> int:
-        """Return the bytes of the KV of a model's requests."""
-        return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def members(self, batch: Batch) -> Collection[Live]:
         """Return the requests of a batch, in order of Admit."""
@@ -273,7 +262,7 @@ class WallClock:
             self.withdrawn(request)
             request.batch = batch
             self.batches.setdefault(batch, {})[who] = request
-            self.charge(())
+            self.charge()
         return None
 
     def withdrawn(self, request: Live) -> None:
@@ -284,26 +273,6 @@ class WallClock:
         if request.batch is not None:
             self.release(request)
             del self.batches[request.batch][request.rid]
-
-    def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
-        """Record a step from `begun_s` to now, in which each of its requests made its next token.
-
-        The requests now hold the KV of all tokens before that one.
-        """
-        counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
-        counts.steps += 1
-        counts.busy_s += self.now_s - begun_s
-        for request in stepping:
-            fresh = not request.kv_tokens
-            counts.prefilled_tokens += request.ctx_tokens * fresh
-            counts.decoded_tokens += not fresh
-            request.kv_tokens = request.ctx_tokens
-            self._token(request, batch)
-            if request.made == request.output_tokens:
-                events.append(self.end(request, "done"))
-            elif fresh:
-                events.append(Prefilled(request.rid, batch))
-        self.tell(events)
 
     def _token(self, request: Live, batch: Batch) -> None:
         r, place = request.rid, batch.inst.place
@@ -326,7 +295,7 @@ class WallClock:
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """End a request now; its successor in a closed loop arrives after its think time."""
-        self.charge(())
+        self.charge()
         self._R["done"][request.rid], self._ends[request.rid] = self.now_s, stamps.NAMES.index(state)
         self._leave(request)
         del self.live[request.rid]
@@ -340,7 +309,7 @@ class WallClock:
 
     def noted(self) -> Noted:
         """Return the records of all requests up to now."""
-        self.charge(())
+        self.charge()
         R = self._R
         R["made"] = [len(times) for times in self._stamps_s]
         late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # arrivals wait for a step's end

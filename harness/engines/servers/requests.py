@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -167,7 +166,7 @@ class Requests(WallClock):
         up = self.fleet.up.get(request.batch.inst)
         return "queue" if up is not None and up.state == "ready" else "load"
 
-    def charge(self, stepping: Iterable[Live]) -> None:
+    def charge(self) -> None:
         """Do nothing: waits are charged request by request (`_pass`)."""
 
     def release(self, request: Live) -> None:

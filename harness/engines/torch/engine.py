@@ -326,12 +326,12 @@ class Torch(Stepping):
         account = self.account(request.model, request.batch.inst.place)
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
-    def charge(self, stepping: Iterable[Live]) -> None:
+    def charge(self) -> None:
         """Charge the time of every request up to now, at most once per CHARGE_S; see WallClock.
 
         Requests in steps are charged also whenever their step begins or ends.
         """
-        if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
+        if self.now_s < self._charged_s + CHARGE_S:
             return
         self._charged_s = self.now_s
         for request in self.live.values():
