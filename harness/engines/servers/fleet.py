@@ -116,7 +116,7 @@ class Up:
         return self.seat.process if self.seat is not None else None
 
 
-What = Literal["ready", "stopped", "asleep", "dead"]
+What = Literal["ready", "stopped", "asleep"]
 DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": "stop", "falling asleep": "sleep"}
 
 
@@ -124,7 +124,7 @@ class Change(NamedTuple):
     """A change of a server's state, with the reason where it is dead."""
 
     up: Up
-    what: What
+    what: What | Literal["dead"]
     why: str = ""
 
 
@@ -153,7 +153,7 @@ class Fleet:
         self.logs: dict[Path, None] = {}  # one per server that was ever started; a later start appends to it
         self._folder = Path()
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake `wait`
-        self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
+        self._word: SimpleQueue[tuple[Up, What | UserError]] = SimpleQueue()  # what became of servers
         self._threads: list[Thread] = []
         self._turns = [Lock() for _ in self.gpus]  # starts, sleeps and wakes of a GPU may take turns
         self._closing = False
@@ -272,7 +272,7 @@ class Fleet:
             if up.seat.process is not None and not self.kind.apart:
                 up.seat.process.start()
         except UserError as error:
-            self._ring(Change(up, "dead", str(error)))
+            self._ring(up, error)
             return
 
         def ready(process: Process) -> None:
@@ -299,7 +299,7 @@ class Fleet:
         """Do lengthy `work` with a server's process in a thread, which reports its end as `what`."""
         process = up.process
         if process is None:
-            self._ring(Change(up, what))
+            self._ring(up, what)
             return
 
         turns = [self._turns[g] for g in sorted(_gpus(up.inst))] if self.kind.apart and what != "stopped" else []
@@ -314,9 +314,9 @@ class Fleet:
                             return
                         up.since_s = time.monotonic()
                     work(process)
-                self._ring(Change(up, what))
+                self._ring(up, what)
             except UserError as error:
-                self._ring((up, error))
+                self._ring(up, error)
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         self._threads.append(Thread(target=attend, daemon=True))
@@ -329,10 +329,10 @@ class Fleet:
             try:
                 self.kind.resize(up.inst, kv_bytes)
             except UserError as error:
-                self._ring((up, UserError(f"no limit for the server of {up.inst.model}: {error}")))
+                self._ring(up, UserError(f"no limit for the server of {up.inst.model}: {error}"))
 
-    def _ring(self, word: Change | tuple[Up, UserError]) -> None:
-        self._word.put(word)
+    def _ring(self, up: Up, came: What | UserError) -> None:
+        self._word.put((up, came))
         if self._bell is not None:
             os.write(self._bell[1], b"!")
 
@@ -361,21 +361,20 @@ class Fleet:
         yield from self._ended()
         while True:
             try:
-                word = self._word.get_nowait()
+                up, came = self._word.get_nowait()
             except Empty:
                 return
             if self._bell is not None:
                 os.read(self._bell[0], 1)
-            up = word[0]
             if self.up.get(up.inst) is not up:
                 continue
-            if isinstance(word, Change):
-                yield self._changed(word)
-            elif isinstance(word[1], PortTaken) and up.tries < TRIES:
+            if not isinstance(came, UserError):
+                yield self._changed(up, came)
+            elif isinstance(came, PortTaken) and up.tries < TRIES:
                 up.tries += 1
                 self.start(up)
             else:
-                yield self._dead(up, self._refused(up, word[1]))
+                yield self._dead(up, self._refused(up, came))
 
     def _ended(self) -> Iterator[Change]:
         """Yield the changes of servers that ended by themselves.
@@ -403,10 +402,7 @@ class Fleet:
             return str(error)
         return _with_log(up, f"did not {DOES[up.state]}: {error}")
 
-    def _changed(self, change: Change) -> Change:
-        up, what, why = change
-        if what == "dead":
-            return self._dead(up, why)
+    def _changed(self, up: Up, what: What) -> Change:
         taken_s = time.monotonic() - up.since_s
         self.spans.append(Span(DOES.get(up.state, what), up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         self.step(up, what)
@@ -417,7 +413,7 @@ class Fleet:
             del self.up[up.inst]
             if what == "asleep":
                 self.asleep[up.inst] = up
-        return change
+        return Change(up, what)
 
     def _dead(self, up: Up, why: str) -> Change:
         """Drop a server that ended by itself or never answered, and end what is left of it."""

@@ -213,23 +213,20 @@ class Rig:
 
     # ------------------------------------------------------------ servers
 
-    def _start(self, inst: Inst) -> float | None:
+    def _start(self, inst: Inst, tries: int = TRIES) -> float | None:
         """Start a server and return the seconds until it answers; None if it runs already and is not ours to start."""
-        for left in (2, 1, 0):
-            seat = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
-            self._up[inst] = seat
-            if seat.process is None:
-                return None
-            begun_s = time.monotonic()
-            seat.process.start()
-            try:
-                seat.process.wait_ready(READY_S)
-            except PortTaken:
-                if not left:
-                    raise
-            else:
-                return time.monotonic() - begun_s
-        raise AssertionError
+        seat = self._up[inst] = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
+        if seat.process is None:
+            return None
+        begun_s = time.monotonic()
+        seat.process.start()
+        try:
+            seat.process.wait_ready(READY_S)
+        except PortTaken:
+            if tries == 1:
+                raise
+            return self._start(inst, tries - 1)
+        return time.monotonic() - begun_s
 
     def _stop(self, inst: Inst) -> float:
         process, begun_s = self._up.pop(inst).process, time.monotonic()

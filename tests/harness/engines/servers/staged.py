@@ -20,7 +20,7 @@ from harness.engines.machine import Config, Served
 from harness.engines.servers import engine as module
 from harness.engines.servers import fleet
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Change, Seat, Up
+from harness.engines.servers.fleet import Seat, Up
 from harness.engines.servers.process import PortTaken
 from harness.loop.replay import Outcome, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
@@ -270,11 +270,11 @@ class Stage:
                 work(up.process)
             if what == "ready" and self.taken:
                 self.taken -= 1
-                self.engine.fleet._ring((up, PortTaken("its port is taken")))
+                self.engine.fleet._ring(up, PortTaken("its port is taken"))
             elif what == "ready" and up.inst.model in self.never_ready:
-                self.engine.fleet._ring((up, UserError(f"server {up.inst.model} ended before it was ready")))
+                self.engine.fleet._ring(up, UserError(f"server {up.inst.model} ended before it was ready"))
             else:
-                self.engine.fleet._ring(Change(up, what))
+                self.engine.fleet._ring(up, what)
 
         self.world.at(self.world.now_ns + (START_NS if what == "ready" else STOP_NS), over)
 

@@ -82,7 +82,7 @@ def test_servers_take_every_step_of_their_diagram(tmp_path: Path, monkeypatch: p
     try:
         until(steps.down(until(up("host"), "ready")), "stopped")
         stopping = steps.down(until(up("host"), "ready"))
-        steps.fleet._ring((stopping, UserError("no limit")))  # before it has stopped
+        steps.fleet._ring(stopping, UserError("no limit"))  # before it has stopped
         until(stopping, "dead")
         asleep = until(steps.down(until(up(), "ready")), "asleep")
         assert up() is asleep
