@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class Core(WallClock):
         }
         self.workers = Workers(k, self.nets, self.arenas, self.accounts)
         self.kv: dict[int, Kv] = {}
+        self.copying: dict[int, Callable[[], None]] = {}  # what follows each copy that is under way
 
     def preempt(self, request: Live) -> Preempted:
         """Take the KV of a member to free memory for others."""
@@ -143,12 +144,12 @@ class Core(WallClock):
         """Return the account that counts a model's KV blocks on a device or on the host."""
         return self.accounts[model, place if isinstance(place, Host) else place[0]]
 
-    def copy(self, link: str, parts: Iterable[Bytes], *, kv: bool = False, part: float = 1.0) -> int | None:
-        """Order a copy over a link, at the fraction `part` of the link's rate.
-
-        Return the copy's number, or None if there is nothing to copy.
-        """
-        return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
+    def copy(
+        self, link: str, parts: Sequence[Bytes], copied: Callable[[], None], *, kv: bool = False, part: float = 1.0
+    ) -> None:
+        """Order a copy over a link, at the fraction `part` of the link's rate; `copied` is called when it is done."""
+        number = self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
+        self.copying[number] = copied
 
     def refuse(self, done: Done) -> None:
         """Queue a Done for the policy, which receives it even if it does not listen to Done events of this action."""

@@ -206,8 +206,7 @@ class Torch(Stepping):
             if self.begun and 0 < at_s < math.inf:
                 self.now_s = max(self.now_s, min(at_s - self._zero_s, self._end_s))
             if isinstance(what, Copied):
-                if not self.residents.copied(what.number):
-                    self.moves.copied(what.number)
+                self.copying.pop(what.number)()
                 continue
             assert worker is not None
             if isinstance(what, Stepped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core, Kv
@@ -42,7 +43,7 @@ class Moves:
     def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.moving: dict[int, Transfer] = {}  # keyed by request
-        self.under_way: dict[int, Transfer] = {}  # keyed by the number of their copies
+        self.under_way: list[Transfer] = []
         self.moves: list[Moving] = []
         self.count = 0
         self.full = False  # a move has waited for memory of the host
@@ -80,7 +81,7 @@ class Moves:
 
     def in_transit(self, account: Account) -> bool:
         """Tell whether KV is on its way from or to an account."""
-        ends = (end for transfer in self.under_way.values() for end in (transfer.source, transfer.kv))
+        ends = (end for transfer in self.under_way for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
@@ -112,10 +113,10 @@ class Moves:
                 print(f"torch: {text}", file=sys.stderr, flush=True)
             return
         transfer.kv = Kv(account, to, account.take(len(kv.blocks)), kv.tokens, transfer.attend, transfer.under is None)
-        number = self.engine.copy(self._link(kv.home, to), self._kv_parts(kv, transfer.kv), kv=True)
-        assert number is not None
-        self.under_way[number] = transfer
         transfer.source = kv
+        self.under_way.append(transfer)
+        parts = list(self._kv_parts(kv, transfer.kv))
+        self.engine.copy(self._link(kv.home, to), parts, partial(self._copied, transfer), kv=True)
         self.count += 1
 
     def _link(self, source: Gpus | Host, target: Gpus | Host) -> str:
@@ -132,9 +133,9 @@ class Moves:
             for x, y in zip(kv.account.granules(a), new.account.granules(b), strict=True):
                 yield ends[0], x * size, ends[1], y * size, size
 
-    def copied(self, number: int) -> None:
+    def _copied(self, transfer: Transfer) -> None:
         """Take in the end of a copy: the KV is at its target from now on, and the source is freed."""
-        transfer = self.under_way.pop(number)
+        self.under_way.remove(transfer)
         source, kv = transfer.source, transfer.kv
         assert source is not None
         assert kv is not None

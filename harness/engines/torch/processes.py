@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -258,26 +258,23 @@ class Workers:
 
     # ------------------------------------------------------------ messages to them
 
-    def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
-        """Order a copy at `rate` bytes/s; return the copy's number, or None if there is nothing to copy."""
-        if not (every := tuple(parts)):
-            return None
+    def copy(self, link: str, rate: float, parts: Sequence[Bytes], *, kv: bool = False) -> int:
+        """Order a copy at `rate` bytes/s, and return the copy's number."""
         assert self._links is not None
         self._copies += 1
         copies = self._copying.setdefault(link, {})
         if not copies:
             self._moved_s[link] = time.monotonic()
-        copies[self._copies] = sum(size for *_, size in every) / rate
-        self._links.send(Copy(self._copies, link, rate, kv, every))
+        copies[self._copies] = sum(size for *_, size in parts) / rate
+        self._links.send(Copy(self._copies, link, rate, kv, tuple(parts)))
         return self._copies
 
-    def fill(self, parts: Iterable[Bytes]) -> None:
+    def fill(self, parts: Sequence[Bytes]) -> None:
         """Copy at unlimited rate, and wait until the copy is done. This is used before a run starts."""
-        if (number := self.copy("fill", math.inf, parts)) is not None:
-            assert self._links is not None
-            while self._links.recv().number != number:
-                pass
-            del self._copying["fill"][number]
+        number = self.copy("fill", math.inf, parts)
+        assert self._links is not None
+        self._links.recv()
+        del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
         """Send the workers of a worker's device the changes of KV mappings since the last call.

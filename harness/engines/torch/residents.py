@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core
@@ -23,6 +24,7 @@ class Resident:
     granules: list[int]
     state: Weights = "loading"
     evict: Evict | None = None  # the action under which it leaves
+    copies: int = 0  # under way
     worker: WorkerProcess | None = None  # a process of its own
 
 
@@ -33,7 +35,6 @@ class Residents:
         self.engine = engine
         self.by_inst: dict[Inst, Resident] = {}
         self.last_granules: dict[Inst, list[int]] = {}  # those of evicted instances, for reuse
-        self.copies: dict[int, Inst] = {}  # of weights that are under way, by number
         self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for; new prompts leave them free
         self.loads = self.evicts = 0
 
@@ -64,9 +65,9 @@ class Residents:
         links = [f"disk{device}"] if way.source == "disk" else [f"h2d{device}"]
         links = [f"h2d{g}" for g in range(self.engine.config.gpus)] if way.spread else links
         for k, link in enumerate(links):
-            number = self.engine.copy(link, parts[k :: len(links)], part=way.part)
-            if number is not None:
-                self.copies[number] = inst
+            if some := parts[k :: len(links)]:
+                resident.copies += 1
+                self.engine.copy(link, some, partial(self._copied, resident), part=way.part)
         self.loads += 1
         return None
 
@@ -96,20 +97,16 @@ class Residents:
 
     def landed(self) -> None:
         """Set weights to the state "in" whose copies are done and whose worker is ready."""
-        under_way = set(self.copies.values())
-        for inst, resident in list(self.by_inst.items()):
+        for resident in list(self.by_inst.values()):
             ready = resident.worker is None or resident.worker.ready
-            if ready and resident.state == "loading" and inst not in under_way:
+            if ready and resident.state == "loading" and not resident.copies:
                 resident.state = "in"
                 self.engine.tell([Done(resident.load)])
                 self.engine.freed()  # an eviction may have been refused while they were on their way
 
-    def copied(self, number: int) -> bool:
-        """Note that a copy is done; return False if it is not a copy of weights."""
-        if self.copies.pop(number, None) is None:
-            return False
+    def _copied(self, resident: Resident) -> None:
+        resident.copies -= 1
         self.landed()
-        return True
 
     def evict(self, action: Evict) -> Refusal | None:
         """Start an Evict; return the reason if it is refused, else None."""
