@@ -63,7 +63,7 @@ class Servers(Requests):
         self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
-        self.log: Log | None = None  # the client's, once the run is over
+        self.log: Log  # the client's, once `rows` were asked for
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
@@ -338,7 +338,6 @@ class Servers(Requests):
 
     def about(self) -> dict[str, Any]:
         """Return the verdict on whether the run measured its servers, and facts of these servers; see Observed."""
-        assert self.log is not None
         judged = verdict(self.log, self._other_cores, self.behind)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
         facts: dict[str, Any] = {
@@ -352,7 +351,6 @@ class Servers(Requests):
 
     def side(self) -> dict[str, Any]:
         """Return faults of servers, starts and stops, and the client's own load; see Observed."""
-        assert self.log is not None
         taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
 
@@ -360,7 +358,6 @@ class Servers(Requests):
         """Return the client's record of requests and the servers' logs, by file name; see Observed."""
 
         def client() -> Iterator[bytes]:
-            assert self.log is not None
             yield account.parquet(account.table(self.log, self._zero_ns, self.errors))
 
         return {CLIENT: client(), **{f"server-{log.name}": _read(log) for log in self.fleet.logs}}

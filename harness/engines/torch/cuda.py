@@ -370,8 +370,7 @@ class Card:
 
         It launches the kernels from this worker's thread, on the "attend" stream of the other device.
         """
-        attention: Callable[[int, Tensor, Tensor, Tensor], Tensor] = self.cards.take(handle)
-        return attention
+        return self.cards.take(handle)
 
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor

@@ -126,8 +126,8 @@ class Workers:
         self.processes: dict[tuple[Any, ...], WorkerProcess] = {}
         self.logits = False
         self._introduced: set[tuple[WorkerProcess, WorkerProcess]] = set()
-        self._nursery: Nursery | None = None
-        self._links: Connection | None = None
+        self._nursery: Nursery  # since `start`, as the links
+        self._links: Connection
         self._poll = select.poll()
         self._by_file: dict[int, WorkerProcess | None] = {}
         self._files: list[int] = []
@@ -140,7 +140,6 @@ class Workers:
 
     def watch_load(self) -> None:
         """Count processor seconds from now on."""
-        assert self._nursery is not None
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
     def start(self) -> None:
@@ -193,7 +192,6 @@ class Workers:
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
         """Return the worker of `device` that has this `key`; start it if it does not exist."""
         if (worker := self.processes.get((device, *key))) is None:
-            assert self._nursery is not None
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
             if self.load is not None:
                 self.load.join(worker.pid)
@@ -209,7 +207,7 @@ class Workers:
         """Forget a worker, and let it end."""
         for key in [key for key, other in self.processes.items() if other is worker]:
             del self.processes[key]
-        if self.load is not None and self._nursery is not None and worker.pid != self._nursery.pid:
+        if self.load is not None and worker.pid != self._nursery.pid:
             self.load.leave(worker.pid)
         del self._by_file[worker.conn.fileno()]
         self._poll.unregister(worker.conn.fileno())
@@ -241,10 +239,8 @@ class Workers:
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
             worker = self._by_file[file]
-            end = self._links if worker is None else worker.conn
-            assert end is not None
             try:
-                what = end.recv()
+                what = (self._links if worker is None else worker.conn).recv()
                 if isinstance(what, Copied):
                     link = next(link for link, copies in self._copying.items() if what.number in copies)
                     del self._copying[link][what.number]
@@ -260,7 +256,6 @@ class Workers:
 
     def copy(self, link: str, rate: float, parts: Sequence[Bytes], *, kv: bool = False) -> int:
         """Order a copy at `rate` bytes/s, and return the copy's number."""
-        assert self._links is not None
         self._copies += 1
         copies = self._copying.setdefault(link, {})
         if not copies:
@@ -272,7 +267,6 @@ class Workers:
     def fill(self, parts: Sequence[Bytes]) -> None:
         """Copy at unlimited rate, and wait until the copy is done. This is used before a run starts."""
         number = self.copy("fill", math.inf, parts)
-        assert self._links is not None
         self._links.recv()
         del self._copying["fill"][number]
 

@@ -50,7 +50,7 @@ def test_a_worker_is_told_of_pages_that_it_knows_or_can_use() -> None:
 
 def test_a_link_that_moves_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(CPU, {}, {}, {})
-    monkeypatch.setattr(workers, "_links", SimpleNamespace(send=lambda copy: None))
+    monkeypatch.setattr(workers, "_links", SimpleNamespace(send=lambda copy: None), raising=False)
     workers.copy("h2d0", 1e6, [(0, 0, 1, 0, 5_000_000)])  # five seconds of it
     monkeypatch.setitem(workers._moved_s, "h2d0", workers._moved_s["h2d0"] - 60.0)
     assert workers.late_link(100.0) == ""
