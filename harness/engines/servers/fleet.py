@@ -23,7 +23,7 @@ from harness.client.body import Server, Style
 from harness.engines.commands import Ask
 from harness.engines.machine import Refusal
 from harness.engines.servers.process import PortTaken, Process
-from harness.engines.servers.states import SERVER, WEIGHTS, State
+from harness.engines.servers.states import SERVER, STATES, State
 from harness.policy.actions import Action, Evict, Load
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
@@ -108,7 +108,7 @@ class Up:
     @property
     def weights(self) -> Weights:
         """The state of its weights, as policies see it."""
-        return WEIGHTS[self.state]
+        return STATES[self.state][0]
 
     @property
     def process(self) -> Process | None:

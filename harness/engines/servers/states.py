@@ -16,32 +16,18 @@ State = Literal[
     "planned", "starting", "ready", "draining", "stopping", "stopped", "falling asleep", "asleep", "waking", "dead"
 ]
 
-# A server is dead when its process ended by itself, when it does not do what it is ordered to, or answers too late.
-SERVER = Diagram(
-    "server",
-    {
-        "planned": ("starting",),
-        "starting": ("ready", "starting", "dead"),  # "starting": its port was taken, and it tries another one
-        "ready": ("draining", "dead"),
-        "draining": ("stopping", "falling asleep", "dead"),  # its last request has ended
-        "stopping": ("stopped", "dead"),
-        "stopped": (),
-        "falling asleep": ("asleep", "dead"),  # it was loaded by way of a sleep
-        "asleep": ("waking", "dead"),
-        "waking": ("ready", "dead"),
-        "dead": (),
-    },
-)
-# What a policy sees of each state (View.weights).
-WEIGHTS: Mapping[State, Weights] = {
-    "planned": "loading",
-    "starting": "loading",
-    "waking": "loading",
-    "ready": "in",
-    "draining": "leaving",
-    "stopping": "leaving",
-    "falling asleep": "leaving",
-    "stopped": "out",
-    "asleep": "out",
-    "dead": "out",
+# What a policy sees of each state (View.weights), and the states that may follow it. A server is dead when its process
+# ended by itself, when it does not do what it is ordered to, or answers too late.
+STATES: Mapping[State, tuple[Weights, tuple[State, ...]]] = {
+    "planned": ("loading", ("starting",)),
+    "starting": ("loading", ("ready", "starting", "dead")),  # "starting": its port was taken, and it tries another one
+    "ready": ("in", ("draining", "dead")),
+    "draining": ("leaving", ("stopping", "falling asleep", "dead")),  # its last request has ended
+    "stopping": ("leaving", ("stopped", "dead")),
+    "stopped": ("out", ()),
+    "falling asleep": ("leaving", ("asleep", "dead")),  # it was loaded by way of a sleep
+    "asleep": ("out", ("waking", "dead")),
+    "waking": ("loading", ("ready", "dead")),
+    "dead": ("out", ()),
 }
+SERVER = Diagram("server", {state: after for state, (_, after) in STATES.items()})

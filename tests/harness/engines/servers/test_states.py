@@ -17,7 +17,7 @@ from harness.client.sender import Sender, Setup
 from harness.client.states import REQUEST, STRICT, IllegalStepError
 from harness.engines.servers.fleet import Fleet, Up
 from harness.engines.servers.process import free_port
-from harness.engines.servers.states import SERVER, WEIGHTS, State
+from harness.engines.servers.states import SERVER, State
 from harness.policy.actions import Evict, Load
 from harness.policy.types import UserError
 from tests.harness.client.scripted import CLOSE, HANG, HEAD, Asked, Pieces, chunked, error, event, scripted, tokens
@@ -208,7 +208,3 @@ def test_an_illegal_step_raises_in_tests_and_is_among_the_faults_of_a_run(monkey
     assert fleet.faults == ["server of a on GPU 0: no legal step from planned to asleep"]
     assert book.illegal == ["request 0: no legal step from waiting to done"]
     assert (up.state, book.state[0]) == ("asleep", DONE)  # the run goes on
-
-
-def test_every_state_of_a_server_has_a_word_for_policies() -> None:
-    assert set(SERVER.steps) == set(WEIGHTS)
