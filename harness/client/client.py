@@ -23,7 +23,7 @@ from harness.policy.types import Jobs, UserError
 START_S = 60.0  # the longest that the process may take to start
 END_S = 2.0  # the longest that it may take to end by itself
 
-Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropped"]
+Kind = Literal["routed", "arrived", "first", "done", "failed", "dropped"]
 
 
 class Told(NamedTuple):

@@ -184,7 +184,6 @@ class Sender(asyncio.Protocol):
         at_ns = connection.ask(rid, to, self._bodies.request(rid, to), self._jobs.output_tokens.item(rid))
         if self._book.write_ns[rid] < 0:
             self._book.write_ns[rid] = at_ns
-            self._tell("written", rid, at_ns, 0)
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
         """See Owner."""

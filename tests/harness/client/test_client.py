@@ -136,7 +136,7 @@ def test_a_burst_leaves_at_once() -> None:
     n = 40
     with scripted(lambda _: tokens(2)) as server:
         told, log = replayed(jobs([0.0] * n), server.url, PLAIN._replace(spare=8))
-    assert Counter(t.kind for t in told) == dict.fromkeys(("arrived", "written", "first", "done"), n)
+    assert Counter(t.kind for t in told) == dict.fromkeys(("arrived", "first", "done"), n)
     assert log.tokens.tolist() == [2] * n
     assert log.usage_tokens.tolist() == [2] * n
     assert len(set(log.intended_ns)) == 1
@@ -148,7 +148,7 @@ def test_stamps_are_in_order() -> None:
         told, log = replayed(jobs([0.001 * k for k in range(20)], output=5), server.url)
     for rid in range(20):
         mine = [t.kind for t in told if t.rid == rid]
-        assert mine == ["arrived", "written", "first", "done"]
+        assert mine == ["arrived", "first", "done"]
     assert (np.diff(log.intended_ns) == 1_000_000).all()
     for before, after in ((log.intended_ns, log.write_ns), (log.write_ns, log.byte_ns), (log.byte_ns, log.first_ns)):
         assert (before <= after).all()

@@ -178,7 +178,10 @@ def test_requests_take_every_step_of_their_diagram(monkeypatch: pytest.MonkeyPat
             dropped = send("hangs")
         sender.cancel(dropped)
         await heard("dropped", dropped)
-        sender.cancel(await after("written", "hangs"))
+        sent = send("hangs")
+        while STATES[sender._book.state[sent]] != "sent":
+            await asyncio.sleep(0.001)
+        sender.cancel(sent)
         await after("failed", "cut")
         sender.cancel(await after("first", "slow"))
         with socket.socket() as nobody:
