@@ -90,9 +90,9 @@ class Client:
             self.close()
             raise UserError(f"the client's process was not ready after {START_S:g} s")
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
-        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes."""
-        self._ask(("begin", zero_ns, hears))
+    def begin(self, zero_ns: int) -> None:
+        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. Routes are told of from then on."""
+        self._ask(("begin", zero_ns))
 
     def fileno(self) -> int:
         """Return the file descriptor that is readable once there is something to `poll`."""

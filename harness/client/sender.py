@@ -73,15 +73,14 @@ class Sender(asyncio.Protocol):
         self._open: dict[int, Connection] = {}  # keyed by request that is sent or streaming
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[tuple[str, int, int, int]] = []
-        self._hears = False
         self._zero_ns = self._begun_ns = 0
         self._begun_cpu_s = 0.0
 
     # ------------------------------------------------------------ what the parent asks for
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
+    def begin(self, zero_ns: int) -> None:
         """See Client."""
-        self._hears, self._zero_ns = hears, zero_ns
+        self._zero_ns = zero_ns
         np.frombuffer(self._book.intended_ns, np.int64)[self._opened] = zero_ns + self._arrival_ns
         self._begun_ns, self._begun_cpu_s = time.monotonic_ns(), time.process_time()
         self._sweep()
@@ -89,7 +88,7 @@ class Sender(asyncio.Protocol):
 
     def route(self, model: str, to: Server | None) -> None:
         """See Client."""
-        if self._hears:
+        if self._zero_ns:
             self._tell("routed", -1, time.monotonic_ns(), 0)
         if to is None:
             self._routes.pop(model, None)
@@ -134,8 +133,7 @@ class Sender(asyncio.Protocol):
     def _arrive(self, rid: int) -> None:
         book, at_ns = self._book, self._book.intended_ns[rid]
         to = self._routes.get(self._jobs.models[self._jobs.model.item(rid)])
-        if self._hears:
-            self._tell("arrived", rid, at_ns, int(to is not None))
+        self._tell("arrived", rid, at_ns, int(to is not None))
         if to is not None and book.state[rid] == WAITING:  # not given up before its time
             book.due_ns[rid] = at_ns
             self._leave(rid, to)

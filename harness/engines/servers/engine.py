@@ -108,7 +108,7 @@ class Servers(Requests):
         self._other = OtherLoad([os.getpid(), *self.kind.roots()])
         self._zero_ns = time.monotonic_ns() + round((LEAD_S - self.config.start_s) * 1e9)
         self._zero_s = self._zero_ns / 1e9
-        client.begin(self._zero_ns, True)
+        client.begin(self._zero_ns)
 
     def close(self) -> None:
         """Stop every process, even one that is still at work; see Engine."""

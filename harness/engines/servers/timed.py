@@ -311,7 +311,7 @@ class Rig:
         jobs = Jobs(models, np.zeros(n), np.arange(n, dtype=np.int32) % len(insts), prompt, output, never, never)
         self._sent += 1  # other prompts each time: a server that is not ours may have a cache of prefixes
         with Client(jobs, seed=self._sent, timeout_s=SILENT_S, style=self._subject.style) as client:
-            client.begin(time.monotonic_ns() + LEAD_NS, False)
+            client.begin(time.monotonic_ns() + LEAD_NS)
             for batch in np.split(np.arange(n), rounds):
                 for rid in batch.tolist():
                     client.send(rid, self._up[insts[rid % len(insts)]].at)

@@ -56,10 +56,10 @@ def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S) -> Clie
     return Client(work, seed=1, timeout_s=timeout_s, style=style)
 
 
-def begin(sender: Client, url: str, hears: bool = False) -> None:
+def begin(sender: Client, url: str) -> None:
     """Begin a run whose requests all go to one server."""
     sender.route("m", Server(url, "m"))
-    sender.begin(time.monotonic_ns(), hears)
+    sender.begin(time.monotonic_ns())
 
 
 def until(sender: Client, ends: int) -> list[Told]:
@@ -75,7 +75,7 @@ def until(sender: Client, ends: int) -> list[Told]:
 def replayed(work: Jobs, url: str, style: Style = PLAIN, timeout_s: float = NEVER_S) -> tuple[list[Told], Log]:
     with client(work, style, timeout_s) as sender:
         sender.route("m", Server(url, "name"))
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         told = until(sender, len(work))
         return told, sender.log()
 
@@ -224,7 +224,7 @@ def test_a_timer_fires_at_the_last_time_that_was_set_and_says_whose_it_is(
 
 def test_what_has_no_route_is_held_until_it_is_sent() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.0, 0.0])) as sender:
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         told: list[Told] = []
         while len(told) < 3:
             told += sender.poll(NEVER_S)
@@ -243,7 +243,7 @@ def test_a_route_may_be_taken_back() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
         sender.route("m", Server(server.url, "m"))
         sender.route("m", None)
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         assert [t.kind for t in sender.poll(NEVER_S)] == ["arrived"]
         assert states(sender.log()) == ["waiting"]
 
@@ -265,7 +265,7 @@ def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
 def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
     with scripted(lambda _: tokens(2)) as server, client(jobs([0.0, 0.01])) as sender:
         sender.cancel(1)
-        begin(sender, server.url, True)
+        begin(sender, server.url)
         told = until(sender, 2)
         while sum(t.kind == "arrived" for t in told) < 2:
             told += sender.poll(NEVER_S)
@@ -344,7 +344,7 @@ def test_states_add_up_under_all_faults_at_once() -> None:
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1
     with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as sender:
-        begin(sender, server.url, True)
+        begin(sender, server.url)
         told = until(sender, n - 30)
         for rid in range(len(kinds) - 1, n, len(kinds)):
             sender.cancel(rid)
@@ -380,7 +380,7 @@ def test_a_key_is_sent_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_force() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         assert [(t.kind, t.rid, t.tokens) for t in sender.poll(NEVER_S)] == [("arrived", 0, 0)]
         sender.route("m", Server(server.url, "m"))
         assert [(t.kind, t.rid) for t in sender.poll(NEVER_S)] == [("routed", -1)]

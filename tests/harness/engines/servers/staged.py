@@ -87,9 +87,8 @@ class Sender:
         """See Client."""
         return -1
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
+    def begin(self, zero_ns: int) -> None:
         """See Client."""
-        assert hears
         self.begun = True
         for rid, at_s in enumerate(self.jobs.arrival_s.tolist()):
             at_ns = self.book.intended_ns[rid] = zero_ns + round(at_s * 1e9)
