@@ -207,13 +207,13 @@ def test_a_timer_fires_at_the_last_time_that_was_set_and_says_whose_it_is(
     async def fired_ns() -> int:
         loop = asyncio.get_running_loop()
         fired: asyncio.Future[int] = loop.create_future()
-        one = timer.Timer(loop, lambda: fired.set_result(time.monotonic_ns() - begun_ns))
-        assert one.precise == kernel
+        alarm = timer.Timer(loop, lambda: fired.set_result(time.monotonic_ns() - begun_ns))
+        assert alarm.precise == kernel
         begun_ns = time.monotonic_ns()
-        one.at(begun_ns + 3_600_000_000_000)
-        one.at(begun_ns + 20_000_000)
+        alarm.at(begun_ns + 3_600_000_000_000)
+        alarm.at(begun_ns + 20_000_000)
         at_ns = await fired
-        one.close()
+        alarm.close()
         return at_ns
 
     assert asyncio.run(fired_ns()) >= 19_900_000
