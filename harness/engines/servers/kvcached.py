@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.policy.types import UserError
 
 FOLDER = Path("/dev/shm")
-BYTES = 24  # of an account: limit, used, prepared
+BYTES = 24  # an account has three numbers: limit, used, prepared
 
 
 def limit(account: str, limit_bytes: int) -> None:
