@@ -237,7 +237,6 @@ validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs
 
 docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is generated from the code among them
 	@$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
-	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
 	$(PY) -m harness.cli.generated && $(PY) -m sphinx -q -W --keep-going docs .make/docs
 	@echo '.make/docs/index.html'
 

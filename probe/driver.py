@@ -206,6 +206,11 @@ def green_sms(context: Any) -> Any:
     return ok(drv.cuGreenCtxGetDevResource(context, SM_RESOURCE), "cuGreenCtxGetDevResource")
 
 
+def stream() -> int:
+    """Create a stream on all SMs of the device whose context is this thread's."""
+    return int(ok(drv.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
+
+
 def green_stream(context: Any, priority: int = 0) -> int:
     """Create a stream on a green context's SMs; a lower priority is more urgent."""
     return int(ok(drv.cuGreenCtxStreamCreate(context, NON_BLOCKING, priority), "cuGreenCtxStreamCreate"))

@@ -26,10 +26,9 @@ from harness.engines.costs.quantities import sig
 from harness.engines.costs.whole import Network
 from harness.engines.machine import Config, Served
 from harness.engines.torch import costs, nets
-from harness.engines.torch.kind import CPU, GRANULE, PART
+from harness.engines.torch.kind import CPU, GRANULE, PART, WAYS
 from harness.engines.torch.links import CHUNK_S, LEAST
 from harness.engines.torch.nets import Net
-from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.wallclock import machine_facts
 from harness.policy.types import GIB, Inst, Shape, UserError

@@ -23,7 +23,7 @@ from harness.policy.types import Jobs, UserError
 START_S = 60.0  # the longest that the process may take to start
 END_S = 2.0  # the longest that it may take to end by itself
 
-Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropped"]
+Kind = Literal["routed", "arrived", "first", "done", "failed", "dropped"]
 
 
 class Told(NamedTuple):
@@ -48,10 +48,10 @@ class Client:
     the kernel ends that process with the thread.
     """
 
-    def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
+    def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style) -> None:
         none = jobs.ttft_slo_s[:0]
         jobs = replace(jobs, ttft_slo_s=none, tpot_slo_s=none, prefix=None)  # which the process has no use for
-        self._setup = Setup(jobs, seed, timeout_s, style, kernel_timer)
+        self._setup = Setup(jobs, seed, timeout_s, style)
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._errors: IO[bytes] | None = None
@@ -59,7 +59,6 @@ class Client:
         self._told: list[Told] = []
         self._spilt: list[tuple[bytes, ...]] = []  # chunks, as they crossed
         self._log: Log | None = None
-        self.precise = False  # known after `start`: the timer is the kernel's
 
     def __enter__(self) -> Self:
         self.start()
@@ -87,15 +86,13 @@ class Client:
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self._errors
             )
         self._ask(self._setup)
-        message = self._wait("ready", START_S)
-        if message is None:
+        if self._wait("ready", START_S) is None:
             self.close()
             raise UserError(f"the client's process was not ready after {START_S:g} s")
-        self.precise = message[1]
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
-        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: report arrivals and routes."""
-        self._ask(("begin", zero_ns, hears))
+    def begin(self, zero_ns: int) -> None:
+        """Start the run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. Routes are told of from then on."""
+        self._ask(("begin", zero_ns))
 
     def fileno(self) -> int:
         """Return the file descriptor that is readable once there is something to `poll`."""
@@ -107,10 +104,7 @@ class Client:
         self._ask(("route", model, to))
 
     def send(self, rid: int, to: Server) -> None:
-        """Send a held request now, or send again a request that failed, was dropped or is open elsewhere.
-
-        Its chunks from an earlier try are forgotten. Nothing happens if it is done.
-        """
+        """Send a held request now. Nothing happens if it was given up."""
         self._ask(("send", self._known(rid), to, time.monotonic_ns()))
 
     def cancel(self, rid: int) -> None:

@@ -19,7 +19,7 @@ LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())
 class Log(NamedTuple):
     """The log of a run: arrays with an element per request, in the order of the jobs, unless a comment differs.
 
-    -1 means never or unknown. For a request that was sent several times, an element is of the last try.
+    -1 means never or unknown.
     """
 
     intended_ns: NDArray[np.int64]  # intended arrival; a closed loop's is `think_s` after the end before it
@@ -31,7 +31,6 @@ class Log(NamedTuple):
     status: NDArray[np.int16]  # HTTP's; 0: no response
     state: NDArray[np.int8]  # an index of STATES
     error: list[str]  # why it failed; "" elsewhere
-    tries: NDArray[np.int32]  # how often it was sent
     usage_tokens: NDArray[np.int64]  # what the server says that it made; see wire.py where the chunks' sum differs
     prompt_ns: NDArray[np.int64]  # how long its prompt took by the server's own account
     cached_tokens: NDArray[np.int64]  # prompt tokens that the server says to have had in a cache
@@ -69,29 +68,17 @@ class Log(NamedTuple):
         return first
 
 
-class Columns(NamedTuple):
-    """Columns by request, and totals, that the sender process sends its parent when it ends.
-
-    Chunks are not among them: they were sent earlier, in the order in which they were read.
-    """
-
-    requests: dict[str, bytes]
-    errors: dict[int, str]
-    cut: dict[int, int]  # keyed by request sent again: its chunks before this one belong to an earlier try
-    precise: bool
-    cpu_s: float
-    wall_s: float
-    peak_bytes: int
-    illegal: tuple[str, ...]
-
-
 NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens", "prompt_ns", "cached_tokens")
-KINDS = {**dict.fromkeys(NS, "q"), "status": "h", "state": "b", "tries": "i"}
+KINDS = {**dict.fromkeys(NS, "q"), "status": "h", "state": "b"}
 CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
 
 
 class Book:
-    """The columns while a run fills them. They are plain arrays, where writing a number takes tens of nanoseconds."""
+    """The log while a run fills it, which the sender process sends its parent at the end, but for the chunks.
+
+    Chunks are sent earlier, in the order in which they were read. Columns are plain arrays, where writing a number
+    takes tens of nanoseconds.
+    """
 
     def __init__(self, n: int) -> None:
         def column(name: str, of: int) -> array[int]:
@@ -100,11 +87,10 @@ class Book:
         self.intended_ns, self.due_ns, self.write_ns = (column(name, -1) for name in NS[:3])
         self.byte_ns, self.done_ns, self.end_ns = (column(name, -1) for name in NS[3:6])
         self.usage_tokens, self.prompt_ns, self.cached_tokens = (column(name, -1) for name in NS[6:])
-        self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
+        self.status, self.state = (column(name, 0) for name in ("status", "state"))
         self.errors: dict[int, str] = {}
-        self.cut: dict[int, int] = {}
         self.illegal: list[str] = []
-        self._spilt = 0  # chunks that the parent has
+        self.precise, self.cpu_s, self.wall_s, self.peak_bytes = True, 0.0, 0.0, 0
         self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
 
     def step(self, rid: int, state: int) -> None:
@@ -116,15 +102,6 @@ class Book:
         if state not in LEGAL[before]:
             self.illegal.append(REQUEST.illegal(STATES[before], STATES[state], rid))
         self.state[rid] = state
-
-    def again(self, rid: int) -> None:
-        """Forget an earlier try: the request waits to leave."""
-        self.step(rid, WAITING)
-        self.cut[rid] = self._spilt + len(self._rid)
-        self.errors.pop(rid, None)
-        for name in NS[2:]:
-            getattr(self, name)[rid] = -1
-        self.status[rid] = 0
 
     def chunks(self, rid: int, ns: int, tokens: list[int]) -> None:
         """Keep the chunks of one read."""
@@ -139,41 +116,31 @@ class Book:
     def spill(self) -> tuple[bytes, ...]:
         """Return the chunks since the last call, a column each in the order of CHUNKS, and forget them here."""
         columns = (self._rid, self._ns, self._tokens, self._shared)
-        self._spilt += len(self._rid)
         spilt = tuple(column.tobytes() for column in columns)
         for column in columns:
             del column[:]
         return spilt
 
-    def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
-        """Return all columns but the chunks."""
-        requests = {name: getattr(self, name).tobytes() for name in KINDS}
-        return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes, tuple(self.illegal))
 
-
-def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
-    """Build the log: chunks grouped by request, without those of tries before the last."""
-    requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
+def assemble(book: Book, spilt: Sequence[tuple[bytes, ...]]) -> Log:
+    """Build the log: chunks grouped by request."""
+    requests = {name: np.frombuffer(getattr(book, name), kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())
     )
     n = len(requests["state"])
-    since = np.zeros(n, np.int64)
-    for request, place in columns.cut.items():
-        since[request] = place
-    kept = np.flatnonzero(np.arange(len(rid)) >= since[rid])
-    order = kept[np.argsort(rid[kept], kind="stable")]
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)
+    order = np.argsort(rid, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rid, minlength=n))]).astype(np.int64)
     return Log(
         **requests,
-        error=[columns.errors.get(i, "") for i in range(n)],
+        error=[book.errors.get(i, "") for i in range(n)],
         offsets=offsets,
         chunk_ns=ns[order],
         chunk_tokens=tokens[order],
         chunk_shared=shared[order].astype(bool),
-        precise=columns.precise,
-        cpu_s=columns.cpu_s,
-        wall_s=columns.wall_s,
-        peak_bytes=columns.peak_bytes,
-        illegal=columns.illegal,
+        precise=book.precise,
+        cpu_s=book.cpu_s,
+        wall_s=book.wall_s,
+        peak_bytes=book.peak_bytes,
+        illegal=tuple(book.illegal),
     )

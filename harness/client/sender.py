@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import time
-from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -45,50 +44,51 @@ class Setup(NamedTuple):
     seed: int
     timeout_s: float
     style: Style
-    kernel_timer: bool
 
 
-class Sender:
-    """A sender of requests by the clock (see the module), which reports events to its parent in batches."""
+class Sender(asyncio.Protocol):
+    """A sender of requests by the clock (see the module), which reports events to its parent in batches.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, parent: asyncio.Transport) -> None:
+    It is the protocol of the connection to its parent, which brings the parent's calls.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup) -> None:
         jobs = setup.jobs
-        self._loop, self._jobs, self._style, self._parent = loop, jobs, setup.style, parent
+        self._loop, self._jobs, self._style = loop, jobs, setup.style
+        self._unpacker = Unpacker()
+        self.ended: asyncio.Future[None] = loop.create_future()  # done once the parent is gone
         self._timeout_ns = round(setup.timeout_s * 1e9)
         self._sweep_s = min(SWEEP_S, setup.timeout_s / 4)
         self._bodies = Bodies(jobs, setup.seed, setup.style)
         self._book = Book(len(jobs))
-        self._timer = Timer(loop, self._due, setup.kernel_timer)
+        self._timer = Timer(loop, self._due)
+        self._book.precise = self._timer.precise
         self._heirs = {} if jobs.after is None else {b: i for i, b in enumerate(jobs.after.tolist()) if b >= 0}
-        by_time = np.argsort(jobs.arrival_s, kind="stable")
-        self._order = array("i", by_time[np.isfinite(jobs.arrival_s[by_time])].astype("i").tobytes())
-        self._at = 0  # how many of `_order` have come
-        self._later: list[tuple[int, int]] = []  # a heap of requests that come after another's end: stamp, request
+        self._opened = np.flatnonzero(np.isfinite(jobs.arrival_s))  # others come after the end of another
+        self._arrival_ns = np.rint(1e9 * jobs.arrival_s[self._opened]).astype(np.int64)
+        # A heap of the requests that are to come: ns from 0 s, and request.
+        self._later = sorted(zip(self._arrival_ns.tolist(), self._opened.tolist(), strict=True))
         self._routes: dict[str, Server] = {}
         self._pools: dict[str, Pool] = {}
         self._open: dict[int, Connection] = {}  # keyed by request that is sent or streaming
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[tuple[str, int, int, int]] = []
-        self._hears = False
-        self._begun_ns = 0
+        self._zero_ns = self._begun_ns = 0
         self._begun_cpu_s = 0.0
-        self.precise = self._timer.precise
 
     # ------------------------------------------------------------ what the parent asks for
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
+    def begin(self, zero_ns: int) -> None:
         """See Client."""
-        self._hears = hears
-        opened = np.isfinite(self._jobs.arrival_s)
-        intended_ns = np.frombuffer(self._book.intended_ns, np.int64)
-        intended_ns[opened] = zero_ns + np.rint(self._jobs.arrival_s[opened] * 1e9).astype(np.int64)
+        self._zero_ns = zero_ns
+        np.frombuffer(self._book.intended_ns, np.int64)[self._opened] = zero_ns + self._arrival_ns
         self._begun_ns, self._begun_cpu_s = time.monotonic_ns(), time.process_time()
         self._sweep()
         self._arm()
 
     def route(self, model: str, to: Server | None) -> None:
         """See Client."""
-        if self._hears:
+        if self._zero_ns:
             self._tell("routed", -1, time.monotonic_ns(), 0)
         if to is None:
             self._routes.pop(model, None)
@@ -98,14 +98,9 @@ class Sender:
 
     def send(self, rid: int, to: Server, asked_ns: int) -> None:
         """See Client."""
-        book = self._book
-        if book.state[rid] == DONE:  # it ended while the parent decided
-            return
-        if book.state[rid] != WAITING:
-            self._let_go(rid)
-            book.again(rid)
-        book.due_ns[rid] = asked_ns
-        self._leave(rid, to)
+        if self._book.state[rid] == WAITING:  # not given up meanwhile
+            self._book.due_ns[rid] = asked_ns
+            self._leave(rid, to)
 
     def cancel(self, rid: int) -> None:
         """See Client."""
@@ -117,39 +112,28 @@ class Sender:
         self._timer.close()
         self._flush()
         self._spill()
-        cpu_s = time.process_time() - self._begun_cpu_s
-        wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
-        self._parent.write(packed(("log", self._book.columns(self._timer.precise, cpu_s, wall_s, peak_bytes()))))
+        book = self._book
+        book.cpu_s = time.process_time() - self._begun_cpu_s
+        book.wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
+        book.peak_bytes = peak_bytes()
+        self._parent.write(packed(("log", book)))
 
     # ------------------------------------------------------------ the schedule
 
     def _due(self) -> None:
         """Let all requests that are due arrive, and set the timer for the next arrival."""
-        order, intended, later = self._order, self._book.intended_ns, self._later
-        n = len(order)
-        while True:
-            now_ns = time.monotonic_ns()
-            if later and later[0][0] <= now_ns:
-                self._arrive(heapq.heappop(later)[1])
-            elif self._at < n and intended[order[self._at]] <= now_ns:
-                self._at += 1
-                self._arrive(order[self._at - 1])
-            else:
-                break
+        while self._later and self._later[0][0] <= time.monotonic_ns() - self._zero_ns:
+            self._arrive(heapq.heappop(self._later)[1])
         self._arm()
 
     def _arm(self) -> None:
-        due = [self._later[0][0]] if self._later else []
-        if self._at < len(self._order):
-            due.append(self._book.intended_ns[self._order[self._at]])
-        if due:
-            self._timer.at(min(due))
+        if self._later:
+            self._timer.at(self._zero_ns + self._later[0][0])
 
     def _arrive(self, rid: int) -> None:
         book, at_ns = self._book, self._book.intended_ns[rid]
         to = self._routes.get(self._jobs.models[self._jobs.model.item(rid)])
-        if self._hears:
-            self._tell("arrived", rid, at_ns, int(to is not None))
+        self._tell("arrived", rid, at_ns, int(to is not None))
         if to is not None and book.state[rid] == WAITING:  # not given up before its time
             book.due_ns[rid] = at_ns
             self._leave(rid, to)
@@ -163,19 +147,17 @@ class Sender:
 
     def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
         """Send a request on an idle connection, or on a new one if `fresh` or none is idle."""
-        if not fresh:
-            self._book.tries[rid] += 1
         pool = self._pool(to)
         connection = None if fresh else pool.take()
         if connection is not None:
             self._write(rid, to, connection)
             return
         self._book.step(rid, CONNECTING)
-        task = self._loop.create_task(self._connect(rid, to, pool, self._book.tries[rid]))
+        task = self._loop.create_task(self._connect(rid, to, pool))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, rid: int, to: Server, pool: Pool, its_try: int) -> None:
+    async def _connect(self, rid: int, to: Server, pool: Pool) -> None:
         connection, why = None, ""
         try:
             async with asyncio.timeout(self._timeout_ns * 1e-9):
@@ -186,8 +168,7 @@ class Sender:
             why = "connection refused"
         except OSError as error:
             why = f"no connection: {error.strerror or type(error).__name__}"
-        book = self._book
-        if book.state[rid] != CONNECTING or book.tries[rid] != its_try:  # given up, or sent elsewhere, in the meantime
+        if self._book.state[rid] != CONNECTING:  # given up in the meantime
             if connection is not None:
                 connection.drop()
         elif connection is not None:
@@ -201,7 +182,6 @@ class Sender:
         at_ns = connection.ask(rid, to, self._bodies.request(rid, to), self._jobs.output_tokens.item(rid))
         if self._book.write_ns[rid] < 0:
             self._book.write_ns[rid] = at_ns
-            self._tell("written", rid, at_ns, 0)
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
         """See Owner."""
@@ -239,11 +219,13 @@ class Sender:
 
     def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
         """End a request, and schedule its successor in a closed loop after its think time."""
-        book, connection = self._book, self._open.get(rid)
-        tokens = 0 if connection is None else connection.response.made
-        if connection is not None and tokens and state == DONE and connection.response.usage_tokens > 0:
-            tokens = connection.response.usage_tokens  # an event may hold several
-        self._let_go(rid)
+        book, connection, tokens = self._book, self._open.pop(rid, None), 0
+        if connection is not None:
+            tokens = connection.response.made
+            if tokens and state == DONE and connection.response.usage_tokens > 0:
+                tokens = connection.response.usage_tokens  # an event may hold several
+            if connection.rid == rid:  # it is still open there
+                connection.drop()
         book.step(rid, state)
         book.end_ns[rid] = now_ns
         if why:
@@ -252,14 +234,8 @@ class Sender:
         heir = self._heirs.pop(rid, None)
         if heir is not None and self._jobs.think_s is not None:
             book.intended_ns[heir] = now_ns + round(self._jobs.think_s.item(heir) * 1e9)
-            heapq.heappush(self._later, (book.intended_ns[heir], heir))
+            heapq.heappush(self._later, (book.intended_ns[heir] - self._zero_ns, heir))
             self._arm()
-
-    def _let_go(self, rid: int) -> None:
-        """Close the connection on which a request is open, if it has one."""
-        connection = self._open.pop(rid, None)
-        if connection is not None and connection.rid == rid:
-            connection.drop()
 
     # ------------------------------------------------------------ silence, and the parent
 
@@ -291,37 +267,20 @@ class Sender:
             self._parent.write(packed(("told", self._told)))
             self._told = []
 
-
-class Line(asyncio.Protocol):
-    """The connection to the parent. It brings the parent's calls, and its loss means that the parent is gone."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, ended: asyncio.Future[None]) -> None:
-        self._loop, self._setup, self._ended = loop, setup, ended
-        self._unpacker = Unpacker()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        line = cast("asyncio.Transport", transport)  # uvloop has classes of its own
-        try:
-            sender = Sender(self._loop, self._setup, line)
-        except UserError as error:
-            line.write(packed(("refused", str(error))))
-            return
-        self._verbs = {name: getattr(sender, name) for name in ("begin", "route", "send", "cancel", "log")}
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        line.write(packed(("ready", sender.precise)))
+        self._parent = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        self._parent.write(packed(("ready",)))
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Do what the parent asks for: each message has the name of a method, and its arguments; see asyncio."""
         for verb, *values in self._unpacker.feed(data):
-            self._verbs[verb](*values)
+            getattr(self, verb)(*values)
 
     def connection_lost(self, _: Exception | None) -> None:
         """See asyncio."""
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 def peak_bytes() -> int:
@@ -340,9 +299,16 @@ async def serve(line: socket.socket, setup: Setup) -> None:
     """Run until the parent hangs up."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_die)
-    ended: asyncio.Future[None] = loop.create_future()
-    await loop.create_unix_connection(lambda: Line(loop, setup, ended), sock=line)
-    await ended
+    try:
+        sender = Sender(loop, setup)
+    except UserError as error:
+        line.sendall(packed(("refused", str(error))))
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    await loop.create_unix_connection(lambda: sender, sock=line)
+    await sender.ended
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

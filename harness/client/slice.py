@@ -40,14 +40,14 @@ def in_real_time() -> bool:
     return True
 
 
-def shorten() -> bool:
-    """Ask for short turns on the processor; return True if the kernel grants them.
+def shorten() -> None:
+    """Ask for short turns on the processor.
 
     Nothing changes for a process that already runs in real time, and on systems other than Linux.
     """
     number = SCHED_SETATTR.get(platform.machine())
     if not sys.platform.startswith("linux") or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return False
+        return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     wanted = SCHED_ATTR.pack(SCHED_ATTR.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
-    return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(wanted, SCHED_ATTR.size), 0) == 0)
+    ctypes.CDLL(None).syscall(number, 0, ctypes.create_string_buffer(wanted, SCHED_ATTR.size), 0)

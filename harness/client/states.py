@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 STRICT = "BENCH_STRICT"  # environment variable; where it is set, as in tests, an illegal step raises
@@ -14,10 +14,10 @@ class IllegalStepError(AssertionError):
 
 
 class Diagram(NamedTuple):
-    """A state diagram: for each state, the states that may follow it, each with the cause of the step."""
+    """A state diagram: for each state, the states that may follow it."""
 
     of: str  # the thing
-    steps: Mapping[str, Mapping[str, str]]
+    steps: Mapping[str, Sequence[str]]
 
     def illegal(self, before: str, after: str, name: object) -> str:
         """Say what is wrong with a step; "" where it is legal.
@@ -35,48 +35,18 @@ class Diagram(NamedTuple):
         """Yield the legal steps, as pairs of states."""
         return ((before, after) for before, to in self.steps.items() for after in to)
 
-    def markdown(self) -> Iterator[str]:
-        """Yield the lines of a table with a row a step; a state that nothing follows has a row too."""
-        yield f"| {self.of} is | becomes | when |"
-        yield "| --- | --- | --- |"
-        for before, to in self.steps.items():
-            yield from (f"| {before} | {after} | {why} |" for after, why in to.items())
-            if not to:
-                yield f"| {before} | | it has ended |"
 
-
-ANEW = "the policy sends it again"
-
+# The policy may drop a request until it has ended.
 REQUEST = Diagram(
     "request",
     {
-        "waiting": {
-            "connecting": "it leaves, and no open connection is idle",
-            "sent": "it leaves on an idle connection",
-            "dropped": "the policy drops it",
-        },
-        "connecting": {
-            "sent": "its connection is open",
-            "failed": "no connection comes about",
-            "dropped": "the policy drops it",
-            "waiting": ANEW,
-        },
-        "sent": {
-            "streaming": "its first token comes",
-            "connecting": "its idle connection was closed before the server read it",
-            "done": "its response ends without a token",
-            "failed": "an HTTP error, a closed connection, or silence",
-            "dropped": "the policy drops it",
-            "waiting": ANEW,
-        },
-        "streaming": {
-            "done": "its response ends",
-            "failed": "an error in the stream, a closed connection, or silence",
-            "dropped": "the policy drops it",
-            "waiting": ANEW,
-        },
-        "done": {},
-        "failed": {"waiting": ANEW},
-        "dropped": {"waiting": ANEW},
+        "waiting": ("connecting", "sent", "dropped"),  # it leaves: "sent" at once where a connection is idle
+        "connecting": ("sent", "failed", "dropped"),
+        # "connecting": its idle connection was closed before the server read it; "done": without a token
+        "sent": ("streaming", "connecting", "done", "failed", "dropped"),
+        "streaming": ("done", "failed", "dropped"),  # since its first token
+        "done": (),
+        "failed": (),  # no connection, an HTTP error, an error in the stream, a closed connection, or silence
+        "dropped": (),
     },
 )

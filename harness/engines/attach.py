@@ -20,7 +20,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,7 +32,7 @@ from harness.engines import machine as machines
 from harness.engines.llamacpp import LlamaCpp
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Kind, Seat
 from harness.engines.sglang import Sglang
 from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
@@ -52,16 +51,12 @@ class Fields:
     key_env: str = ""  # the environment variable that holds their key: its name, never the key
 
 
-class Attached:
+class Attached(Kind):
     """The servers at the URLs that a user names, which run already."""
 
     name = "attach"
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
-    sleeps: Mapping[str, Sleep] = {}
-    apart = False
-    elastic = False
-    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
@@ -90,15 +85,9 @@ class Attached:
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
         self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
-    def close(self) -> None:
-        """Do nothing, for no server was started here; see Kind."""
-
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:  # noqa: ARG002
         """See Kind."""
         return Seat(self.matched[inst.model][0], None)
-
-    def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """Do nothing, for the servers manage their own memory; see Kind."""
 
     def roots(self) -> list[int]:
         """Return the processes that listen at the URLs on this machine; see Kind."""
@@ -134,43 +123,39 @@ def _answer(base: str, key: str) -> bytes:
 
     Raises UserError for a redirect, an error, or an answer that is too long or takes too long.
     """
-    parts, late, where = urlsplit(base), threading.Event(), f"{base}/v1/models"
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
-
-    line: list[socket.socket] = []
-
-    def end() -> None:
-        late.set()
-        for open_ in line or [connection.sock]:  # no socket before it is connected; connecting has a limit of its own
-            with suppress(OSError, AttributeError):
-                open_.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(ANSWER_S, end)
-    timer.start()
-    try:
-        connection.connect()
-        line.append(connection.sock)  # kept here: the connection forgets it if the server closes
-        path = f"{parts.path}/v1/models"
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
-        answer = connection.getresponse()
-        body = answer.read(ANSWER_BYTES + 1) if answer.status == http.client.OK else b""
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        if not late.is_set():
-            why = shown(str(error)) or type(error).__name__
-            raise UserError(f"{base} does not answer: {why}") from None
-    finally:
-        timer.cancel()
-        connection.close()
-    if late.is_set():
+    where, came = f"{base}/v1/models", list[tuple[int, bytes] | Exception]()
+    # A thread asks, as a server that sends a byte now and then keeps within every limit of a connection.
+    asking = threading.Thread(target=lambda: came.append(_asked(base, key)), daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    if not came:
         raise UserError(f"{where}: no whole answer within {ANSWER_S:g} s")
-    if 300 <= answer.status < 400:
-        raise UserError(f"{where}: HTTP {answer.status}, a redirect, which no key follows: name the server itself")
-    if answer.status != http.client.OK:
-        raise UserError(f"{where}: HTTP {answer.status}")
+    if isinstance(came[0], Exception):
+        raise UserError(f"{base} does not answer: {shown(str(came[0])) or type(came[0]).__name__}")
+    status, body = came[0]
+    if 300 <= status < 400:
+        raise UserError(f"{where}: HTTP {status}, a redirect, which no key follows: name the server itself")
+    if status != http.client.OK:
+        raise UserError(f"{where}: HTTP {status}")
     if len(body) > ANSWER_BYTES:
         raise UserError(f"{where}: an answer of more than {ANSWER_BYTES / 1e6:.0f} MB")
     return body
+
+
+def _asked(base: str, key: str) -> tuple[int, bytes] | Exception:
+    """Ask a server for its models; return the status and the body of its answer, or what went wrong."""
+    parts = urlsplit(base)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+    try:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request("GET", f"{parts.path}/v1/models", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(ANSWER_BYTES + 1) if answer.status == http.client.OK else b""
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return error
+    finally:
+        connection.close()
 
 
 def _base(url: str) -> str:

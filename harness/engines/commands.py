@@ -12,16 +12,12 @@ KVCACHED_AUTOPATCH). All servers but those of `vllm_serve` listen on loopback, a
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 HOST = "127.0.0.1"
-ACCOUNT = re.compile(
-    r"[A-Za-z0-9_-]{1,64}"
-)  # `_sanitize_segment` of kvcached leaves such names as they are; limits go by name
 LAUNCHER = Path(__file__).parent / "servers" / "llamacpp.py"
 
 
@@ -55,7 +51,10 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One server's part of a GPU."""
+    """One server's part of a GPU.
+
+    kvcached leaves a name of an account as it is that has 64 letters, digits, - and _ at most (`_sanitize_segment`).
+    """
 
     index: int = 0
     fraction: float = 0.90  # share of its memory for weights, KV and the rest of the process: a static partition
@@ -64,12 +63,6 @@ class Gpu:
     kv_bytes: int | None = None  # of a static partition; None: what `fraction` leaves beside all else of the process
     v1_runner: bool = False  # runs vLLM's model runner V1: kvcached 0.1.6 has no adapter to V2 before vLLM 0.28
     others: tuple[int, ...] = ()  # further GPUs of its tensor-parallel group
-
-    def __post_init__(self) -> None:
-        if self.elastic is not None and not ACCOUNT.fullmatch(self.elastic):
-            raise ValueError(
-                f"kvcached would rename the account {self.elastic!r}: letters, digits, - and _, at most 64"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,45 +73,13 @@ class Cpu:
     kv_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PdMux:
-    """The settings of SGLang's PD-multiplexing, and the path of the file that holds them.
-
-    PD-multiplexing runs prefill and decode on parts of the SMs; its source is `sglang/srt/multiplex`. A division is the
-    SMs of prefill, the SMs of decode, and the least decode batch for which it holds. The first group gives all SMs to
-    prefill, the last all to decode. Without divisions, SGLang chooses the `groups - 2` between them itself. A decode
-    batch below that of the first division would crash SGLang (`multiplexing_mixin.py`), so the first one holds from 1.
-    Raises ValueError if there are fewer than 3 groups, if the number of divisions is not `groups - 2`, or if their
-    batches do not rise from 1.
-    """
-
-    file: Path
-    groups: int = 8
-    divisions: tuple[tuple[int, int, int], ...] = ()
-    split_forward_token_budget: int = 65_536
-    decode_bs_divisor: int = 36
-
-    def __post_init__(self) -> None:
-        batches = [batch for _, _, batch in self.divisions]
-        if self.groups < 3 or (batches and len(batches) != self.groups - 2):
-            raise ValueError(f"{self.groups} groups of SMs take {self.groups - 2} divisions, not {len(batches)}")
-        if batches and (batches[0] != 1 or sorted(set(batches)) != batches):
-            raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
-
-    def text(self) -> str:
-        """Return the content of the file. It is read as YAML, of which JSON is a part."""
-        options: dict[str, object] = {
-            "sm_group_num": self.groups,
-            "split_forward_token_budget": self.split_forward_token_budget,
-            "decode_bs_divisor": self.decode_bs_divisor,
-        }
-        if self.divisions:
-            options["manual_divisions"] = self.divisions
-        return json.dumps(options, indent=2) + "\n"
+# Settings of SGLang's PD-multiplexing (`sglang/srt/multiplex`), which runs prefill and decode on parts of the SMs. The
+# first group gives all SMs to prefill, the last all to decode; SGLang chooses the six between them.
+PDMUX = {"sm_group_num": 8, "split_forward_token_budget": 65_536, "decode_bs_divisor": 36}
 
 
-def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
-    """Return the command of a vLLM server. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
+def vllm(python: Path, serve: Serve, on: Gpu | Cpu) -> Command:
+    """Return the command of a vLLM server. On a GPU it obeys `vllm_sleep` and `vllm_wake`, which a CPU refuses.
 
     Prefix caching is off, as prompts are drawn at random, and any equal prefix would be an accident.
     """
@@ -131,19 +92,15 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eage
     ]
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
     if isinstance(on, Cpu):
-        argv += ["--dtype", "float32", "--kv-cache-memory-bytes", str(on.kv_bytes)]
+        argv += ["--dtype", "float32", "--kv-cache-memory-bytes", str(on.kv_bytes), "--enforce-eager"]
         env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(on.threads)}
     else:
         # Before it loads, vLLM wants this share of memory free; the KV pool is then `kv_bytes` alone (`gpu_worker.py`).
         argv += _share(on)
         if on.kv_bytes is not None:
             argv += ["--kv-cache-memory-bytes", str(on.kv_bytes)]
-        env |= _vllm_gpu(on)
-    if sleep:
         argv.append("--enable-sleep-mode")
-        env["VLLM_SERVER_DEV_MODE"] = "1"  # without it the routes below do not exist
-    if eager:
-        argv.append("--enforce-eager")
+        env |= _vllm_gpu(on) | {"VLLM_SERVER_DEV_MODE": "1"}  # without it the routes of sleep and wake do not exist
     return Command(tuple(argv), env, f"http://{HOST}:{serve.port}/health")
 
 
@@ -187,37 +144,29 @@ def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
 
 
 def sglang(
-    python: Path,
-    serve: Serve,
-    on: Gpu,
-    *,
-    saver: bool = False,
-    pdmux: PdMux | None = None,
-    attention: str = "",
-    sampling: str = "",
+    python: Path, serve: Serve, on: Gpu, *, pdmux: Path | None = None, attention: str = "", sampling: str = ""
 ) -> Command:
-    """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
+    """Return the command of an SGLang server, which obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
-    PD-multiplexing excludes chunked prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
-    size is left out. The option for the number of groups, which sets attention's buffers, has to agree with the file of
-    PdMux. SGLang chooses the backends of attention and sampling itself unless they are named.
+    `pdmux` is the file that holds PDMUX. PD-multiplexing excludes chunked prefill and overlapped scheduling
+    (`arg_groups/validation_hook.py`), so the chunk size is left out. The option for the number of groups, which sets
+    attention's buffers, has to agree with the file. SGLang chooses the backends of attention and sampling itself unless
+    they are named.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
         *("--model-path", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
         *("--host", HOST, "--port", str(serve.port)),
         *("--context-length", str(serve.max_tokens), "--max-running-requests", str(serve.batch_cap)),
-        *("--mem-fraction-static", f"{on.fraction:g}", "--disable-radix-cache"),
+        *("--mem-fraction-static", f"{on.fraction:g}", "--disable-radix-cache", "--enable-memory-saver"),
     ]
     argv += ["--attention-backend", attention] if attention else []
     argv += ["--sampling-backend", sampling] if sampling else []
-    if saver:
-        argv.append("--enable-memory-saver")
     if pdmux is None:
         argv += ["--chunked-prefill-size", str(serve.chunk_tokens)]
     else:
         argv += ["--chunked-prefill-size", "-1", "--disable-overlap-schedule", "--enable-pdmux"]
-        argv += ["--pdmux-config-path", str(pdmux.file), "--sm-group-num", str(pdmux.groups)]
+        argv += ["--pdmux-config-path", str(pdmux), "--sm-group-num", str(PDMUX["sm_group_num"])]
     return Command(tuple(argv), _gpu(on), f"http://{HOST}:{serve.port}/health")
 
 
@@ -225,24 +174,17 @@ SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
 SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 
 
-LLAMACPP_WAKES = "server is exiting sleeping state"  # comes once a wake in its log, as does a line without "server is"
-
-
-def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
+def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int) -> Command:
     """Return the command of a llama.cpp server with `context` tokens of KV, which its requests share.
 
-    No KV is kept from one request to the next. With `idle_s` the server frees its memory after that number of idle
-    seconds, and takes it again with the next request. Its log then has the lines "entering sleeping state" and
-    `LLAMACPP_WAKES`. `GET /props` has `is_sleeping`; neither it nor `/health` wakes the server.
+    No KV is kept from one request to the next.
     """
-    argv = [
+    argv = (
         *(str(python), "-I", str(LAUNCHER), "--model", str(serve.weights), "--alias", serve.model),
-        *("--port", str(serve.port), "--context", str(context), "--shared", "--slots", str(serve.batch_cap)),
+        *("--port", str(serve.port), "--context", str(context), "--slots", str(serve.batch_cap)),
         *("--chunk", str(serve.chunk_tokens), "--threads", str(on.threads)),
-    ]
-    if idle_s is not None:
-        argv += ["--sleep-idle-s", str(idle_s)]
-    return Command(tuple(argv), {}, f"http://{HOST}:{serve.port}/health")
+    )
+    return Command(argv, {}, f"http://{HOST}:{serve.port}/health")
 
 
 def _drawn(serve: Serve) -> tuple[str, ...]:

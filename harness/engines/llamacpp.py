@@ -3,16 +3,11 @@
 A server takes its KV memory (`n_ctx`) when it starts: what a `Limit` set before allows, else that of four longest
 requests, or what there is room for. It steps no more requests together than longest ones have room, so none runs out
 of memory.
-
-With `keep_s` a server that has had no request for so many seconds gives its memory back by itself, and takes it again
-with the next request. To the policy its weights stay in and its memory stays taken: no Load is counted, and its wakes
-are counted apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from harness.client.body import Style
@@ -20,17 +15,8 @@ from harness.engines import commands
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import folder
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Keep
 from harness.engines.servers.started import Started
-from harness.policy.fields import number
 from harness.policy.types import Inst, Option, Shape
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Fields that `--engine llamacpp+keep_s=...` sets."""
-
-    keep_s: int = number(0, 0, 86400)  # idle seconds after which a server gives its memory back by itself; 0: never
 
 
 class LlamaCpp(Started):
@@ -43,11 +29,6 @@ class LlamaCpp(Started):
     # own.
     style = Style(counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0)
 
-    def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
-        super().__init__(config, priced)
-        self.idle_s = fields.keep_s or None
-        self.keep = Keep(float(fields.keep_s), commands.LLAMACPP_WAKES) if fields.keep_s else None
-
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
         """Return a GGUF of random weights, written at first use."""
         return folder.weights(shape, at, self.python, seed)
@@ -55,8 +36,7 @@ class LlamaCpp(Started):
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
         """See Started."""
         context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
-        cpu = commands.Cpu(self.threads, kv_bytes)
-        return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=self.idle_s)
+        return commands.llamacpp(self.python, serve, commands.Cpu(self.threads, kv_bytes), context=context)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
         """Return the number of requests of the longest size that fit the KV memory, from 1 to the run's `batch_cap`."""
@@ -64,6 +44,6 @@ class LlamaCpp(Started):
         return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:  # noqa: ARG001
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
     """Configure the engine of this file; see harness/loop/engine.py."""
-    return Servers(config, LlamaCpp(config, machine, fields))
+    return Servers(config, LlamaCpp(config, machine))

@@ -44,8 +44,8 @@ class Vllm(Started):
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""
         if self.card is not None:
-            return commands.vllm(self.python, serve, self.part(inst, kv_bytes, sms), sleep=True)
-        return commands.vllm(self.python, serve, commands.Cpu(self.threads, kv_bytes), eager=True)
+            return commands.vllm(self.python, serve, self.part(inst, kv_bytes, sms))
+        return commands.vllm(self.python, serve, commands.Cpu(self.threads, kv_bytes))
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:

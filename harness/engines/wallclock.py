@@ -1,6 +1,6 @@
 """The base of engines in real time: the clock, arrivals, membership, causes of waiting, stamps, and their rows.
 
-An engine on a wall clock derives from `WallClock` and adds what it does itself: `step`, the actions, its memory.
+An engine on a wall clock derives from `WallClock` and adds what it does itself: `poll`, the actions, its memory.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class WallClock:
 
     # ------------------------------------------------------------ what an engine adds
 
-    def step(self) -> bool:
-        """Do one step of a batch that can run, and queue its events; return False if no batch can run."""
+    def charge(self) -> None:
+        """Charge the time of all requests up to now to the causes of their waits."""
         raise NotImplementedError
 
     def waits_for(self, request: Live) -> str:
@@ -161,24 +161,6 @@ class WallClock:
     def _busy_s(self) -> float:
         return float(sum(counts.busy_s for counts in self.counts.values()))
 
-    def poll(self, until_s: float) -> Event | None:
-        """Take in requests that are due, then do step after step until there is an event to return; see Engine."""
-        until_s = min(until_s, self._end_s)
-        while True:
-            self.clock()
-            self.arrivals()
-            if self._told:
-                return self._told.popleft()
-            if self.now_s >= until_s or self.idle():
-                return None
-            if self.step():
-                continue
-            self.charge(())
-            next_s = min(until_s, self._future[0][0]) if self._future else until_s
-            if next_s == math.inf:
-                return None
-            time.sleep(max(0.0, next_s - self.clock()))
-
     def arrivals(self) -> None:
         """Take in the requests that are due."""
         while self._future and self._future[0][0] <= self.now_s:
@@ -221,17 +203,6 @@ class WallClock:
         slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
         self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
 
-    def charge(self, stepping: Iterable[Live]) -> None:
-        """Charge the time of all requests up to now to the causes of their waits.
-
-        From now on the requests in `stepping` count as computing, and the others as waiting.
-        """
-        solo = {request.rid for request in stepping}
-        for request in self.live.values():
-            self._book(request)
-            waits = "admission" if request.batch is None else self.waits_for(request)
-            request.cause = "compute" if request.rid in solo else waits
-
     def _book(self, request: Live) -> None:
         """Charge a request's time up to now to its present cause."""
         self._R[request.cause][request.rid] += self.now_s - request.since_s
@@ -250,10 +221,6 @@ class WallClock:
         }
 
     # ------------------------------------------------------------ requests
-
-    def used_bytes(self, model: str) -> int:
-        """Return the bytes of the KV of a model's requests."""
-        return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def members(self, batch: Batch) -> Collection[Live]:
         """Return the requests of a batch, in order of Admit."""
@@ -295,7 +262,7 @@ class WallClock:
             self.withdrawn(request)
             request.batch = batch
             self.batches.setdefault(batch, {})[who] = request
-            self.charge(())
+            self.charge()
         return None
 
     def withdrawn(self, request: Live) -> None:
@@ -306,26 +273,6 @@ class WallClock:
         if request.batch is not None:
             self.release(request)
             del self.batches[request.batch][request.rid]
-
-    def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
-        """Record a step from `begun_s` to now, in which each of its requests made its next token.
-
-        The requests now hold the KV of all tokens before that one.
-        """
-        counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
-        counts.steps += 1
-        counts.busy_s += self.now_s - begun_s
-        for request in stepping:
-            fresh = not request.kv_tokens
-            counts.prefilled_tokens += request.ctx_tokens * fresh
-            counts.decoded_tokens += not fresh
-            request.kv_tokens = request.ctx_tokens
-            self._token(request, batch)
-            if request.made == request.output_tokens:
-                events.append(self.end(request, "done"))
-            elif fresh:
-                events.append(Prefilled(request.rid, batch))
-        self.tell(events)
 
     def _token(self, request: Live, batch: Batch) -> None:
         r, place = request.rid, batch.inst.place
@@ -348,7 +295,7 @@ class WallClock:
 
     def end(self, request: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
         """End a request now; its successor in a closed loop arrives after its think time."""
-        self.charge(())
+        self.charge()
         self._R["done"][request.rid], self._ends[request.rid] = self.now_s, stamps.NAMES.index(state)
         self._leave(request)
         del self.live[request.rid]
@@ -362,7 +309,7 @@ class WallClock:
 
     def noted(self) -> Noted:
         """Return the records of all requests up to now."""
-        self.charge(())
+        self.charge()
         R = self._R
         R["made"] = [len(times) for times in self._stamps_s]
         late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # arrivals wait for a step's end
@@ -379,16 +326,16 @@ class WallView:
     """The part of a View that concerns requests only."""
 
     def __init__(self, engine: WallClock) -> None:
-        self._requests = engine
+        self.engine = engine
 
     @property
     def now_s(self) -> float:
         """See View."""
-        return self._requests.now_s
+        return self.engine.now_s
 
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
-        counts, members = self._requests.counts.get(batch, Counts()), self._requests.members(batch)
+        counts, members = self.engine.counts.get(batch, Counts()), self.engine.members(batch)
         prompts = [request.ctx_tokens for request in members if not request.kv_tokens]
         decodes = [request.ctx_tokens for request in members if request.kv_tokens]
         return BatchState(
@@ -405,18 +352,18 @@ class WallView:
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
-        return tuple(self._requests.batches.get(batch, ()))
+        return tuple(self.engine.batches.get(batch, ()))
 
     def request(self, rid: int) -> RequestState:
         """See View."""
-        return self._requests.state(rid)
+        return self.engine.state(rid)
 
     def oracle_tokens(self, rid: int) -> int:
         """See View."""
-        if not self._requests.oracle:
+        if not self.engine.oracle:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
-        self._requests.state(rid)  # KeyError where it has not come
-        return int(self._requests.jobs.output_tokens[rid])
+        self.engine.state(rid)  # KeyError where it has not come
+        return int(self.engine.jobs.output_tokens[rid])
 
 
 class NoProfile:

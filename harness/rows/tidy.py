@@ -21,7 +21,7 @@ CAPS: Mapping[str, str] = {
 
 HELD = "gpu_held"  # share of GPU time with weights on the GPU or on their way to it; of the simulator's runs only
 
-WAKES = "wakes"  # counts servers that woke by themselves; only runs whose servers sleep when idle have it
+WAKES = "wakes"  # counts servers that woke by themselves; only some runs of 0.3.0 have it
 
 HITS = "hit_share"  # is the share of prompts' tokens found in the prefix cache; only runs with one have it
 

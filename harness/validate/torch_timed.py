@@ -31,9 +31,9 @@ from harness.calibrate.torch import ABOUT, MOST_OTHERS, Card, link_gbps
 from harness.engines.machine import Config, Served
 from harness.engines.torch import kind, nets
 from harness.engines.torch.engine import Torch
+from harness.engines.torch.kind import WAYS, Way
 from harness.engines.torch.lanes import TimedStep
 from harness.engines.torch.processes import Nursery, WorkerProcess
-from harness.engines.torch.residents import WAYS, Way
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.wire import send_files
 from harness.engines.wallclock import machine_facts

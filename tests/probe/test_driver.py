@@ -43,6 +43,7 @@ CALLS: dict[Callable[..., Any], tuple[Any, ...]] = {
     driver.describe: (RESOURCE,),
     driver.green: (DESCRIPTION, DEVICE),
     driver.green_sms: (GREEN,),
+    driver.stream: (),
     driver.green_stream: (GREEN,),
     driver.destroy_stream: (STREAM,),
     driver.destroy_green: (GREEN,),

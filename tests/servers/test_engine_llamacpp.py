@@ -1,4 +1,4 @@
-"""The engine of llama.cpp's servers, for real: servers that sleep by themselves, and are woken by requests."""
+"""The engine of llama.cpp's servers, for real: rows of requests that two of them serve."""
 
 from __future__ import annotations
 
@@ -18,25 +18,17 @@ from workloads.models import shape
 pytestmark = pytest.mark.servers
 
 
-def test_its_own_wakes_are_those_of_its_log(llamacpp: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_servers_answer_what_they_are_asked(llamacpp: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    models = tuple(Served(m, shape("llama-3.2-1b")._replace(max_tokens=2048)) for m in ("a", "b"))
-    config = Config(models)
-    kind = module.LlamaCpp(config, machine(config), module.Fields(keep_s=1))
-    assert kind.keep is not None
-    engine = Servers(config, kind)
-    at_s, model = np.array([0.0, 0.1, 6.0, 6.1, 12.0]), np.array([0, 1, 0, 1, 0], np.int32)
-    none, prompts, outputs = np.full(5, np.inf), np.full(5, 40, np.int32), np.full(5, 4, np.int32)
+    config = Config(tuple(Served(m, shape("llama-3.2-1b")._replace(max_tokens=2048)) for m in ("a", "b")))
+    engine = Servers(config, module.LlamaCpp(config, machine(config)))
+    none, prompts, outputs = np.full(4, np.inf), np.full(4, 40, np.int32), np.full(4, 4, np.int32)
+    work = Jobs(("a", "b"), np.linspace(0.0, 1.0, 4), np.arange(4, dtype=np.int32) % 2, prompts, outputs, none, none)
     try:
-        replay(Script(routed("a", "b")), engine, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
+        replay(Script(routed("a", "b")), engine, work)
         rows = [row for part in engine.rows() for row in part.to_pylist()]
-        stats, wakes = engine.stats(), engine.about()["wakes"]
     finally:
         engine.close()
-    assert [row["state"] for row in rows] == ["done"] * 5
-    assert {wake.rid for wake in engine.wakes} >= {2, 3, 4}
+    assert [(row["state"], row["made_tokens"]) for row in rows] == [("done", 4)] * 4
     assert engine.log is not None
     assert (engine.log.prompt_ns > 0).all()
-    assert (stats["loads"], stats["wakes"]) == (0.0, float(wakes["logged"]))
-    assert all(rows[wake.rid]["load_ns"] == pytest.approx(1e9 * wake.seconds, abs=10) for wake in engine.wakes)
-    assert all(wake.seconds > 0.0 for wake in engine.wakes)

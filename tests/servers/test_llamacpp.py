@@ -19,10 +19,10 @@ pytestmark = pytest.mark.servers
 PROMPT = list(range(300, 340))
 
 
-def described(python: Path, cache: Path, model: str, port: int, idle_s: int | None = None) -> Command:
+def described(python: Path, cache: Path, model: str, port: int) -> Command:
     """Return a server of the tiny model."""
     serve = Serve(model, weights(TINY, cache, python), port, 512, 4, 256)
-    return command(python, serve, Cpu(threads=1, kv_bytes=0), context=2048, idle_s=idle_s)
+    return command(python, serve, Cpu(threads=1, kv_bytes=0), context=2048)
 
 
 def test_a_completion_has_the_length_that_was_asked_for(llamacpp: Path, cache: Path, start: Start) -> None:
@@ -56,14 +56,6 @@ def test_ten_swaps_of_two_models(llamacpp: Path, cache: Path, start: Start) -> N
         assert not psutil.pid_exists(server.pid)
     assert all(texts == answers[0] for texts in answers)
     assert len(answers[0]) == 5
-
-
-def test_memory_that_an_idle_server_gives_back_is_taken_again(llamacpp: Path, cache: Path, start: Start) -> None:
-    server = start("a", partial(described, llamacpp, cache, "a", idle_s=1))
-    before = complete(server.ready_url, "a", PROMPT, 5)
-    while "entering sleeping state" not in server.log.read_text():
-        assert psutil.wait_procs(server.members(), timeout=0.05)[0] == []
-    assert complete(server.ready_url, "a", PROMPT, 5).texts == before.texts
 
 
 def test_a_broken_file_is_a_message(llamacpp: Path, tmp_path: Path, start: Start) -> None:

@@ -36,7 +36,7 @@ print("read:" + json.dumps([[{k: v for k, v in one.items() if isinstance(v, plai
 def described(python: Path, cache: Path, model: str, port: int) -> Command:
     """Return a server of the tiny model."""
     serve = Serve(model, dummy(TINY, cache), port, 512, 4, 256)
-    return command(python, serve, Cpu(threads=1, kv_bytes=64 << 20), eager=True)
+    return command(python, serve, Cpu(threads=1, kv_bytes=64 << 20))
 
 
 @pytest.mark.timeout(1800)
@@ -77,10 +77,12 @@ def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path
         "generation_config": "vllm",
     }
     cases: list[tuple[Command, dict[str, object]]] = [
-        (command(Path("python"), serve, Gpu(0, 0.45)), {"gpu_memory_utilization": 0.45, "enable_sleep_mode": False}),
-        (command(Path("python"), serve, Gpu(0, 0.9), sleep=True), {"enable_sleep_mode": True, "enforce_eager": False}),
-        (command(Path("python"), serve, Gpu(0, 0.9, elastic="a"), eager=True), {"enforce_eager": True}),
-        (command(Path("python"), serve, Cpu(1, 1 << 26)), {"kv_cache_memory_bytes": 1 << 26, "dtype": "float32"}),
+        (command(Path("python"), serve, Gpu(0, 0.45)), {"gpu_memory_utilization": 0.45, "enable_sleep_mode": True}),
+        (command(Path("python"), serve, Gpu(0, 0.9, elastic="a")), {"enable_sleep_mode": True, "enforce_eager": False}),
+        (
+            command(Path("python"), serve, Cpu(1, 1 << 26)),
+            {"kv_cache_memory_bytes": 1 << 26, "dtype": "float32", "enforce_eager": True, "enable_sleep_mode": False},
+        ),
     ]
     argvs = json.dumps([launch.argv[3:] for launch, _ in cases])
     run = subprocess.run([str(vllm), "-c", READ], input=argvs, capture_output=True, text=True, check=False)

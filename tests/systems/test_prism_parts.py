@@ -135,7 +135,7 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
     config = served(2, 6.0, rates=[1.0, 1.0])
     make = system.find(name)
     policy = system.build(make, Sim(config, {}).cluster, {**make.presets[preset], **fields})
-    engine = llamacpp.make(config, policy.options, machine(config), llamacpp.Fields())
+    engine = llamacpp.make(config, policy.options, machine(config))
     assert missing(policy, engine) == []
     assert missing(system.build(make, Sim(config, {}).cluster, {}), engine) != []
 

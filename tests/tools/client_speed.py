@@ -95,7 +95,7 @@ def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDAr
     with Client(work, seed=0, timeout_s=30.0, style=Style()) as client:
         client.route("m", Server(url, "m"))
         load = OtherLoad([pid, os.getpid()])
-        client.begin(time.monotonic_ns() + 1_000_000_000, False)
+        client.begin(time.monotonic_ns() + 1_000_000_000)
         ended = 0
         while ended < len(work):
             ended += sum(event.kind in {"done", "failed"} for event in client.poll(60.0))

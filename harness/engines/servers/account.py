@@ -2,8 +2,8 @@
 
 Times before a request was sent are the engine's: until it was admitted (admission), while its server was starting
 (load) or its lane closed (queue). From there on they are the client's: until it was written (host: the lag, and the
-connection), and until its end (compute), less what it waited for a server to wake by itself (load; wakes.py). If a
-request failed without a token, all of that is host: nothing shows that it ran.
+connection), and until its end (compute). If a request failed without a token, all of that is host: nothing shows that
+it ran.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def batches(
     ends: NDArray[Any],
     sent_s: NDArray[np.float64],
     log: Log,
-    woken_s: NDArray[np.float64],
     jobs: Jobs,
     places: list[Gpus],
     *,
@@ -71,8 +70,8 @@ def batches(
     """Yield rows of requests.parquet.
 
     `R` and `ends` are as in engines/stamps.py. Tokens, first-token times and the waits at servers are filled in here
-    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never),
-    `woken_s` the seconds that the request then waited for that server to wake, and `zero_ns` the client's clock at 0 s.
+    from the client's log. `sent_s` is the time at which the engine gave each request to its server (NaN: never), and
+    `zero_ns` the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)
     some = np.diff(seen.offsets) > 0
@@ -90,14 +89,10 @@ def batches(
     leaves_s = np.where(silent, until_s, np.minimum(write_s, until_s))
     host_s = np.where(sent, leaves_s - sent_s, 0.0)
     served_s = np.where(sent, until_s - leaves_s, 0.0)
-    waking_s = np.minimum(woken_s, served_s)
-    to_first_s = np.where(some & sent, np.minimum(R["first"], until_s) - leaves_s, 0.0).clip(0.0, served_s)
     for wait in stamps.ENGINE_WAITS:
         R[f"ttft_{wait}"] = R[wait]  # until it was sent
-    R["ttft_load"] += np.minimum(waking_s, to_first_s)
-    R["ttft_compute"] = to_first_s - np.minimum(waking_s, to_first_s)
-    R["load"] += waking_s
-    R["compute"] = served_s - waking_s
+    R["ttft_compute"] = np.where(some & sent, np.minimum(R["first"], until_s) - leaves_s, 0.0).clip(0.0, served_s)
+    R["compute"] = served_s
     tokens = None
     if token_times:
         due_ns = np.rint(R["arrival"] * 1e9)
@@ -145,7 +140,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "id": np.arange(len(log.state)),
             **{name: stamps(getattr(log, name)) for name in SAID},
             "status": log.status,
-            "tries": log.tries,
+            "tries": (log.due_ns >= 0).astype(np.int32),  # how often it was sent
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
             "by_event": log.by_event,
             "cached_tokens": pa.array(log.cached_tokens, mask=log.cached_tokens < 0),

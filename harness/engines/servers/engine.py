@@ -15,34 +15,32 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from harness.client.body import Style
 from harness.client.client import Client, Told
 from harness.client.load import OtherLoad
 from harness.client.log import Log
 from harness.client.verdict import verdict
 from harness.engines import stamps
 from harness.engines.machine import Config, Refusal
-from harness.engines.servers import account, wakes
+from harness.engines.servers import account
 from harness.engines.servers.fleet import SILENT_S, Change, Kind
 from harness.engines.servers.requests import Requests
 from harness.engines.servers.view import Seen
 from harness.engines.wallclock import machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, UserError
+from harness.policy.types import Batch, Fidelity, Host, Inst, UserError
 from harness.policy.view import View
 
 if TYPE_CHECKING:
@@ -52,13 +50,6 @@ LEAD_S = 0.1  # from the order to begin to the window's first moment, by which t
 BEHIND_S = 10.0  # a run whose events wait longer than this to be taken in ends, and is invalid
 CLIENT = "client.parquet"
 
-Connect = Callable[[Jobs, int, Style], Client]
-
-
-def connect(jobs: Jobs, seed: int, style: Style) -> Client:
-    """Return the client of a run."""
-    return Client(jobs, seed=seed, timeout_s=SILENT_S, style=style)
-
 
 class Servers(Requests):
     """An engine that serves a workload on servers of one kind."""
@@ -67,20 +58,18 @@ class Servers(Requests):
     fidelity: Fidelity = "real"
     wall_clock = exclusive = True
 
-    def __init__(self, config: Config, kind: Kind, connect: Connect = connect) -> None:
+    def __init__(self, config: Config, kind: Kind) -> None:
         super().__init__(config, kind)
-        self.connect = connect
         self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
         self.lacks = kind.lacks
-        self.log: Log | None = None  # the client's, once the run is over
-        self.wakes: list[wakes.Wake] = []  # wakes of servers by themselves; known once the run is over
+        self.log: Log  # the client's, once `rows` were asked for
         self.loads = self.evicts = 0
         self.behind = ""  # why the run ended early
         self._heard: deque[Told] = deque()  # the client's events that are not yet taken in
         self._other: OtherLoad | None = None
         self._other_cores = math.nan
-        self._folder: Path | None = None
+        self._folder: TemporaryDirectory[str] | None = None
 
     def timed(self, config: Config, folder: Path) -> Rig:
         """Return the rig that times these servers from outside, for a cost table; their logs go into `folder`."""
@@ -93,8 +82,8 @@ class Servers(Requests):
 
     def ready(self) -> None:
         """Find the servers' programs and models; see Engine."""
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-servers-"))
-        self.fleet.open(self._folder)
+        self._folder = TemporaryDirectory(prefix="bench-servers-", ignore_cleanup_errors=True)
+        self.fleet.open(Path(self._folder.name))
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
@@ -111,14 +100,15 @@ class Servers(Requests):
             for change in self.fleet.changes():
                 if change.what == "dead":
                     raise UserError(change.why)
-        self.client = client = self.connect(jobs, self.config.seed, self.kind.style)
+        client = Client(jobs, seed=self.config.seed, timeout_s=SILENT_S, style=self.kind.style)
+        self.client = client
         client.start()
         for model in self.routes:
             self._route(model)
         self._other = OtherLoad([os.getpid(), *self.kind.roots()])
         self._zero_ns = time.monotonic_ns() + round((LEAD_S - self.config.start_s) * 1e9)
         self._zero_s = self._zero_ns / 1e9
-        client.begin(self._zero_ns, True)
+        client.begin(self._zero_ns)
 
     def close(self) -> None:
         """Stop every process, even one that is still at work; see Engine."""
@@ -129,8 +119,7 @@ class Servers(Requests):
         finally:
             self.fleet.close()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+                self._folder.cleanup()
 
     def view(self) -> View:
         """See Engine."""
@@ -265,10 +254,7 @@ class Servers(Requests):
         server = self.fleet.up.get(inst) or self.fleet.asleep.get(inst)
         if self.begun and server is not None and server.sms != sms:
             return "never", f"{self.kind.name} takes its part of the SMs when it starts"
-        if sms is None:
-            self.fleet.sms.pop(inst, None)
-        else:
-            self.fleet.sms[inst] = sms
+        self.fleet.sms[inst] = sms
         self.lanes.add(batch)
         self._flow(inst)
         return None
@@ -328,17 +314,11 @@ class Servers(Requests):
         self._other_cores = self._other.cores() if self._other is not None else math.nan
         self.log = self.client.log()
         self.fleet.faults += self.log.illegal
-        if self.kind.keep is not None:
-            stays = [wakes.Stay(up.inst.model, up.ready_s, rids) for up, rids in self.stays.items()]
-            self.wakes, woken_s = wakes.find(self.log, stays, self.kind.keep.idle_s)
-        else:
-            woken_s = np.zeros(len(self.jobs))
         yield from account.batches(
             self._R,
             self._ends,
             self._sent_s,
             self.log,
-            woken_s,
             self.jobs,
             list(self._places),
             zero_ns=self._zero_ns,
@@ -348,19 +328,16 @@ class Servers(Requests):
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
-        woken = {"wakes": float(len(self.wakes)), "wake_s": sum(wake.seconds for wake in self.wakes)}
         return {
             "loads": float(self.loads),
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.config.window_s if math.isfinite(self.config.window_s) else max(0.0, self.now_s),
-            **(woken if self.kind.keep is not None else {}),
         }
 
     def about(self) -> dict[str, Any]:
         """Return the verdict on whether the run measured its servers, and facts of these servers; see Observed."""
-        assert self.log is not None
         judged = verdict(self.log, self._other_cores, self.behind)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in judged._asdict().items()}
         facts: dict[str, Any] = {
@@ -370,13 +347,10 @@ class Servers(Requests):
         failed = self._ends == stamps.NAMES.index("failed")  # those that the policy dropped are not
         if failures := account.failures(compress(account.whole(self.log, self.errors), failed)):
             facts["failures"] = failures
-        if (keep := self.kind.keep) is not None:
-            facts["wakes"] = wakes.summary(self.wakes, keep.idle_s, wakes.count_lines(self.fleet.logs, keep.line))
         return facts
 
     def side(self) -> dict[str, Any]:
         """Return faults of servers, starts and stops, and the client's own load; see Observed."""
-        assert self.log is not None
         taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
         return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
 
@@ -384,7 +358,6 @@ class Servers(Requests):
         """Return the client's record of requests and the servers' logs, by file name; see Observed."""
 
         def client() -> Iterator[bytes]:
-            assert self.log is not None
             yield account.parquet(account.table(self.log, self._zero_ns, self.errors))
 
         return {CLIENT: client(), **{f"server-{log.name}": _read(log) for log in self.fleet.logs}}

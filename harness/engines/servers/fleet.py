@@ -6,7 +6,6 @@ A thread waits for each server that starts or stops, and reports the end; all el
 from __future__ import annotations
 
 import http.client
-import math
 import os
 import re
 import select
@@ -17,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
 from harness.engines.commands import Ask
 from harness.engines.machine import Refusal
 from harness.engines.servers.process import PortTaken, Process
-from harness.engines.servers.states import SERVER, WEIGHTS, State
+from harness.engines.servers.states import SERVER, STATES, State
 from harness.policy.actions import Action, Evict, Load
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
@@ -49,25 +48,17 @@ class Sleep(NamedTuple):
     rereads: bool = False  # waking reads weights from their files, which drawn weights have not
 
 
-class Keep(NamedTuple):
-    """The rule by which an idle server frees its memory by itself until its next request."""
-
-    idle_s: float  # without a request, after which it does
-    line: str  # a part of the line of its log that tells of a wake
-
-
-class Kind(Protocol):
-    """A kind of server: program, abilities and settings."""
+class Kind:
+    """A kind of server: program, abilities and settings. What is not overridden is that of servers that run already."""
 
     name: str
     can: frozenset[str]
     ways: frozenset[str]  # ways of Load that it knows
-    sleeps: Mapping[str, Sleep]  # keyed by way: a server loaded by it sleeps when evicted, and wakes when loaded again
-    keep: Keep | None  # None: it never does
+    sleeps: Mapping[str, Sleep] = {}  # keyed by way: its servers sleep when evicted, and wake when loaded again
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
-    apart: bool  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
-    elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
+    apart = False  # a start, a sleep and a wake measure the memory of their GPU, so no two may overlap there
+    elastic = False  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
     slots: int  # requests of the longest size for which a server without a limit takes KV memory, if there is room
     style: Style
     lacks: str  # what it needs and is not here, as in Engine
@@ -79,27 +70,24 @@ class Kind(Protocol):
         Files that the engine needs while it runs may be put into `folder`. Raises UserError, or Unsupported if this
         host has too few GPUs.
         """
-        ...
 
     def close(self) -> None:
         """End what `ready` started, once the servers have ended; may be called twice, or without `ready`."""
-        ...
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
         """Prepare a server for an instance, on a part of the SMs if `sms` names one. Raises UserError."""
-        ...
+        raise NotImplementedError
 
     def resize(self, inst: Inst, kv_bytes: int) -> None:
         """Limit a running server's KV memory, unless that is fixed from the start. Raises UserError."""
-        ...
 
     def roots(self) -> list[int]:
         """Return the ids of the server processes on this machine that we did not start."""
-        ...
+        return []
 
     def served(self) -> Mapping[str, str]:
         """Return what serves each model, in words."""
-        ...
+        return {}
 
 
 @dataclass(slots=True, eq=False)
@@ -112,18 +100,15 @@ class Up:
     kv_bytes: int = 0
     asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be reported
     seat: Seat | None = None
-    ready_s: float = math.inf  # since when it answers, by time.monotonic
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
     sms: int | None = None  # SMs with which it was started; None: all
-    told_bytes: int | None = None  # elastic: the last `kv_bytes` that it was told
-    telling: Lock = field(default_factory=Lock)
 
     @property
     def weights(self) -> Weights:
         """The state of its weights, as policies see it."""
-        return WEIGHTS[self.state]
+        return STATES[self.state][0]
 
     @property
     def process(self) -> Process | None:
@@ -131,7 +116,7 @@ class Up:
         return self.seat.process if self.seat is not None else None
 
 
-What = Literal["ready", "stopped", "asleep", "dead"]
+What = Literal["ready", "stopped", "asleep"]
 DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": "stop", "falling asleep": "sleep"}
 
 
@@ -139,7 +124,7 @@ class Change(NamedTuple):
     """A change of a server's state, with the reason where it is dead."""
 
     up: Up
-    what: What
+    what: What | Literal["dead"]
     why: str = ""
 
 
@@ -162,13 +147,13 @@ class Fleet:
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
-        self.sms: dict[Inst, int] = {}  # SMs with which servers start; others have all
+        self.sms: dict[Inst, int | None] = {}  # SMs with which servers start; None, and for others: all
         self.faults: list[str] = []  # sorted by time
         self.spans: list[Span] = []
         self.logs: dict[Path, None] = {}  # one per server that was ever started; a later start appends to it
         self._folder = Path()
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake `wait`
-        self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
+        self._word: SimpleQueue[tuple[Up, What | UserError]] = SimpleQueue()  # what became of servers
         self._threads: list[Thread] = []
         self._turns = [Lock() for _ in self.gpus]  # starts, sleeps and wakes of a GPU may take turns
         self._closing = False
@@ -287,7 +272,7 @@ class Fleet:
             if up.seat.process is not None and not self.kind.apart:
                 up.seat.process.start()
         except UserError as error:
-            self._ring(Change(up, "dead", str(error)))
+            self._ring(up, error)
             return
 
         def ready(process: Process) -> None:
@@ -314,57 +299,40 @@ class Fleet:
         """Do lengthy `work` with a server's process in a thread, which reports its end as `what`."""
         process = up.process
         if process is None:
-            self._ring(Change(up, what))
+            self._ring(up, what)
             return
 
         turns = [self._turns[g] for g in sorted(_gpus(up.inst))] if self.kind.apart and what != "stopped" else []
 
         def attend() -> None:
-            with ExitStack() as stack:
-                for turn in turns:
-                    stack.enter_context(turn)
-                if turns:
-                    if self._closing:
-                        return
-                    up.since_s = time.monotonic()
-                work(process)
-            if what == "ready":
-                self._limit(up)
-            self._ring(Change(up, what))
-
-        self._in_thread(up, attend)
-
-    def resize(self, up: Up, kv_bytes: int) -> None:
-        """Change the limit of a server's KV memory; a server that does not obey counts as dead."""
-        up.kv_bytes = kv_bytes
-        if up.state == "ready":
-            self._in_thread(up, lambda: self._limit(up))
-
-    def _limit(self, up: Up) -> None:
-        """Tell an elastic server its limit if it has changed; runs in a thread. Raises UserError if that fails."""
-        with up.telling:  # one after the other, so that the last one holds
-            if (kv_bytes := up.kv_bytes) != up.told_bytes:
-                try:
-                    self.kind.resize(up.inst, kv_bytes)
-                except UserError as error:
-                    raise UserError(f"no limit for the server of {up.inst.model}: {error}") from None
-            up.told_bytes = kv_bytes
-
-    def _in_thread(self, up: Up, work: Callable[[], None]) -> None:
-        """Do `work` with a server in a thread, which reports an error."""
-
-        def run() -> None:
             try:
-                work()
+                with ExitStack() as stack:
+                    for turn in turns:
+                        stack.enter_context(turn)
+                    if turns:
+                        if self._closing:
+                            return
+                        up.since_s = time.monotonic()
+                    work(process)
+                self._ring(up, what)
             except UserError as error:
-                self._ring((up, error))
+                self._ring(up, error)
 
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(Thread(target=run, daemon=True))
+        self._threads.append(Thread(target=attend, daemon=True))
         self._threads[-1].start()
 
-    def _ring(self, word: Change | tuple[Up, UserError]) -> None:
-        self._word.put(word)
+    def resize(self, up: Up, kv_bytes: int) -> None:
+        """Change the limit of an elastic server's KV memory; a server that does not obey counts as dead."""
+        up.kv_bytes = kv_bytes
+        if up.state == "ready":
+            try:
+                self.kind.resize(up.inst, kv_bytes)
+            except UserError as error:
+                self._ring(up, UserError(f"no limit for the server of {up.inst.model}: {error}"))
+
+    def _ring(self, up: Up, came: What | UserError) -> None:
+        self._word.put((up, came))
         if self._bell is not None:
             os.write(self._bell[1], b"!")
 
@@ -393,21 +361,20 @@ class Fleet:
         yield from self._ended()
         while True:
             try:
-                word = self._word.get_nowait()
+                up, came = self._word.get_nowait()
             except Empty:
                 return
             if self._bell is not None:
                 os.read(self._bell[0], 1)
-            up = word[0]
             if self.up.get(up.inst) is not up:
                 continue
-            if isinstance(word, Change):
-                yield self._changed(word)
-            elif isinstance(word[1], PortTaken) and up.tries < TRIES:
+            if not isinstance(came, UserError):
+                yield self._changed(up, came)
+            elif isinstance(came, PortTaken) and up.tries < TRIES:
                 up.tries += 1
                 self.start(up)
             else:
-                yield self._dead(up, self._refused(up, word[1]))
+                yield self._dead(up, self._refused(up, came))
 
     def _ended(self) -> Iterator[Change]:
         """Yield the changes of servers that ended by themselves.
@@ -435,22 +402,18 @@ class Fleet:
             return str(error)
         return _with_log(up, f"did not {DOES[up.state]}: {error}")
 
-    def _changed(self, change: Change) -> Change:
-        up, what, why = change
-        if what == "dead":
-            return self._dead(up, why)
+    def _changed(self, up: Up, what: What) -> Change:
         taken_s = time.monotonic() - up.since_s
         self.spans.append(Span(DOES.get(up.state, what), up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         self.step(up, what)
         if what == "ready":
-            up.ready_s = up.since_s + taken_s
             if self.kind.elastic:
-                self.resize(up, up.kv_bytes)  # it may have changed meanwhile
+                self.resize(up, up.kv_bytes)
         else:
             del self.up[up.inst]
             if what == "asleep":
                 self.asleep[up.inst] = up
-        return change
+        return Change(up, what)
 
     def _dead(self, up: Up, why: str) -> Change:
         """Drop a server that ended by itself or never answered, and end what is left of it."""

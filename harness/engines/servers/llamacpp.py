@@ -20,13 +20,10 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a GGUF file")
     parser.add_argument("--alias", required=True, help="the name that requests call it by")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--context", type=int, required=True, help="tokens of KV, of all slots together")
+    parser.add_argument("--context", type=int, required=True, help="tokens of KV, which all slots share")
     parser.add_argument("--slots", type=int, required=True, help="requests that step together")
-    parser.add_argument("--shared", action="store_true", help="slots share the KV; else each has an equal part")
     parser.add_argument("--chunk", type=int, required=True, help="most tokens of a step")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--sleep-idle-s", type=int, default=-1, help="idle seconds until it gives its memory back")
-    parser.add_argument("--prompt-cache", action="store_true", help="keep KV of finished requests for equal prefixes")
     args = parser.parse_args()
 
     params = xllamacpp.CommonParams()
@@ -36,14 +33,11 @@ def main() -> None:
     params.port = args.port
     params.n_ctx = args.context
     params.n_parallel = args.slots
-    params.kv_unified = args.shared
+    params.kv_unified = True
     params.n_batch = params.n_ubatch = args.chunk
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
-    params.sleep_idle_seconds = args.sleep_idle_s
-    params.cache_prompt = args.prompt_cache
-    params.cache_idle_slots = args.prompt_cache
-    if not args.prompt_cache:
-        params.cache_ram_mib = 0
+    params.cache_prompt = params.cache_idle_slots = False
+    params.cache_ram_mib = 0
     params.fit_params = False  # else it may choose another context than the one asked for
     params.ui = False
     params.offline = True

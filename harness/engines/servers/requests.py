@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ class Requests(WallClock):
         self.routed: dict[str, Server | None] = {}  # the routes that the client was told
         self.unsure = 0  # routes that the client was told and has not confirmed
         self.sent: dict[int, Up] = {}  # requests under way, by their server
-        self.stays: dict[Up, list[int]] = {}  # requests that each server was ever sent
         self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
         self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
         self._sent_s: NDArray[np.float64] = np.zeros(0)  # when each request was given to its server
@@ -130,7 +128,6 @@ class Requests(WallClock):
             self.errors[request.rid] = self.fleet.dead.get(inst, "its server has ended")
         self.sent[request.rid] = up
         up.flying.add(request.rid)
-        self.stays.setdefault(up, []).append(request.rid)
 
     def _cancel(self, rid: int) -> None:
         assert self.client is not None
@@ -169,7 +166,7 @@ class Requests(WallClock):
         up = self.fleet.up.get(request.batch.inst)
         return "queue" if up is not None and up.state == "ready" else "load"
 
-    def charge(self, stepping: Iterable[Live]) -> None:
+    def charge(self) -> None:
         """Do nothing: waits are charged request by request (`_pass`)."""
 
     def release(self, request: Live) -> None:

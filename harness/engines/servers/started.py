@@ -30,7 +30,7 @@ from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import environments, folder, host, kvcached
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Kind, Seat, Sleep
 from harness.engines.servers.host import Card
 from harness.engines.servers.mps import Mps
 from harness.engines.servers.process import Process, free_port
@@ -41,7 +41,7 @@ MEMORY = 512 * MIB  # bytes of a GPU that is part of a host, unless the spec set
 MODELS = "MODELS_DIR"
 
 
-class Started:
+class Started(Kind):
     """Servers of one program, in the environment that has the program's name."""
 
     name: str
@@ -50,9 +50,7 @@ class Started:
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # alike, as what a start reads is in the host's memory after the first
     card_only = ""  # what it needs, if it does not serve on a host without a card
-    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
-    sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way
     slots = 4  # llama.cpp's own default of --parallel
     block_tokens = 16  # tokens in a block of KV memory
@@ -67,7 +65,7 @@ class Started:
         self.threads = max(1, (os.cpu_count() or 1) // len(config.models))
         self.weights: dict[str, Path] = {}  # keyed by model
         self.files = real(config) if card is not None else {}
-        self.elastic = self.at_once = False
+        self.at_once = False
         self.apart = card is not None
         self.mps: Mps | None = None
         if card is None:
@@ -202,10 +200,6 @@ class Started:
         """See Kind."""
         if self.elastic:
             kvcached.limit(self.account(inst), kv_bytes)
-
-    def roots(self) -> list[int]:
-        """Return an empty list, as all servers are started here; see Kind."""
-        return []
 
     def served(self) -> dict[str, str]:
         """Return, for each model, how its server shares the card; see Kind.

@@ -1,82 +1,33 @@
-"""The state diagram of a server, and the page docs/states.md, which `make docs` writes with this module."""
+"""The state diagram of a server, and what a policy sees of each state.
+
+A run that makes another step records it among the faults in its `side.json`; where the environment variable
+BENCH_STRICT is set, as in the tests, it raises. `harness/client/states.py` has the diagram of a request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
 
-from harness.client.states import REQUEST, STRICT, Diagram
+from harness.client.states import Diagram
 from harness.policy.view import Weights
 
 State = Literal[
     "planned", "starting", "ready", "draining", "stopping", "stopped", "falling asleep", "asleep", "waking", "dead"
 ]
 
-SERVER = Diagram(
-    "server",
-    {
-        "planned": {"starting": "the run begins; during a run, at once"},
-        "starting": {
-            "ready": "it answers",
-            "starting": "its port was taken: another port, up to three tries",
-            "dead": "its process ended, or it did not answer in time",
-        },
-        "ready": {"draining": "`Evict`", "dead": "its process ended, or it refused a memory limit"},
-        "draining": {
-            "stopping": "its last request has ended",
-            "falling asleep": "its last request has ended, and it was loaded by way of a sleep",
-            "dead": "its process ended, or it refused a memory limit",
-        },
-        "stopping": {"stopped": "its process has ended", "dead": "it survives SIGKILL, or it refused a memory limit"},
-        "stopped": {},
-        "falling asleep": {"asleep": "it says so", "dead": "it does not answer"},
-        "asleep": {"waking": "`Load`", "dead": "its process ended"},
-        "waking": {"ready": "it says so", "dead": "it does not answer"},
-        "dead": {},
-    },
-)
-# What a policy sees of each state (View.weights).
-WEIGHTS: Mapping[State, Weights] = {
-    "planned": "loading",
-    "starting": "loading",
-    "waking": "loading",
-    "ready": "in",
-    "draining": "leaving",
-    "stopping": "leaving",
-    "falling asleep": "leaving",
-    "stopped": "out",
-    "asleep": "out",
-    "dead": "out",
+# What a policy sees of each state (View.weights), and the states that may follow it. A server is dead when its process
+# ended by itself, when it does not do what it is ordered to, or answers too late.
+STATES: Mapping[State, tuple[Weights, tuple[State, ...]]] = {
+    "planned": ("loading", ("starting",)),
+    "starting": ("loading", ("ready", "starting", "dead")),  # "starting": its port was taken, and it tries another one
+    "ready": ("in", ("draining", "dead")),
+    "draining": ("leaving", ("stopping", "falling asleep", "dead")),  # its last request has ended
+    "stopping": ("leaving", ("stopped", "dead")),
+    "stopped": ("out", ()),
+    "falling asleep": ("leaving", ("asleep", "dead")),  # it was loaded by way of a sleep
+    "asleep": ("out", ("waking", "dead")),
+    "waking": ("loading", ("ready", "dead")),
+    "dead": ("out", ()),
 }
-
-
-def page() -> str:
-    """Return the diagrams as the Markdown document docs/states.md."""
-    seen = {w: ", ".join(state for state in WEIGHTS if WEIGHTS[state] == w) for w in dict.fromkeys(WEIGHTS.values())}
-    return "\n".join(
-        [
-            "# States of servers and requests",
-            "",
-            "The legal transitions of a server (`harness/engines/servers/states.py`) and of a request in the load",
-            "client (`harness/client/states.py`). `make docs` writes this page from the code. A run that makes another",
-            f"transition records it among the faults in its `side.json`; where `{STRICT}` is set, as in",
-            "the tests, it raises.",
-            "",
-            "## Server",
-            "",
-            *SERVER.markdown(),
-            "",
-            "| `View.weights`, which a policy reads | states |",
-            "| --- | --- |",
-            *(f"| {weights} | {states} |" for weights, states in seen.items()),
-            "",
-            "## Request",
-            "",
-            *REQUEST.markdown(),
-            "",
-        ]
-    )
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+SERVER = Diagram("server", {state: after for state, (_, after) in STATES.items()})

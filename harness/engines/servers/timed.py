@@ -45,8 +45,6 @@ REPEATS = 5
 WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
-STARTS = 1  # starts and stops, or sleeps and wakes, in a round
-ENDS = {"stop": "start", "wake": "sleep"}  # an end is measured with its beginning
 ROUNDS = 3  # times that the plan is measured, as a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
@@ -111,13 +109,7 @@ def subject(kind: Kind, config: Config, about: Mapping[str, str]) -> Subject:
 
 
 def plan(subject: Subject, rounds: int = ROUNDS) -> list[Wanted]:
-    """List every measurement in order; the whole list comes once per round."""
-    once = _once(subject)
-    return [each._replace(source=f"round {k}") for k in range(1, rounds + 1) for each in once]
-
-
-def _once(subject: Subject) -> list[Wanted]:
-    """List the measurements of one round, shape by shape; those with a single server come first."""
+    """List every measurement in order, shape by shape, those with a single server first; the list comes every round."""
     each, most = list[Wanted](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
@@ -136,7 +128,7 @@ def _once(subject: Subject) -> list[Wanted]:
             for n in sorted({1, seqs[-1]}):
                 ctx = contexts[0]
                 each.append(Wanted("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
-    return each
+    return [wanted._replace(source=f"round {k}") for k in range(1, rounds + 1) for wanted in each]
 
 
 class Rig:
@@ -146,7 +138,7 @@ class Rig:
         self._subject, self._logs = subject, folder / "logs"
         self._up: dict[Inst, Seat] = {}
         self._sent = 0
-        self._begun: dict[str, list[tuple[float, float]]] = {}  # spans of starts and sleeps, with those of their ends
+        self._ends: dict[str, float] = {}  # seconds of a stop or a wake that was measured with its beginning
         self.about = subject.about
 
     def plan(self, rounds: int = ROUNDS) -> list[Wanted]:
@@ -205,8 +197,8 @@ class Rig:
         number = {name: int(value) for name, value in wanted.at.items() if name not in {"shape", "way"}}
         match wanted.quantity:
             case "start" | "stop" | "sleep" | "wake":
-                spans = self._spans(wanted, first)
-                return ([span[wanted.quantity in ENDS] for span in spans], {}) if spans else None
+                span_s = self._span(wanted, first)
+                return None if span_s is None else ([span_s], {})
             case "prefill":
                 return self._prefills([first], number["tokens"]), {}
             case "decode":
@@ -221,23 +213,20 @@ class Rig:
 
     # ------------------------------------------------------------ servers
 
-    def _start(self, inst: Inst) -> float | None:
+    def _start(self, inst: Inst, tries: int = TRIES) -> float | None:
         """Start a server and return the seconds until it answers; None if it runs already and is not ours to start."""
-        for left in (2, 1, 0):
-            seat = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
-            self._up[inst] = seat
-            if seat.process is None:
-                return None
-            begun_s = time.monotonic()
-            seat.process.start()
-            try:
-                seat.process.wait_ready(READY_S)
-            except PortTaken:
-                if not left:
-                    raise
-            else:
-                return time.monotonic() - begun_s
-        raise AssertionError
+        seat = self._up[inst] = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
+        if seat.process is None:
+            return None
+        begun_s = time.monotonic()
+        seat.process.start()
+        try:
+            seat.process.wait_ready(READY_S)
+        except PortTaken:
+            if tries == 1:
+                raise
+            return self._start(inst, tries - 1)
+        return time.monotonic() - begun_s
 
     def _stop(self, inst: Inst) -> float:
         process, begun_s = self._up.pop(inst).process, time.monotonic()
@@ -245,19 +234,21 @@ class Rig:
             process.stop()
         return time.monotonic() - begun_s
 
-    def _spans(self, wanted: Wanted, inst: Inst) -> list[tuple[float, float]]:
-        """Return (start, stop) or (sleep, wake) seconds, a pair for each timed cycle.
+    def _span(self, wanted: Wanted, inst: Inst) -> float | None:
+        """Return the seconds of a start, a stop, a sleep or a wake; None if we did not start the server.
 
-        A stop or a wake reuses the pairs that were measured for its start or sleep.
+        A stop or a wake is measured with its start or sleep.
         """
-        if (known := self._begun.pop(ENDS.get(wanted.quantity, ""), None)) is not None:
-            return known
-        way = wanted.at.get("way")
-        cycles = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
-        spans = [span for span in cycles if span is not None]
-        if wanted.quantity not in ENDS:
-            self._begun[wanted.quantity] = spans
-        return spans
+        begin, end = ("sleep", "wake") if "way" in wanted.at else ("start", "stop")
+        if wanted.quantity == end and end in self._ends:
+            return self._ends.pop(end)
+        pair = self._cycle(inst) if begin == "start" else self._nap(inst, str(wanted.at["way"]))
+        if pair is None:
+            return None
+        if wanted.quantity == end:
+            return pair[1]
+        self._ends[end] = pair[1]
+        return pair[0]
 
     def _cycle(self, inst: Inst) -> tuple[float, float] | None:
         start_s = self._start(inst)
@@ -320,7 +311,7 @@ class Rig:
         jobs = Jobs(models, np.zeros(n), np.arange(n, dtype=np.int32) % len(insts), prompt, output, never, never)
         self._sent += 1  # other prompts each time: a server that is not ours may have a cache of prefixes
         with Client(jobs, seed=self._sent, timeout_s=SILENT_S, style=self._subject.style) as client:
-            client.begin(time.monotonic_ns() + LEAD_NS, False)
+            client.begin(time.monotonic_ns() + LEAD_NS)
             for batch in np.split(np.arange(n), rounds):
                 for rid in batch.tolist():
                     client.send(rid, self._up[insts[rid % len(insts)]].at)

@@ -17,46 +17,44 @@ if TYPE_CHECKING:
 class Seen(WallView):
     """The view of the servers that policies read; it knows KV only by the tokens that the client saw."""
 
-    def __init__(self, engine: Requests) -> None:
-        super().__init__(engine)
-        self._engine = engine
+    engine: Requests
 
     def weights(self, inst: Inst) -> Weights:
         """Return the state of an instance's weights; see View. On the host the weights of every model are "in"."""
-        up = self._engine.fleet.up.get(inst)
+        up = self.engine.fleet.up.get(inst)
         return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
-            return tuple(Inst(m, home) for m in self._engine.cluster.models)
-        return tuple(inst for inst in self._engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
+            return tuple(Inst(m, home) for m in self.engine.cluster.models)
+        return tuple(inst for inst in self.engine.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
 
     def free_bytes(self, home: int | Host) -> int:
         """Return the free bytes of a GPU; 0 for the host, to which no KV moves; see View."""
         if isinstance(home, Host):
             return 0
-        free = self._engine.fleet.free_bytes(home)
-        elastic = self.insts(home) if self._engine.kind.elastic else ()
-        return free - sum(self._known(self._engine.fleet.up[inst]) for inst in elastic)
+        free = self.engine.fleet.free_bytes(home)
+        elastic = self.insts(home) if self.engine.kind.elastic else ()
+        return free - sum(self._known(self.engine.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
         """Return the KV bytes of a model on a GPU: in use, limit, and left; see View.
 
         Bytes count as in use for the tokens that the client knows of.
         """
-        servers = [self._engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
+        servers = [self.engine.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
         have, used = sum(up.kv_bytes for up in servers), sum(map(self._known, servers))
         left = have - used
-        if self._engine.kind.elastic:
+        if self.engine.kind.elastic:
             left = max(0, min(left, self.free_bytes(gpu)))
-        return KvState(used, self._engine.fleet.limits.get((model, gpu)), left)
+        return KvState(used, self.engine.fleet.limits.get((model, gpu)), left)
 
     def _known(self, up: Up) -> int:
         """Return the bytes of KV that a server holds, as far as the client knows."""
-        return min(up.kv_bytes, sum(self._engine.kv_bytes(self._engine.live[r]) for r in up.flying))
+        return min(up.kv_bytes, sum(self.engine.kv_bytes(self.engine.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
         """See View."""
-        open_ = phase == "mixed" and batch in self._engine.lanes
-        return Run(batch, sms=self._engine.fleet.sms.get(batch.inst)) if open_ else None
+        open_ = phase == "mixed" and batch in self.engine.lanes
+        return Run(batch, sms=self.engine.fleet.sms.get(batch.inst)) if open_ else None

@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.engines.machine import Refusal
-from harness.engines.torch.kind import Kind
-from harness.engines.torch.nets import Net
+from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.torch import kind, nets
 from harness.engines.torch.pages import Account, Arena
 from harness.engines.torch.processes import WorkerProcess, Workers
+from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live, WallClock
 from harness.policy.events import Done, Preempted
-from harness.policy.types import Gpus, Host, Inst
+from harness.policy.types import Gpus, Host, Inst, Option
 
 
 @dataclass(slots=True, eq=False)
@@ -40,18 +40,35 @@ class Kv:
 class Core(WallClock):
     """The state that all parts of the engine share, and the KV memory of requests."""
 
-    kind: Kind
-    nets: Mapping[str, Net]
-    arenas: Mapping[int | Host, Arena]
-    accounts: Mapping[tuple[str, int | Host], Account]
-    links: Mapping[str, float]  # GB/s
-    layout: str
-    workers: Workers
     residents: Any  # residents.Residents, as `moves` is moves.Moves, and so on: those modules import this one
     moves: Any
     lanes: dict[Any, Any]
     stepping: dict[int, Any]  # keyed by request: the step whose result it waits for
-    kv: dict[int, Kv]
+
+    def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields) -> None:
+        super().__init__(config)
+        self.fields = fields
+        k = self.kind = kind.kind(config)
+        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, fields.wide) for m in config.models}
+        layout: Any = options.get("process", "model")
+        self.layout = laid_out(config, layout)
+        self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
+        self.swap = options.get("preempt") == "swap"  # the KV of preempted members goes to the host and comes back
+        self.mem_bytes = config.pool_bytes or k.mem_bytes
+        self.links = rates(config, k)  # GB/s
+        self.places: list[Gpus] = [(device,) for device in range(config.gpus)]  # at which an instance can run
+        self.arenas: dict[int | Host, Arena] = {g: Arena(self.mem_bytes, k.granule) for g in range(config.gpus)}
+        self.arenas[Host(0)] = Arena(k.host_bytes, k.granule)
+        buffer = k.buffer if options.get("kv") == "elastic" else 0
+        block = max(config.block_tokens, k.block_tokens)
+        self.accounts = {
+            (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
+            for m, net in self.nets.items()
+            for place, arena in self.arenas.items()
+        }
+        self.workers = Workers(k, self.nets, self.arenas, self.accounts)
+        self.kv: dict[int, Kv] = {}
+        self.copying: dict[int, Callable[[], None]] = {}  # what follows each copy that is under way
 
     def preempt(self, request: Live) -> Preempted:
         """Take the KV of a member to free memory for others."""
@@ -65,10 +82,9 @@ class Core(WallClock):
         """Let a worker end."""
         raise NotImplementedError
 
-    @property
-    def places(self) -> list[Gpus]:
-        """The places at which an instance can run: each is a tuple of one device."""
-        return [(device,) for device in range(self.config.gpus)]
+    def worker(self, device: int, model: str, *phase: str) -> WorkerProcess:
+        """Return the worker of a model on a device, or of a phase of its lanes; start it if it does not exist."""
+        return self.workers.worker(device, *(() if self.layout == "gpu" else (model,)), *phase)
 
     def place_refusal(self, inst: Inst) -> Refusal | None:
         """Return the reason for which an instance cannot be at its place, None where it can."""
@@ -128,12 +144,12 @@ class Core(WallClock):
         """Return the account that counts a model's KV blocks on a device or on the host."""
         return self.accounts[model, place if isinstance(place, Host) else place[0]]
 
-    def copy(self, link: str, parts: Iterable[Bytes], *, kv: bool = False, part: float = 1.0) -> int | None:
-        """Order a copy over a link, at the fraction `part` of the link's rate.
-
-        Return the copy's number, or None if there is nothing to copy.
-        """
-        return self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
+    def copy(
+        self, link: str, parts: Sequence[Bytes], copied: Callable[[], None], *, kv: bool = False, part: float = 1.0
+    ) -> None:
+        """Order a copy over a link, at the fraction `part` of the link's rate; `copied` is called when it is done."""
+        number = self.workers.copy(link, 1e9 * part * self.links[link.rstrip("0123456789")], parts, kv=kv)
+        self.copying[number] = copied
 
     def refuse(self, done: Done) -> None:
         """Queue a Done for the policy, which receives it even if it does not listen to Done events of this action."""

@@ -24,9 +24,8 @@ from harness.engines.costs.coef import COST
 from harness.engines.costs.forms import Number, Quantity
 from harness.engines.costs.profile import Row, TableProfile
 from harness.engines.costs.quantities import GpuSpec
-from harness.engines.torch.kind import CPU
+from harness.engines.torch.kind import CPU, WAYS
 from harness.engines.torch.nets import Net
-from harness.engines.torch.residents import WAYS
 from harness.policy.types import Shape
 
 TABLE = Path(__file__).parent / "cpu.toml"

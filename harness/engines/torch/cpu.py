@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -84,10 +84,9 @@ class Core:
     def prepare(self, given: Mapping[str, Given], weights: Mapping[str, Weights], kv: Mapping[str, Tensor]) -> None:
         """Do nothing, as the nursery sets torch up before it forks workers; see Device."""
 
-    @contextmanager
-    def lane(self, share: float | None, phase: str) -> Iterator[None]:  # noqa: ARG002 - the worker sleeps
+    def lane(self, share: float | None, phase: str) -> AbstractContextManager[None]:  # noqa: ARG002 - the worker sleeps
         """See Device."""
-        yield
+        return nullcontext()
 
     def wait(self) -> None:
         """See Device."""

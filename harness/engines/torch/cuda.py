@@ -69,9 +69,14 @@ class Heap:
         self._lock = threading.Lock()
         self._splits: dict[int, tuple[Any, Any]] = {}  # the two green contexts, by SMs of the first
 
-    def stream(self) -> Any:
-        """Make a stream on all SMs of the device."""
-        return torch.cuda.Stream(self.card) if self.green is None else self._stream(self.green)
+    def stream(self, green: Any = None) -> Any:
+        """Make a stream on the SMs of a green context, else on all SMs of the device.
+
+        It is the driver's own: torch has 32 streams for a card, which the workers would share.
+        """
+        green = self.green if green is None else green
+        made = driver.stream() if green is None else driver.green_stream(green)
+        return torch.cuda.ExternalStream(made, device=place(self.card))
 
     def partition_stream(self, sms: int, rest: bool) -> tuple[Any, int]:
         """Make a stream on about `sms` SMs; return the stream, and the number of SMs that it really has.
@@ -92,10 +97,7 @@ class Heap:
                 )
                 self._splits[group] = first, second
             context = self._splits[group][rest]
-        return self._stream(context), int(driver.green_sms(context).sm.smCount)
-
-    def _stream(self, green: Any) -> Any:
-        return torch.cuda.ExternalStream(driver.green_stream(green), device=place(self.card))
+        return self.stream(context), int(driver.green_sms(context).sm.smCount)
 
 
 class Cards:
@@ -368,8 +370,7 @@ class Card:
 
         It launches the kernels from this worker's thread, on the "attend" stream of the other device.
         """
-        attention: Callable[[int, Tensor, Tensor, Tensor], Tensor] = self.cards.take(handle)
-        return attention
+        return self.cards.take(handle)
 
     def _attention_for(
         self, kv: Tensor, slots: model.Slots, contexts: Any, layer: int, q: Tensor, key: Tensor, value: Tensor

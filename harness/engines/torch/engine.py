@@ -20,15 +20,13 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from harness.engines.machine import Config, Refusal, laid_out
+from harness.engines.machine import Config, Refusal
 from harness.engines.stamps import Noted
-from harness.engines.torch import kind, nets
-from harness.engines.torch.core import Kv
+from harness.engines.torch.kind import WAYS
 from harness.engines.torch.moves import Moves, Transfer
-from harness.engines.torch.pages import Account, Arena
-from harness.engines.torch.processes import WorkerProcess, Workers
-from harness.engines.torch.residents import WAYS, Residents
-from harness.engines.torch.setting import Fields, cluster, rates
+from harness.engines.torch.processes import WorkerProcess
+from harness.engines.torch.residents import Residents
+from harness.engines.torch.setting import Fields, cluster
 from harness.engines.torch.stepping import Stepping
 from harness.engines.torch.verdict import Share, verdict
 from harness.engines.torch.view import Seen
@@ -69,32 +67,12 @@ class Torch(Stepping):
     moves: Moves
 
     def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields | None = None) -> None:
-        super().__init__(config)
-        self.fields = fields or Fields()
+        super().__init__(config, options, fields or Fields())
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
-        k = self.kind = kind.kind(config)
+        k = self.kind
         self.fidelity = k.fidelity
         if not k.starts:
             self.can = self.can - {f"Load.way:{name}" for name, way in WAYS.items() if way.starts}
-        self.nets = {m.name: nets.net(m.shape, k.as_it_is, k.float_bytes, self.fields.wide) for m in config.models}
-        layout: Any = options.get("process", "model")
-        self.layout = laid_out(config, layout)
-        self.turns = "turns" in {options.get("sharing") if config.sharing == "own" else config.sharing}
-        self.swap = options.get("preempt") == "swap"
-        self.mem_bytes = config.pool_bytes or k.mem_bytes
-        self.links = rates(config, k)
-        places: list[int | Host] = [*range(config.gpus), Host(0)]
-        self.arenas = {
-            place: Arena(k.host_bytes if isinstance(place, Host) else self.mem_bytes, k.granule) for place in places
-        }
-        buffer = k.buffer if options.get("kv") == "elastic" else 0
-        block = max(config.block_tokens, k.block_tokens)
-        self.accounts = {
-            (m, place): Account(arena, net, block, buffer=0 if isinstance(place, Host) else buffer)
-            for m, net in self.nets.items()
-            for place, arena in self.arenas.items()
-        }
-        self.workers = Workers(k, self.arenas, self.accounts)
         page_bytes = {m: account.page_bytes for (m, place), account in self.accounts.items() if place == 0}
         self.cluster = cluster(config, k, self.nets, page_bytes, self.arenas[0])
         self.measured_on: Mapping[str, str] = {
@@ -104,7 +82,6 @@ class Torch(Stepping):
             **{f"{m.shape.name} by": self.nets[m.name].text for m in config.models},
         }
         self.residents, self.moves = Residents(self), Moves(self)
-        self.kv: dict[int, Kv] = {}
         self.lost: list[str] = []  # what happened to workers
         self._charged_s = -math.inf
         self._check_s = 0.0  # when workers are checked next, by the monotonic clock
@@ -114,7 +91,7 @@ class Torch(Stepping):
         if self.lacks:
             raise UserError(f"torch needs {self.lacks}")
         self.workers.logits = self.logits is not None
-        self.workers.start(self.nets)
+        self.workers.start()
 
     def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Wait until the workers started so far are ready, then start the clock; see Engine."""
@@ -197,7 +174,7 @@ class Torch(Stepping):
             self.retired(step)
         self.dismiss(worker)
         self.tell([self.end(request, "failed") for request in failed])
-        self.residents.landed(list(self.residents.by_inst))
+        self.residents.landed()
         self.freed()
 
     def _unstick(self) -> None:
@@ -229,8 +206,7 @@ class Torch(Stepping):
             if self.begun and 0 < at_s < math.inf:
                 self.now_s = max(self.now_s, min(at_s - self._zero_s, self._end_s))
             if isinstance(what, Copied):
-                if not self.residents.copied(what.number):
-                    self.moves.copied(what.number)
+                self.copying.pop(what.number)()
                 continue
             assert worker is not None
             if isinstance(what, Stepped):
@@ -239,7 +215,7 @@ class Torch(Stepping):
                 self._lost(worker)
             else:
                 worker.ready, worker.since_s = True, math.inf
-                self.residents.landed(list(self.residents.by_inst))
+                self.residents.landed()
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""
@@ -294,7 +270,7 @@ class Torch(Stepping):
         """Free a request's KV, once the step or the copy that uses it is over; see WallClock."""
         request.kv_tokens = 0
         if (transfer := self.moves.moving.pop(request.rid, None)) is not None:
-            self.moves.leave(transfer)
+            self.moves.over(transfer)
         kv = self.kv.pop(request.rid, None)
         step = self.stepping.pop(request.rid, None)
         if kv is None or (transfer is not None and transfer.kv is not None):
@@ -307,8 +283,9 @@ class Torch(Stepping):
 
     def freed(self) -> None:
         """Start the moves that wait for memory, then report that memory came free; see WallClock."""
-        for transfer in [transfer for transfer in self.moves.moving.values() if transfer.kv is None]:
-            if transfer.request.rid not in self.stepping:
+        for rid, transfer in list(self.moves.moving.items()):
+            waits = transfer.kv is None and self.moves.moving.get(rid) is transfer  # one that departs may free memory
+            if waits and rid not in self.stepping:
                 self.moves.depart(transfer)
         self.residents.claims.clear()
         super().freed()
@@ -348,12 +325,12 @@ class Torch(Stepping):
         account = self.account(request.model, request.batch.inst.place)
         return "queue" if account.fits(account.blocks_for(request.ctx_tokens + 1)) else "kv"
 
-    def charge(self, stepping: Iterable[Live]) -> None:
+    def charge(self) -> None:
         """Charge the time of every request up to now, at most once per CHARGE_S; see WallClock.
 
         Requests in steps are charged also whenever their step begins or ends.
         """
-        if self.now_s < self._charged_s + CHARGE_S and math.isfinite(self._charged_s) and stepping == ():
+        if self.now_s < self._charged_s + CHARGE_S:
             return
         self._charged_s = self.now_s
         for request in self.live.values():

@@ -1,4 +1,4 @@
-"""Kinds of devices, as the engine's books know them: memory, shares, links. A worker computes by cpu.py or cuda.py.
+"""Kinds of devices, as the engine's books know them, and ways to load. A worker computes by cpu.py or cuda.py.
 
 `DEVICE=cuda` serves on NVIDIA cards, one process for all of them; without it a device is a core of the processor.
 Where a run asks for more devices than there are cards, each card is split into equal parts of its SMs, its memory and
@@ -21,6 +21,28 @@ DEVICES = Path("/dev")  # one file nvidiaN per card
 GRANULE, PART = 2 * MIB, 32 * MIB  # bytes mapped at once; bytes of the parts that a load is split into
 HOST = 16 * GIB  # locked for KV on a host of cards, an eighth of its memory at most; 1 to 4 GiB take a second
 MARGIN = 6 * GIB  # bytes of a card that torch itself takes: activations, graphs, libraries
+
+
+class Way(NamedTuple):
+    """A way to load weights (`Load.way`), as this engine does it."""
+
+    source: Literal["host", "disk"] = "host"
+    starts: bool = False  # a process is started for it
+    spread: bool = False  # equal parts over every device's link
+    part: float = 1.0  # it gets this part of the link's rate; Aegaeon's `naive` got 2.83 of 55 GB/s
+
+
+WAYS: Mapping[str, Way] = {
+    "host": Way(),
+    "pool": Way(),
+    "sleep": Way(),
+    "parallel": Way(spread=True),
+    "disk": Way("disk"),
+    "sleep2": Way("disk"),
+    "cold": Way("disk", starts=True),
+    "naive": Way(part=0.05),
+    "reinit": Way(starts=True, part=0.05),
+}
 
 
 class Kind(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -23,9 +24,16 @@ class Turn:
     steps: int = 0
     began_s: float | None = None
 
-    def over(self, now_s: float) -> bool:
-        """Tell whether the quota's `for_s` seconds have passed."""
-        return self.for_s is not None and self.began_s is not None and now_s >= self.began_s + self.for_s
+    @property
+    def until_s(self) -> float:
+        """The time at which its `for_s` seconds are over; infinite where it has none, or has not begun."""
+        return math.inf if self.for_s is None or self.began_s is None else self.began_s + self.for_s
+
+    def over(self, now_s: float) -> Literal["steps", "time"] | None:
+        """Return which part of the quota is used up; None if the turn is not over."""
+        if self.most is not None and self.steps >= self.most:
+            return "steps"
+        return "time" if now_s >= self.until_s else None
 
 
 class MemberPart(NamedTuple):
@@ -200,10 +208,8 @@ def turn_end_reason(engine: Core, lane: Lane) -> Literal["time", "steps", "empty
     """Return the reason for which an idle lane's turn is over, None where it is not."""
     turn, inst = lane.turn, lane.batch.inst
     assert turn is not None
-    if turn.most == 0:
-        return "steps"
-    if turn.over(engine.now_s):
-        return "time"
+    if why := turn.over(engine.now_s):
+        return why
     if lane.step is not None:
         return None
     members = engine.members(lane.batch)

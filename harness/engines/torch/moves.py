@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core, Kv
@@ -26,7 +27,6 @@ class Transfer:
     under: Moving | None  # the action; None: the engine swaps
     kv: Kv | None = None  # the KV at its target; None: the transfer waits
     source: Kv | None = None  # the KV at its source
-    dead: bool = False  # its request has gone
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Moves:
     def __init__(self, engine: Core) -> None:
         self.engine = engine
         self.moving: dict[int, Transfer] = {}  # keyed by request
-        self.under_way: dict[int, Transfer] = {}  # keyed by the number of their copies
+        self.under_way: list[Transfer] = []
         self.moves: list[Moving] = []
         self.count = 0
         self.full = False  # a move has waited for memory of the host
@@ -74,14 +74,14 @@ class Moves:
                 if before.kv is not None:  # it is on its way already, and stays where it arrives
                     move.pending.discard(request.rid)
                     continue
-                self.leave(self.moving.pop(request.rid))
+                self.over(self.moving.pop(request.rid))
             self.begin(Transfer(request, to, action.attend, move))
         self._arrived(move)
         return None
 
     def in_transit(self, account: Account) -> bool:
         """Tell whether KV is on its way from or to an account."""
-        ends = (end for transfer in self.under_way.values() for end in (transfer.source, transfer.kv))
+        ends = (end for transfer in self.under_way for end in (transfer.source, transfer.kv))
         return any(end is not None and end.account is account for end in ends)
 
     def begin(self, transfer: Transfer) -> None:
@@ -102,7 +102,7 @@ class Moves:
                 self.engine.release(request)
             else:
                 kv.attend = transfer.attend
-            self._over(transfer)
+            self.over(transfer)
             return
         account = self.engine.account(request.model, to)
         if not account.fits(len(kv.blocks)):
@@ -113,10 +113,10 @@ class Moves:
                 print(f"torch: {text}", file=sys.stderr, flush=True)
             return
         transfer.kv = Kv(account, to, account.take(len(kv.blocks)), kv.tokens, transfer.attend, transfer.under is None)
-        number = self.engine.copy(self._link(kv.home, to), self._kv_parts(kv, transfer.kv), kv=True)
-        assert number is not None
-        self.under_way[number] = transfer
         transfer.source = kv
+        self.under_way.append(transfer)
+        parts = list(self._kv_parts(kv, transfer.kv))
+        self.engine.copy(self._link(kv.home, to), parts, partial(self._copied, transfer), kv=True)
         self.count += 1
 
     def _link(self, source: Gpus | Host, target: Gpus | Host) -> str:
@@ -133,24 +133,24 @@ class Moves:
             for x, y in zip(kv.account.granules(a), new.account.granules(b), strict=True):
                 yield ends[0], x * size, ends[1], y * size, size
 
-    def copied(self, number: int) -> None:
+    def _copied(self, transfer: Transfer) -> None:
         """Take in the end of a copy: the KV is at its target from now on, and the source is freed."""
-        transfer = self.under_way.pop(number)
+        self.under_way.remove(transfer)
         source, kv = transfer.source, transfer.kv
         assert source is not None
         assert kv is not None
         source.account.give(source.blocks)
-        if transfer.dead:
+        if self.moving.get(transfer.request.rid) is not transfer:  # its request has gone
             kv.account.give(kv.blocks)
         else:
             self.moving.pop(transfer.request.rid)
             self.engine.kv[transfer.request.rid] = kv
             kv.swapped = kv.swapped and isinstance(kv.home, Host)
-            self._over(transfer)
+            self.over(transfer)
         self.engine.freed()
 
-    def _over(self, transfer: Transfer) -> None:
-        """Remove a transfer from its Move, and end the Move if it was the last one."""
+    def over(self, transfer: Transfer) -> None:
+        """Remove a transfer that is over or given up from its Move, and end the Move if it was the last one."""
         if (move := transfer.under) is not None:
             move.pending.discard(transfer.request.rid)
             self._arrived(move)
@@ -160,11 +160,6 @@ class Moves:
         if not move.pending and move in self.moves:
             self.moves.remove(move)
             self.engine.tell([Done(move.action)])
-
-    def leave(self, transfer: Transfer) -> None:
-        """Give up a transfer whose request has left or has another transfer now; its Move no longer waits for it."""
-        transfer.dead = True
-        self._over(transfer)
 
     def stalled(self) -> bool:
         """Fail the first move that waits for memory, as nothing can free any memory; return False if no move waits."""

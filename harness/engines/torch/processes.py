@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from harness.engines.torch import nets
@@ -42,19 +41,20 @@ class Nursery:
         command = [sys.executable, "-m", "harness.engines.torch.nursery", str(file), *(["cuda"] if cuda else [])]
         self._child = subprocess.Popen(command, env=env, pass_fds=[file], start_new_session=True)
         os.close(file)
+        self._answer("the engine's processes ended as they started")
+
+    def _answer(self, ended: str) -> Any:
+        """Return the nursery's answer. Raises UserError if it `ended` instead."""
         try:
-            self._end.recv()
+            return self._end.recv()
         except (EOFError, ConnectionResetError):
-            raise UserError("torch: the engine's processes ended as they started; the reason is above") from None
+            raise UserError(f"torch: {ended}; the reason is above") from None
 
     def open_cards(self, sizes: Sequence[int], kind: Kind) -> None:
         """Reserve the memory of devices on the cards; `sizes` has the bytes of each. Raises UserError if that fails."""
         self._end.send((tuple(sizes), kind.granule, kind.sms, kind.float_bytes))
-        try:
-            if refusal := self._end.recv():
-                raise UserError(f"torch: {refusal}")
-        except (EOFError, ConnectionResetError):
-            raise UserError("torch: the cards' process ended as it opened them; the reason is above") from None
+        if refusal := self._answer("the cards' process ended as it opened them"):
+            raise UserError(f"torch: {refusal}")
 
     def start(self, what: Literal["worker", "cold", "links"]) -> tuple[Connection, int]:
         """Start a process; return the connection to it, and its id."""
@@ -115,20 +115,23 @@ class Workers:
     """
 
     def __init__(
-        self, kind: Kind, arenas: Mapping[int | Host, Arena], accounts: Mapping[tuple[str, int | Host], Account]
+        self,
+        kind: Kind,
+        nets: Mapping[str, Net],
+        arenas: Mapping[int | Host, Arena],
+        accounts: Mapping[tuple[str, int | Host], Account],
     ) -> None:
-        self.kind, self.arenas, self.accounts = kind, arenas, accounts
+        self.kind, self.nets, self.arenas, self.accounts = kind, nets, arenas, accounts
         self.cores = sorted(os.sched_getaffinity(0))
-        self.nets: Mapping[str, Net] = {}
         self.processes: dict[tuple[Any, ...], WorkerProcess] = {}
         self.logits = False
         self._introduced: set[tuple[WorkerProcess, WorkerProcess]] = set()
-        self._nursery: Nursery | None = None
-        self._links: Connection | None = None
+        self._nursery: Nursery  # since `start`, as the links
+        self._links: Connection
         self._poll = select.poll()
         self._by_file: dict[int, WorkerProcess | None] = {}
         self._files: list[int] = []
-        self._folder: Path | None = None
+        self._opened = ExitStack()  # closes what `start` opens
         self._copies = 0
         self._copying: dict[str, dict[int, float]] = {}  # seconds of the copies under way, keyed by link and number
         self._moved_s: dict[str, float] = {}  # when each link began its copies, or ended one
@@ -137,57 +140,50 @@ class Workers:
 
     def watch_load(self) -> None:
         """Count processor seconds from now on."""
-        assert self._nursery is not None
         self.load = Load([self._nursery.pid, self._links_pid, *(worker.pid for worker in self.processes.values())])
 
-    def start(self, served: Mapping[str, Net]) -> None:
+    def start(self) -> None:
         """Start the nursery and the links, take memory, draw weights. Raises UserError if they do not start."""
         cuda = self.kind.name == "cuda"
-        self.nets, self._nursery = served, Nursery(cuda=cuda)
-        for arena in self.arenas.values():  # a card's memory is no file: an empty one keeps its number
-            self._files.append(os.memfd_create("device"))
-            os.ftruncate(self._files[-1], arena.size)
-        for net in served.values():
-            self._files.append(os.memfd_create("weights"))
-            os.ftruncate(self._files[-1], net.weight_bytes)
+        self._nursery = self._opened.enter_context(closing(Nursery(cuda=cuda)))
+        sizes = [arena.size for arena in self.arenas.values()] + [net.weight_bytes for net in self.nets.values()]
+        for size in sizes:  # a card's memory is no file: an empty one keeps its number
+            self._keep(os.memfd_create("torch"))
+            os.ftruncate(self._files[-1], size)
         if cuda:
             devices = [arena.size for place, arena in self.arenas.items() if not isinstance(place, Host)]
             self._nursery.open_cards(devices, self.kind)
-            self._files += [os.dup(file) for file in self._files[-len(served) :]]
+            for file in self._files[-len(self.nets) :]:
+                self._keep(os.dup(file))
         else:
-            self._write(served)
+            self._write()
         self._links, self._links_pid = self._nursery.start("links")
-        self._links.send((tuple(range(len(self._files))), tuple(served.values())))
+        self._opened.callback(self._links.close)
+        self._links.send((tuple(range(len(self._files))), tuple(self.nets.values())))
         send_files(self._links, self._files)
         self._links.recv()
         self._watch(self._links.fileno(), None)
 
-    def _write(self, served: Mapping[str, Net]) -> None:
+    def _write(self) -> None:
         """Write each model's weights to its file in host memory, and to one on disk."""
-        self._folder = Path(tempfile.mkdtemp(prefix="bench-torch-"))
-        for k, net in enumerate(served.values()):
+        folder = Path(self._opened.enter_context(TemporaryDirectory(prefix="bench-torch-", ignore_cleanup_errors=True)))
+        for k, net in enumerate(self.nets.values()):
             raw = nets.blob(net, k).tobytes()
             with open(self._files[len(self.arenas) + k], "wb", closefd=False) as file:
                 file.write(raw)
-            (self._folder / str(k)).write_bytes(raw)
-            self._files.append(os.open(self._folder / str(k), os.O_RDONLY))
+            (folder / str(k)).write_bytes(raw)
+            self._keep(os.open(folder / str(k), os.O_RDONLY))
+
+    def _keep(self, file: int) -> None:
+        self._files.append(file)
+        self._opened.callback(os.close, file)
 
     def close(self) -> None:
         """End every process and give memory back. May be called twice, or without `start`."""
-        nursery, self._nursery = self._nursery, None
-        if nursery is not None:
-            nursery.close()
         for worker in self.processes.values():
             worker.close()
         self.processes = {}
-        if self._links is not None:
-            self._links.close()
-            self._links = None
-        while self._files:
-            os.close(self._files.pop())
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._opened.close()
 
     def _watch(self, file: int, worker: WorkerProcess | None) -> None:
         self._by_file[file] = worker
@@ -196,7 +192,6 @@ class Workers:
     def worker(self, device: int, *key: Any, cold: bool = False) -> WorkerProcess:
         """Return the worker of `device` that has this `key`; start it if it does not exist."""
         if (worker := self.processes.get((device, *key))) is None:
-            assert self._nursery is not None
             worker = self.processes[device, *key] = WorkerProcess(self._nursery, device, cold=cold)
             if self.load is not None:
                 self.load.join(worker.pid)
@@ -212,7 +207,7 @@ class Workers:
         """Forget a worker, and let it end."""
         for key in [key for key, other in self.processes.items() if other is worker]:
             del self.processes[key]
-        if self.load is not None and self._nursery is not None and worker.pid != self._nursery.pid:
+        if self.load is not None and worker.pid != self._nursery.pid:
             self.load.leave(worker.pid)
         del self._by_file[worker.conn.fileno()]
         self._poll.unregister(worker.conn.fileno())
@@ -244,10 +239,8 @@ class Workers:
         messages: list[tuple[float, WorkerProcess | None, Any]] = []
         for file, _ in self._poll.poll(None if wait_s is None else math.ceil(1e3 * wait_s)):
             worker = self._by_file[file]
-            end = self._links if worker is None else worker.conn
-            assert end is not None
             try:
-                what = end.recv()
+                what = (self._links if worker is None else worker.conn).recv()
                 if isinstance(what, Copied):
                     link = next(link for link, copies in self._copying.items() if what.number in copies)
                     del self._copying[link][what.number]
@@ -261,26 +254,21 @@ class Workers:
 
     # ------------------------------------------------------------ messages to them
 
-    def copy(self, link: str, rate: float, parts: Iterable[Bytes], *, kv: bool = False) -> int | None:
-        """Order a copy at `rate` bytes/s; return the copy's number, or None if there is nothing to copy."""
-        if not (every := tuple(parts)):
-            return None
-        assert self._links is not None
+    def copy(self, link: str, rate: float, parts: Sequence[Bytes], *, kv: bool = False) -> int:
+        """Order a copy at `rate` bytes/s, and return the copy's number."""
         self._copies += 1
         copies = self._copying.setdefault(link, {})
         if not copies:
             self._moved_s[link] = time.monotonic()
-        copies[self._copies] = sum(size for *_, size in every) / rate
-        self._links.send(Copy(self._copies, link, rate, kv, every))
+        copies[self._copies] = sum(size for *_, size in parts) / rate
+        self._links.send(Copy(self._copies, link, rate, kv, tuple(parts)))
         return self._copies
 
-    def fill(self, parts: Iterable[Bytes]) -> None:
+    def fill(self, parts: Sequence[Bytes]) -> None:
         """Copy at unlimited rate, and wait until the copy is done. This is used before a run starts."""
-        if (number := self.copy("fill", math.inf, parts)) is not None:
-            assert self._links is not None
-            while self._links.recv().number != number:
-                pass
-            del self._copying["fill"][number]
+        number = self.copy("fill", math.inf, parts)
+        self._links.recv()
+        del self._copying["fill"][number]
 
     def sync(self, worker: WorkerProcess, model: str) -> None:
         """Send the workers of a worker's device the changes of KV mappings since the last call.

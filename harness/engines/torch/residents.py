@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from functools import partial
 
 from harness.engines.machine import Refusal
 from harness.engines.torch.core import Core
+from harness.engines.torch.kind import WAYS, Way
 from harness.engines.torch.processes import WorkerProcess
 from harness.engines.torch.wire import Bytes
 from harness.policy.actions import Evict, Load
@@ -16,37 +16,15 @@ from harness.policy.types import Host, Inst
 from harness.policy.view import Weights
 
 
-class Way(NamedTuple):
-    """A way to load weights (`Load.way`), as this engine does it."""
-
-    source: Literal["host", "disk"] = "host"
-    starts: bool = False  # a process is started for it
-    spread: bool = False  # equal parts over every device's link
-    part: float = 1.0  # it gets this part of the link's rate; Aegaeon's `naive` got 2.83 of 55 GB/s
-
-
-WAYS: Mapping[str, Way] = {
-    "host": Way(),
-    "pool": Way(),
-    "sleep": Way(),
-    "parallel": Way(spread=True),
-    "disk": Way("disk"),
-    "sleep2": Way("disk"),
-    "cold": Way("disk", starts=True),
-    "naive": Way(part=0.05),
-    "reinit": Way(starts=True, part=0.05),
-}
-
-
 @dataclass(slots=True, eq=False)
 class Resident:
     """An instance's weights on a device."""
 
+    load: Load
     granules: list[int]
     state: Weights = "loading"
-    load: Load | None = None
     evict: Evict | None = None  # the action under which it leaves
-    copies: set[int] = field(default_factory=set)
+    copies: int = 0  # under way
     worker: WorkerProcess | None = None  # a process of its own
 
 
@@ -57,7 +35,6 @@ class Residents:
         self.engine = engine
         self.by_inst: dict[Inst, Resident] = {}
         self.last_granules: dict[Inst, list[int]] = {}  # those of evicted instances, for reuse
-        self.copies: dict[int, Inst] = {}  # under way, by number
         self.claims: dict[int, int] = {}  # bytes by device that refused loads wait for; new prompts leave them free
         self.loads = self.evicts = 0
 
@@ -74,13 +51,12 @@ class Residents:
         if arena.whole(size) > arena.free_bytes:
             self.claims[device] = self.claims.get(device, 0) + arena.whole(size)
             return "not now", f"no room for {inst.model}"
-        resident = self.by_inst[inst] = Resident(arena.take(size, self.last_granules.get(inst, ())), load=action)
+        resident = self.by_inst[inst] = Resident(action, arena.take(size, self.last_granules.get(inst, ())))
         if way.starts:
             resident.worker = self.engine.workers.worker(device, inst.model, "own", cold=True)
         else:
-            keys: dict[str, list[list[str]]] = {"gpu": [[]], "pair": [[inst.model, "prefill"], [inst.model, "decode"]]}
-            for key in keys.get(self.engine.layout, [[inst.model]]):
-                self.engine.workers.worker(device, *key)
+            for phase in [["prefill"], ["decode"]] if self.engine.layout == "pair" else [[]]:
+                self.engine.worker(device, inst.model, *phase)
         parts = self._copy_parts(inst, resident, way)
         if not self.engine.begun:
             self.engine.workers.fill(parts)
@@ -89,10 +65,9 @@ class Residents:
         links = [f"disk{device}"] if way.source == "disk" else [f"h2d{device}"]
         links = [f"h2d{g}" for g in range(self.engine.config.gpus)] if way.spread else links
         for k, link in enumerate(links):
-            number = self.engine.copy(link, parts[k :: len(links)], part=way.part)
-            if number is not None:
-                resident.copies.add(number)
-                self.copies[number] = inst
+            if some := parts[k :: len(links)]:
+                resident.copies += 1
+                self.engine.copy(link, some, partial(self._copied, resident), part=way.part)
         self.loads += 1
         return None
 
@@ -120,24 +95,18 @@ class Residents:
                 at += n
         return parts
 
-    def landed(self, insts: Iterable[Inst]) -> None:
-        """Set the weights of instances to the state "in", if their copies are done and their worker is ready."""
-        for inst in insts:
-            resident = self.by_inst[inst]
+    def landed(self) -> None:
+        """Set weights to the state "in" whose copies are done and whose worker is ready."""
+        for resident in list(self.by_inst.values()):
             ready = resident.worker is None or resident.worker.ready
             if ready and resident.state == "loading" and not resident.copies:
                 resident.state = "in"
-                if resident.load is not None:
-                    self.engine.tell([Done(resident.load)])
+                self.engine.tell([Done(resident.load)])
                 self.engine.freed()  # an eviction may have been refused while they were on their way
 
-    def copied(self, number: int) -> bool:
-        """Note that a copy is done; return False if it is not a copy of weights."""
-        if (inst := self.copies.pop(number, None)) is None:
-            return False
-        self.by_inst[inst].copies.discard(number)
-        self.landed([inst])
-        return True
+    def _copied(self, resident: Resident) -> None:
+        resident.copies -= 1
+        self.landed()
 
     def evict(self, action: Evict) -> Refusal | None:
         """Start an Evict; return the reason if it is refused, else None."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from harness.engines.machine import Config, Refusal, unfit
@@ -12,21 +12,19 @@ from harness.engines.torch.core import Core
 from harness.engines.torch.lanes import Lane, Step, TimedStep, Turn, form_step, turn_end_reason
 from harness.engines.torch.moves import Transfer
 from harness.engines.torch.processes import WorkerProcess
+from harness.engines.torch.setting import Fields
 from harness.engines.torch.wire import Order, Part, Stepped
 from harness.engines.wallclock import Counts, Live
 from harness.policy.actions import Run
 from harness.policy.events import Event, Prefilled, TurnEnded
-from harness.policy.types import Batch, Host
+from harness.policy.types import Batch, Host, Option
 
 
 class Stepping(Core):
     """The engine's lanes and steps."""
 
-    swap: bool  # the KV of preempted members goes to the host and comes back
-    turns: bool  # workers of a device step one at a time
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, options: Mapping[str, Option], fields: Fields) -> None:
+        super().__init__(config, options, fields)
         self.lanes: dict[tuple[Batch, bool], Lane] = {}  # keyed by batch, and whether the lane is for decodes alone
         self.stepping: dict[int, Step] = {}  # keyed by request: the step whose result it waits for
         self.generated: dict[int, list[int]] = {}  # output tokens by request
@@ -35,9 +33,7 @@ class Stepping(Core):
         self.repeat = 0  # times that a step's kernels are run again to be timed
         self._numbers = 0
         self._lost_in_a_row = 0  # workers lost with no step between them
-        self._share_s: dict[
-            tuple[Batch, int], tuple[float, float]
-        ] = {}  # CPU and all seconds of steps, by lane and SMs
+        self._share_s: dict[tuple[Batch, int], tuple[float, float]] = {}  # CPU and all seconds of steps, by SMs
 
     def _worker(self, batch: Batch, phase: str, sms: int | None) -> WorkerProcess:
         """Return the worker of a lane."""
@@ -46,10 +42,7 @@ class Stepping(Core):
         resident = self.residents.by_inst.get(batch.inst)
         if resident is not None and resident.worker is not None and sms is None:
             return resident.worker
-        key: tuple[Any, ...] = () if self.layout == "gpu" else (model,)
-        if sms is not None or self.layout == "pair":
-            key = (*key, phase)
-        return self.workers.worker(device, *key)
+        return self.worker(device, model, *([phase] if sms is not None or self.layout == "pair" else []))
 
     def run(self, order: Run) -> Refusal | None:
         """Put an order in force; return the reason if it is refused, else None."""
@@ -102,9 +95,9 @@ class Stepping(Core):
         """Send a lane's next step, if it has one and its worker is idle."""
         order, step, inst = lane.order, lane.step, lane.batch.inst
         resident = self.residents.by_inst.get(inst)
-        if order is None or resident is None or resident.state not in {"in", "leaving"} or self._turn_over(lane):
+        if order is None or resident is None or resident.state not in {"in", "leaving"}:
             return
-        if resident.evict is not None and not resident.evict.drain:
+        if (lane.turn is not None and lane.turn.over(self.now_s)) or (resident.evict and not resident.evict.drain):
             return
         worker = step.worker if step is not None else self._worker(lane.batch, lane.phase, order.sms)
         if not worker.ready or worker.step is not None or self._busy(worker):
@@ -142,7 +135,7 @@ class Stepping(Core):
             if kv.home != inst.place:
                 assert not isinstance(kv.home, Host)
                 remote = kv.home[0]
-                peer = self.workers.worker(remote, *(() if self.layout == "gpu" else (model,)))
+                peer = self.worker(remote, model)
                 self.workers.sync(peer, model)
                 self.workers.introduce(worker, peer)
             parts.append(Part(request.rid, request.prompt_tokens, start, count, generated, tuple(kv.blocks), remote))
@@ -234,20 +227,14 @@ class Stepping(Core):
         if turn is None or lane.turn is not turn:
             return
         turn.steps += 1
-        if turn.most is not None and turn.steps >= turn.most:
-            self._end_turn(lane, "steps")
-        elif turn.over(at_s):
-            self._end_turn(lane, "time")
-
-    def _turn_over(self, lane: Lane) -> bool:
-        return lane.turn is not None and (lane.turn.over(self.now_s) or lane.turn.most == 0)
+        if why := turn.over(at_s):
+            self._end_turn(lane, why)
 
     def _turns_end(self) -> Iterator[float]:
         """Yield the times at which the turns of lanes without a step in flight are over."""
         for lane in self.lanes.values():
-            turn = lane.turn
-            if turn is not None and turn.for_s is not None and turn.began_s is not None and not self._in_flight(lane):
-                yield turn.began_s + turn.for_s
+            if lane.turn is not None and not self._in_flight(lane):
+                yield lane.turn.until_s
 
     def _end_turn(self, lane: Lane, why: Literal["time", "steps", "empty", "stuck"]) -> None:
         turn = lane.turn

@@ -12,9 +12,7 @@ from harness.policy.view import BatchState, KvState, RequestState, Weights
 class Seen(WallView):
     """The view of the engine that policies read, without a copy of its state."""
 
-    def __init__(self, engine: Core) -> None:
-        super().__init__(engine)
-        self._own = engine
+    engine: Core
 
     def weights(self, inst: Inst) -> Weights:
         """Return the state of an instance's weights; see View.
@@ -23,27 +21,27 @@ class Seen(WallView):
         """
         if isinstance(inst.place, Host):
             return "in"
-        resident = self._own.residents.by_inst.get(inst)
+        resident = self.engine.residents.by_inst.get(inst)
         return "out" if resident is None else resident.state
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
-            return tuple(Inst(m, home) for m in self._own.nets)
-        return tuple(inst for inst in self._own.residents.by_inst if inst.place == (home,))
+            return tuple(Inst(m, home) for m in self.engine.nets)
+        return tuple(inst for inst in self.engine.residents.by_inst if inst.place == (home,))
 
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
-        return self._own.arenas[home].free_bytes
+        return self.engine.arenas[home].free_bytes
 
     def kv(self, model: str, gpu: int) -> KvState:
         """See View."""
-        account = self._own.accounts[model, gpu]
+        account = self.engine.accounts[model, gpu]
         return KvState(account.used_bytes, account.limit_bytes, account.room_bytes)
 
     def batch(self, batch: Batch) -> BatchState:
         """See View."""
-        engine = self._own
+        engine = self.engine
         counts, members, place = engine.counts.get(batch, Counts()), engine.members(batch), batch.inst.place
         moving = engine.moves.moving
         prompts = [request for request in members if not request.kv_tokens]
@@ -68,15 +66,15 @@ class Seen(WallView):
 
     def request(self, rid: int) -> RequestState:
         """See View."""
-        state, kv = super().request(rid), self._own.kv.get(rid)
-        transfer = self._own.moves.moving.get(rid)
+        state, kv = super().request(rid), self.engine.kv.get(rid)
+        transfer = self.engine.moves.moving.get(rid)
         if kv is None:
             return state._replace(home=None)
-        if transfer is None or (transfer.kv is None and rid in self._own.stepping):
+        if transfer is None or (transfer.kv is None and rid in self.engine.stepping):
             return state._replace(home=kv.home)
         return state._replace(home=kv.home, transit="waiting" if transfer.kv is None else "moving")
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
         """See View."""
-        lane = self._own.lanes.get((batch, phase == "decode"))
+        lane = self.engine.lanes.get((batch, phase == "decode"))
         return lane.order if lane is not None and lane.phase == phase else None

@@ -63,7 +63,7 @@ def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], 
     every = np.array([ns for stamps in chunks for ns in stamps], np.int64)
     return Log(
         none, none, write_ns, none, none, none, np.full(n, 200, np.int16), np.full(n, DONE, np.int8), [""] * n,
-        np.ones(n, np.int32), output, none, none, offsets, every, np.ones(len(every), np.int32),
+        output, none, none, offsets, every, np.ones(len(every), np.int32),
         np.zeros(len(every), bool), True, 0.0, 0.0, 0,
     )  # fmt: skip
 
@@ -303,8 +303,7 @@ def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
         taken = {what: rig.measured(Wanted(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
     assert len(ports) == 1  # one server takes all orders
     for what, least_s in (("sleep", 0.030), ("wake", 0.050)):
-        assert len(taken[what].seconds) == timed.STARTS
-        assert min(taken[what].seconds) >= least_s
+        assert taken[what].seconds[0] >= least_s
 
 
 def test_others_may_take_as_many_cores_as_in_a_runs_verdict() -> None:

@@ -50,7 +50,7 @@ def tokens(n: int) -> list[bytes]:
 
 def error(status: int, body: str) -> list[bytes]:
     """Return an HTTP error."""
-    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body.encode())]
+    return [b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body.encode()), body.encode())]
 
 
 class Scripted:

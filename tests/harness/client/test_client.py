@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.client import timer
 from harness.client.body import OFFSETS, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
@@ -51,14 +52,14 @@ def jobs(
     return Jobs(("m",), np.array(at_s, float), 0 * ones, prompt * ones, output * ones, never_s, never_s, *loop)
 
 
-def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S, kernel_timer: bool = True) -> Client:
-    return Client(work, seed=1, timeout_s=timeout_s, style=style, kernel_timer=kernel_timer)
+def client(work: Jobs, style: Style = PLAIN, timeout_s: float = NEVER_S) -> Client:
+    return Client(work, seed=1, timeout_s=timeout_s, style=style)
 
 
-def begin(sender: Client, url: str, hears: bool = False) -> None:
+def begin(sender: Client, url: str) -> None:
     """Begin a run whose requests all go to one server."""
     sender.route("m", Server(url, "m"))
-    sender.begin(time.monotonic_ns(), hears)
+    sender.begin(time.monotonic_ns())
 
 
 def until(sender: Client, ends: int) -> list[Told]:
@@ -74,7 +75,7 @@ def until(sender: Client, ends: int) -> list[Told]:
 def replayed(work: Jobs, url: str, style: Style = PLAIN, timeout_s: float = NEVER_S) -> tuple[list[Told], Log]:
     with client(work, style, timeout_s) as sender:
         sender.route("m", Server(url, "name"))
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         told = until(sender, len(work))
         return told, sender.log()
 
@@ -135,7 +136,7 @@ def test_a_burst_leaves_at_once() -> None:
     n = 40
     with scripted(lambda _: tokens(2)) as server:
         told, log = replayed(jobs([0.0] * n), server.url, PLAIN._replace(spare=8))
-    assert Counter(t.kind for t in told) == dict.fromkeys(("arrived", "written", "first", "done"), n)
+    assert Counter(t.kind for t in told) == dict.fromkeys(("arrived", "first", "done"), n)
     assert log.tokens.tolist() == [2] * n
     assert log.usage_tokens.tolist() == [2] * n
     assert len(set(log.intended_ns)) == 1
@@ -147,7 +148,7 @@ def test_stamps_are_in_order() -> None:
         told, log = replayed(jobs([0.001 * k for k in range(20)], output=5), server.url)
     for rid in range(20):
         mine = [t.kind for t in told if t.rid == rid]
-        assert mine == ["arrived", "written", "first", "done"]
+        assert mine == ["arrived", "first", "done"]
     assert (np.diff(log.intended_ns) == 1_000_000).all()
     for before, after in ((log.intended_ns, log.write_ns), (log.write_ns, log.byte_ns), (log.byte_ns, log.first_ns)):
         assert (before <= after).all()
@@ -196,14 +197,26 @@ def test_connections_are_used_again() -> None:
         assert (states(log), server.connections) == (["done"] * 10, 11)
 
 
-def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
-    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.01]), kernel_timer=False) as sender:
-        assert not sender.precise
-        begin(sender, server.url)
-        until(sender, 2)
-        log = sender.log()
-    assert (states(log), log.precise) == (["done"] * 2, False)
-    assert (log.write_ns >= log.intended_ns).all()
+@cases("kernel", [True, False])
+def test_a_timer_fires_at_the_last_time_that_was_set_and_says_whose_it_is(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(timer, "kernel_timer", lambda: None)
+
+    async def fired_ns() -> int:
+        loop = asyncio.get_running_loop()
+        fired: asyncio.Future[int] = loop.create_future()
+        alarm = timer.Timer(loop, lambda: fired.set_result(time.monotonic_ns() - begun_ns))
+        assert alarm.precise == kernel
+        begun_ns = time.monotonic_ns()
+        alarm.at(begun_ns + 3_600_000_000_000)
+        alarm.at(begun_ns + 20_000_000)
+        at_ns = await fired
+        alarm.close()
+        return at_ns
+
+    assert asyncio.run(fired_ns()) >= 19_900_000
 
 
 # ---------------------------------------------------------------- held, sent again, given up
@@ -211,7 +224,7 @@ def test_the_timer_of_the_loop_says_that_it_is_not_the_kernels() -> None:
 
 def test_what_has_no_route_is_held_until_it_is_sent() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.0, 0.0])) as sender:
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         told: list[Told] = []
         while len(told) < 3:
             told += sender.poll(NEVER_S)
@@ -230,7 +243,7 @@ def test_a_route_may_be_taken_back() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
         sender.route("m", Server(server.url, "m"))
         sender.route("m", None)
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         assert [t.kind for t in sender.poll(NEVER_S)] == ["arrived"]
         assert states(sender.log()) == ["waiting"]
 
@@ -243,6 +256,7 @@ def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
             told += sender.poll(NEVER_S)
         sender.cancel(0)
         sender.cancel(0)
+        sender.send(0, Server(server.url, "m"))  # nothing happens
         assert [(t.kind, t.tokens) for t in until(sender, 1)] == [("dropped", 1)]
         log = sender.log()
     assert (states(log), log.tokens.tolist(), log.done_ns.tolist()) == (["dropped"], [1], [-1])
@@ -251,25 +265,12 @@ def test_a_cancelled_request_ends_dropped_and_its_connection_closes() -> None:
 def test_a_request_that_is_given_up_before_its_time_never_leaves() -> None:
     with scripted(lambda _: tokens(2)) as server, client(jobs([0.0, 0.01])) as sender:
         sender.cancel(1)
-        begin(sender, server.url, True)
+        begin(sender, server.url)
         told = until(sender, 2)
         while sum(t.kind == "arrived" for t in told) < 2:
             told += sender.poll(NEVER_S)
         log = sender.log()
     assert (states(log), log.write_ns[1]) == (["done", "dropped"], -1)
-
-
-def test_a_further_try_replaces_the_one_before() -> None:
-    answers: Iterator[Pieces] = iter([[*chunked(event("a"), event("b"))[:-1], CLOSE], tokens(3)])
-    with scripted(lambda _: next(answers)) as server, client(jobs([0.0], output=3)) as sender:
-        begin(sender, server.url)
-        assert [t.kind for t in until(sender, 1)] == ["written", "first", "failed"]
-        sender.send(0, to := Server(server.url, "m"))
-        assert [t.kind for t in until(sender, 1)] == ["written", "first", "done"]
-        sender.send(0, to)  # it is done: nothing happens
-        log = sender.log()
-    assert (states(log), log.tokens.tolist(), log.tries.tolist(), log.error) == (["done"], [3], [2], [""])
-    assert log.write_ns[0] >= log.due_ns[0] > log.intended_ns[0]
 
 
 def test_an_heir_comes_after_the_end_before_it_whatever_it_was() -> None:
@@ -334,7 +335,7 @@ def test_a_connection_that_the_server_closed_is_no_failure() -> None:
     """It answers once a connection, then closes without a word: a request that it never read is sent again."""
     with scripted(lambda _: [*tokens(1), CLOSE]) as server:
         _, log = replayed(jobs([0.0, *[np.inf] * 30], after=list(range(-1, 30))), server.url)
-    assert (states(log), log.tries.tolist()) == (["done"] * 31, [1] * 31)
+    assert states(log) == ["done"] * 31
 
 
 def test_states_add_up_under_all_faults_at_once() -> None:
@@ -343,7 +344,7 @@ def test_states_add_up_under_all_faults_at_once() -> None:
     work = jobs([0.0005 * k for k in range(n)])
     work.output_tokens[:] = np.arange(n) % len(kinds) + 1
     with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as sender:
-        begin(sender, server.url, True)
+        begin(sender, server.url)
         told = until(sender, n - 30)
         for rid in range(len(kinds) - 1, n, len(kinds)):
             sender.cancel(rid)
@@ -379,7 +380,7 @@ def test_a_key_is_sent_and_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_force() -> None:
     with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as sender:
-        sender.begin(time.monotonic_ns(), True)
+        sender.begin(time.monotonic_ns())
         assert [(t.kind, t.rid, t.tokens) for t in sender.poll(NEVER_S)] == [("arrived", 0, 0)]
         sender.route("m", Server(server.url, "m"))
         assert [(t.kind, t.rid) for t in sender.poll(NEVER_S)] == [("routed", -1)]
@@ -410,7 +411,6 @@ def test_tokens_of_the_usage_are_spread_evenly_and_none_is_lost(events: int, usa
     first = np.ones(1, np.int64)
     log = Log(
         first, first, first, first, first, first, np.full(1, 200, np.int16), np.full(1, 4, np.int8), [""],
-        np.ones(1, np.int32),
         first * usage, -first, -first, np.array([0, events]), np.arange(events) + 1, np.ones(events, np.int32),
         np.zeros(events, bool), True, 0.0, 1.0, 0,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def test_close_leaves_no_process_and_may_be_repeated() -> None:
         sender.close()
         assert pid not in {child.pid for child in psutil.Process().children()}
         with pytest.raises(UserError, match="closed"):
-            sender.begin(0, True)
+            sender.begin(0)
 
 
 def test_a_killed_process_is_said() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.client import load
 from harness.client.load import OtherLoad
-from harness.client.log import DONE, FAILED, SENT, Book, Log, assemble
+from harness.client.log import DONE, FAILED, Book, Log, assemble
 from harness.client.verdict import Verdict, verdict
 from tests.cases import cases
 from tests.tools.client_speed import limit
@@ -40,7 +40,8 @@ def log(
         first = round(due + ttft_ms * MS)
         for k in range(10 - shared):
             book.chunks(i, first + k * MS, [1] if k else [1] * (1 + shared))
-    return assemble(book.columns(precise, 1.0, 2.0, 3), [book.spill()])
+    book.precise = precise
+    return assemble(book, [book.spill()])
 
 
 def test_a_good_run_is_valid_and_says_its_numbers() -> None:
@@ -103,28 +104,23 @@ def test_a_refused_connection_is_not_the_clients_fault() -> None:
 
 
 def test_a_run_in_which_nothing_left_is_invalid() -> None:
-    judged = verdict(assemble(Book(3).columns(True, 0.0, 1.0, 0), [Book(3).spill()]), 0.0)
+    judged = verdict(assemble(Book(3), [Book(3).spill()]), 0.0)
     assert isinstance(judged, Verdict)
     assert judged.reasons == ("no request left",)
 
 
-def test_chunks_of_an_earlier_try_are_not_in_the_log() -> None:
+def test_chunks_are_grouped_by_request_in_the_order_of_their_reads() -> None:
     book = Book(2)
     book.chunks(1, 10, [1, 1])
     spilt = [book.spill()]
     book.chunks(0, 11, [1])
-    book.step(1, SENT)
-    book.again(1)
     book.chunks(1, 20, [3])
-    spilt.append(book.spill())
-    book.chunks(0, 21, [1, 2])
-    run_log = assemble(book.columns(True, 0.0, 1.0, 0), [*spilt, book.spill()])
-    assert run_log.offsets.tolist() == [0, 3, 4]
-    assert run_log.chunk_ns.tolist() == [11, 21, 21, 20]
-    assert run_log.chunk_tokens.tolist() == [1, 1, 2, 3]
+    run_log = assemble(book, [*spilt, book.spill()])
+    assert run_log.offsets.tolist() == [0, 1, 4]
+    assert run_log.chunk_ns.tolist() == [11, 10, 10, 20]
+    assert run_log.chunk_tokens.tolist() == [1, 1, 1, 3]
     assert run_log.chunk_shared.tolist() == [False, False, True, False]
-    assert run_log.tokens.tolist() == [4, 3]
-    assert run_log.first_ns.tolist() == [11, 20]
+    assert (run_log.tokens.tolist(), run_log.first_ns.tolist()) == ([1, 5], [11, 10])
 
 
 def test_other_load_is_the_machines_less_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

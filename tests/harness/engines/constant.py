@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from harness.engines import machine as machines
 from harness.engines.machine import Config, Machine, Refusal
-from harness.engines.wallclock import Live, WallClock, WallView
+from harness.engines.wallclock import Counts, Live, WallClock, WallView
 from harness.policy.actions import Action, Admit, Drop, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import number
@@ -87,8 +87,8 @@ class Constant(WallClock):
                 (begun_s, _, batch, members), self.flight = self.flight, None
                 self.stepped(batch, [req for req in members if req.rid in self.live and req.batch == batch], begun_s)
 
-    def step(self) -> bool:
-        """See WallClock: begin a step, unless one is under way."""
+    def step(self) -> None:
+        """Begin a step, unless one is under way."""
         for _ in range(0 if self.flight else len(self.lanes)):
             batch = self.lanes[0]
             self.lanes.rotate(-1)
@@ -97,8 +97,35 @@ class Constant(WallClock):
             if members:
                 self.charge(members)
                 self.flight = self.now_s, self.now_s + self.fields.step_s, batch, members
-                return True
-        return False
+                return
+
+    def charge(self, stepping: Iterable[Live] = ()) -> None:
+        """See WallClock: from now on the requests in `stepping` count as computing, and the others as waiting."""
+        rids = {req.rid for req in stepping}
+        for req in self.live.values():
+            self._book(req)
+            waits = "admission" if req.batch is None else self.waits_for(req)
+            req.cause = "compute" if req.rid in rids else waits
+
+    def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
+        """Record a step from `begun_s` to now, in which each of its requests made its next token.
+
+        The requests now hold the KV of all tokens before that one.
+        """
+        counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
+        counts.steps += 1
+        counts.busy_s += self.now_s - begun_s
+        for request in stepping:
+            fresh = not request.kv_tokens
+            counts.prefilled_tokens += request.ctx_tokens * fresh
+            counts.decoded_tokens += not fresh
+            request.kv_tokens = request.ctx_tokens
+            self._token(request, batch)
+            if request.made == request.output_tokens:
+                events.append(self.end(request, "done"))
+            elif fresh:
+                events.append(Prefilled(request.rid, batch))
+        self.tell(events)
 
     def takes(self, req: Live) -> bool:
         """Return whether a request holds its KV, from now on if it did not; fail one that never can."""
@@ -126,6 +153,10 @@ class Constant(WallClock):
         """Return the bytes of KV that a model may still take."""
         free, limit = self.free_bytes(), self.limits.get(model)
         return free if limit is None else max(0, min(free, limit - self.used_bytes(model)))
+
+    def used_bytes(self, model: str) -> int:
+        """Return the bytes of the KV of a model's requests."""
+        return sum(self.kv_bytes(request) for request in self.live.values() if request.model == model)
 
     def kv_bytes(self, req: Live) -> int:
         """See WallClock."""
@@ -176,9 +207,7 @@ class Constant(WallClock):
 class Seen(WallView):
     """The state as policies see it."""
 
-    def __init__(self, engine: Constant) -> None:
-        super().__init__(engine)
-        self.engine = engine
+    engine: Constant
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""

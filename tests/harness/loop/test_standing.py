@@ -191,7 +191,7 @@ class Workerless(Workers):
 def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
     served = tuple(Served(f"m{k}", SHAPE) for k in range(64))
     engine = Torch(Config(served, pool_bytes=16 << 20), {})  # not made ready: no process is started
-    engine.workers = Workerless(engine.kind, engine.arenas, engine.accounts)
+    engine.workers = Workerless(engine.kind, engine.nets, engine.arenas, engine.accounts)
     refusals = [engine.do(Load(Inst(m.name, (0,)))) for m in served]
     first = next(refusal for refusal in refusals if refusal is not None)
     assert first == Done(first.action, "not now", f"no room for {first.action.inst.model}")  # type: ignore[union-attr]

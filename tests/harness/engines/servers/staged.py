@@ -20,7 +20,7 @@ from harness.engines.machine import Config, Served
 from harness.engines.servers import engine as module
 from harness.engines.servers import fleet
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Change, Seat, Up
+from harness.engines.servers.fleet import Seat, Up
 from harness.engines.servers.process import PortTaken
 from harness.loop.replay import Outcome, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
@@ -87,9 +87,8 @@ class Sender:
         """See Client."""
         return -1
 
-    def begin(self, zero_ns: int, hears: bool) -> None:
+    def begin(self, zero_ns: int) -> None:
         """See Client."""
-        assert hears
         self.begun = True
         for rid, at_s in enumerate(self.jobs.arrival_s.tolist()):
             at_ns = self.book.intended_ns[rid] = zero_ns + round(at_s * 1e9)
@@ -178,7 +177,7 @@ class Sender:
 
     def log(self) -> Log:
         """See Client."""
-        return assemble(self.book.columns(True, 0.1, 1.0, 1), [self.book.spill()])
+        return assemble(self.book, [self.book.spill()])
 
     def close(self) -> None:
         """See Client."""
@@ -214,7 +213,6 @@ class Small(Plain):
     name = "small"
     can = frozenset({"Load", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
-    sleeps: Mapping[str, fleet.Sleep] = {}
     slots = 2
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
@@ -255,7 +253,8 @@ class Stage:
         self.sender: Sender | None = None
         self.never_ready: set[str] = set()
         self.taken = 0  # starts that find their port taken
-        self.engine = Servers(config, self.kind, lambda jobs, *_: self.connect(jobs, deaf_ns))  # type: ignore[arg-type]
+        monkeypatch.setattr(module, "Client", lambda jobs, **_: self.connect(jobs, deaf_ns))
+        self.engine = Servers(config, self.kind)
 
     def connect(self, jobs: Jobs, deaf_ns: int) -> Sender:
         self.sender = Sender(self.world, jobs, deaf_ns)
@@ -270,11 +269,11 @@ class Stage:
                 work(up.process)
             if what == "ready" and self.taken:
                 self.taken -= 1
-                self.engine.fleet._ring((up, PortTaken("its port is taken")))
+                self.engine.fleet._ring(up, PortTaken("its port is taken"))
             elif what == "ready" and up.inst.model in self.never_ready:
-                self.engine.fleet._ring((up, UserError(f"server {up.inst.model} ended before it was ready")))
+                self.engine.fleet._ring(up, UserError(f"server {up.inst.model} ended before it was ready"))
             else:
-                self.engine.fleet._ring(Change(up, what))
+                self.engine.fleet._ring(up, what)
 
         self.world.at(self.world.now_ns + (START_NS if what == "ready" else STOP_NS), over)
 

@@ -1,4 +1,4 @@
-"""A server of OpenAI's API that computes nothing: tokens at set times, faults, sleep. A program of the tests.
+"""A server of OpenAI's API that computes nothing: tokens at set times, and sleep. A program of the tests.
 
     python -m tests.harness.engines.servers.stub --models a,b --ttft-ms 4 --itl-ms 1
 
@@ -12,7 +12,6 @@ import asyncio
 import gc
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -24,13 +23,11 @@ from urllib.parse import parse_qs, urlsplit
 import httptools
 import uvloop
 
-FAULTS = ("fail", "reject", "hang", "cut", "malformed")
 COLUMNS = ("id", "read_ns", "first_ns")  # of a request's row: CLOCK_MONOTONIC, -1 for what has not come
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
     b"transfer-encoding: chunked\r\n"
 )
-BROKEN = b'data: {"id": "broken", "choices": [{"text"\n\n'
 PARENT_S = 0.2  # between two looks for the parent
 
 
@@ -40,10 +37,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", required=True, help="names with commas between them")
     for name in ("ttft-ms", "itl-ms", "sleep-ms", "wake-ms"):
         parser.add_argument(f"--{name}", type=float, default=0.0)
-    parser.add_argument("--sleep-idle-s", type=float, help="idle time to sleep; a request then wakes, as in llama.cpp")
-    for name in FAULTS:
-        parser.add_argument(f"--{name}", type=float, default=0.0, help="share of requests")
-    parser.add_argument("--seed", type=int, default=0, help="of these requests")
+    parser.add_argument("--fail", action="store_true", help="answer requests with an error")
     parser.add_argument("--max-model-len", type=int, default=32768, help="tokens of prompt and output")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--with-parent", action="store_true", help="end when the parent has ended")
@@ -60,19 +54,14 @@ class Model:
         self.awake, self._turn = True, asyncio.Lock()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._alarm: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rest()
 
     def submit(self, answer: Answer) -> None:
         """Answer a request, or hold it."""
         if not self.awake:
             self.held.append(answer)
-            if self.stub.asked.sleep_idle_s is not None:
-                self.begin(self.wake())
             return
         self._drained.clear()
-        self._busy()
         self.live.add(answer)
         answer.begin()
 
@@ -83,15 +72,13 @@ class Model:
             self.held.remove(answer)
         if not self.live:
             self._drained.set()
-            self._rest()
 
-    def begin(self, work: Any, link: Connection | None = None) -> None:
+    def begin(self, work: Any, link: Connection) -> None:
         """Fall asleep or wake; then answer whoever asked for it."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if link is not None:
-                link.reply(200, b"")
+            link.reply(200, b"")
 
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -104,35 +91,22 @@ class Model:
                 self.awake = False
                 await self._drained.wait()
                 await asyncio.sleep(self.stub.asked.sleep_ms / 1e3)
-                print(f"{self.name} server is entering sleeping state", file=sys.stderr, flush=True)
 
     async def wake(self) -> None:
         """Wake, and go on with what was held."""
         async with self._turn:
             if not self.awake:
                 await asyncio.sleep(self.stub.asked.wake_ms / 1e3)
-                print(f"{self.name} server is exiting sleeping state", file=sys.stderr, flush=True)
                 self.awake = True
                 while self.held:
                     self.submit(self.held.popleft())
-                if not self.live:
-                    self._rest()
-
-    def _busy(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-    def _rest(self) -> None:
-        if self.awake and (idle_s := self.stub.asked.sleep_idle_s) is not None:
-            self._busy()
-            self._alarm = asyncio.get_running_loop().call_later(idle_s, lambda: self.begin(self.sleep()))
 
 
 class Answer:
     """A completion under way: its tokens, each a chunk."""
 
-    def __init__(self, link: Connection, model: Model, body: dict[str, Any], fault: str, row: list[Any]) -> None:
-        self.link, self.model, self.fault, self.row = link, model, fault, row
+    def __init__(self, link: Connection, model: Model, body: dict[str, Any], row: list[Any]) -> None:
+        self.link, self.model, self.row = link, model, row
         self.prompt, self.wanted, self.made = len(body["prompt"]), int(body.get("max_tokens") or 16), 0
         options = body.get("stream_options") or {}
         self.usage, self.usages = options.get("include_usage"), options.get("continuous_usage_stats")
@@ -144,8 +118,6 @@ class Answer:
 
     def begin(self) -> None:
         """Set the time of the first token."""
-        if self.fault == "hang":
-            return
         self.link.stream()
         loop, asked = asyncio.get_running_loop(), self.model.stub.asked
         self.due_s = loop.time() + asked.ttft_ms / 1e3
@@ -167,12 +139,6 @@ class Answer:
         reason = '"length"' if last else "null"
         usage = f', "usage": {self.used()}' if self.usages else ""
         chunk = f'{self.plain}{self.made}", "logprobs": null, "finish_reason": {reason}}}]{usage}}}\n\n'.encode()
-        if self.fault in {"cut", "malformed"} and self.made == max(1, self.wanted // 2):
-            if self.fault == "cut":
-                self.link.send(chunk)
-                self.link.close()
-                return
-            chunk = BROKEN
         if last:
             if self.usage:
                 chunk += f'{self.head}"choices": [], "usage": {self.used()}}}\n\n'.encode()
@@ -245,10 +211,6 @@ class Connection(asyncio.Protocol):
         if last:
             self._answered()
 
-    def close(self) -> None:
-        """Close once what was written is out."""
-        self.transport.close()
-
     def _kept_alive(self) -> bytes:
         return b"" if self.parser.should_keep_alive() else b"connection: close\r\n"
 
@@ -265,7 +227,6 @@ class Stub:
         self.asked = asked
         self.models = {name: Model(self, name) for name in asked.models.split(",")}
         self.rows: deque[list[Any]] = deque(maxlen=250_000)
-        self._random = random.Random(asked.seed)
 
     def handle(self, link: Connection) -> None:
         """Answer a request, now or later."""
@@ -297,25 +258,16 @@ class Stub:
     def _complete(self, link: Connection) -> None:
         row = [link.headers.get("x-request-id", ""), link.read_ns, -1]
         self.rows.append(row)
-        body, fault = json.loads(link.body), self._fault()
+        body = json.loads(link.body)
         if body["model"] not in self.models:
             link.reply(404, _error(f"There is no model {body['model']}"))
-        elif fault in {"fail", "reject"}:
-            link.reply(500 if fault == "fail" else 429, _error(f"It is one of --{fault}"))
+        elif self.asked.fail:
+            link.reply(500, _error("It fails"))
         elif (tokens := len(body["prompt"]) + int(body.get("max_tokens") or 16)) > self.asked.max_model_len:
             link.reply(400, _error(f"{tokens} tokens are more than {self.asked.max_model_len}"))
         else:
-            link.answer = Answer(link, self.models[body["model"]], body, fault, row)
+            link.answer = Answer(link, self.models[body["model"]], body, row)
             link.answer.model.submit(link.answer)
-
-    def _fault(self) -> str:
-        drawn = self._random.random()
-        for name in FAULTS:
-            share: float = getattr(self.asked, name)
-            if drawn < share:
-                return name
-            drawn -= share
-        return ""
 
 
 def _error(message: str) -> bytes:

@@ -12,7 +12,7 @@ from harness.client.body import Server, Style
 from harness.engines import commands
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.servers.fleet import Kind, Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.loop.system import ROOT
@@ -23,12 +23,10 @@ SLEEPS = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))}
 NO_WAKE = {"sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(2))}  # the stub refuses its tags
 
 
-class Plain:
+class Plain(Kind):
     """The part that kinds of servers of tests share: they lack nothing, and start nothing beside their servers."""
 
-    keep: Keep | None = None
     lacks = ""
-    apart = elastic = False
     style = Style()
     facts: Mapping[str, str] = {"servers": "tests.harness.engines.servers.stub"}
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model", "kept")}
@@ -36,20 +34,6 @@ class Plain:
     def ready(self, folder: Path) -> None:
         """See Kind."""
         assert folder.is_dir()
-
-    def close(self) -> None:
-        """See Kind."""
-
-    def resize(self, inst: Inst, kv_bytes: int) -> None:
-        """See Kind."""
-
-    def roots(self) -> list[int]:
-        """See Kind."""
-        return []
-
-    def served(self) -> dict[str, str]:
-        """See Kind."""
-        return {}
 
 
 @dataclass

@@ -169,7 +169,7 @@ def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_
 
 
 def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loaded_again(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    stage: Stage, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def kill() -> None:
         _, _, process = stage.kind.seats[0]
@@ -194,6 +194,8 @@ def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loa
     assert stage.engine.side()["faults"] == [why]
     assert capsys.readouterr().err == f"{why}\n"
     assert "compute" not in waits(rows[1])  # it never ran
+    (tmp_path / CLIENT).write_bytes(b"".join(stage.engine.files()[CLIENT]))
+    assert pq.read_table(tmp_path / CLIENT)["error"].to_pylist() == [why, why, "", ""]
 
 
 def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(stage: Stage) -> None:

@@ -85,20 +85,14 @@ def last_words(process: Process, kind: type[UserError] = UserError) -> str:
 
 def test_a_server_answers_and_is_gone_after_stop(server: Make) -> None:
     process = server(ANSWER)
-    assert not process.alive()
+    process.stop()
+    assert not process.log.exists()
     assert started(process).alive()
     assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
     process.stop()
     assert not process.alive()
     assert not psutil.pid_exists(process.pid)
     process.stop()
-
-
-def test_stop_without_start_does_nothing(server: Make) -> None:
-    process = server(ANSWER)
-    process.stop()
-    assert not process.alive()
-    assert not process.log.exists()
 
 
 def test_a_server_that_dies_says_why(server: Make) -> None:

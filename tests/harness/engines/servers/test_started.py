@@ -49,7 +49,7 @@ def launched(kind: Any, kv_bytes: int) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() -> None:
-    kind = llamacpp.LlamaCpp(CONFIG, PRICED, llamacpp.Fields())
+    kind = llamacpp.LlamaCpp(CONFIG, PRICED)
     model = kind.cluster.models["a"]
     assert model.kv_token_bytes == 4 * 2 * 4 * 64 * 2  # layers, K and V, heads, their size, bytes
     assert model.page_bytes == 256 * model.kv_token_bytes
@@ -64,7 +64,7 @@ def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() 
 
 def test_a_host_serves_a_small_model_as_it_is() -> None:
     small = shape("llama-small")
-    kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED, llamacpp.Fields())
+    kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED)
     assert kind.cluster.models["a"].weight_bytes == shapes.weight_bytes(small) < folder.SMALL_BYTES
     options, _ = launched(kind, kind.cluster.models["a"].page_bytes)
     assert options["--model"].endswith("llama-small-0.gguf")

@@ -23,9 +23,9 @@ def test_a_worker_is_told_of_pages_that_it_knows_or_can_use() -> None:
     """A driver fails to unmap what was never mapped: KV that came and left between two steps is no worker's matter."""
     net, arena = nets.net(shape("llama-3.2-1b")), Arena(8 * MIB, CPU.granule)
     account = Account(arena, net, 16, buffer=CPU.buffer)
-    workers, told = Workers(CPU, {0: arena}, {("m", 0): account}), list[tuple[Any, ...]]()
+    workers, told = Workers(CPU, {"m": net}, {0: arena}, {("m", 0): account}), list[tuple[Any, ...]]()
     worker: Any = SimpleNamespace(device=0, accounts={"m"}, send=lambda *message: told.append(message))
-    workers.nets, workers.processes = {"m": net}, {(0,): worker}
+    workers.processes = {(0,): worker}
 
     def what() -> list[str]:
         told.clear()
@@ -49,8 +49,8 @@ def test_a_worker_is_told_of_pages_that_it_knows_or_can_use() -> None:
 
 
 def test_a_link_that_moves_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Workers(CPU, {}, {})
-    monkeypatch.setattr(workers, "_links", SimpleNamespace(send=lambda copy: None))
+    workers = Workers(CPU, {}, {}, {})
+    monkeypatch.setattr(workers, "_links", SimpleNamespace(send=lambda copy: None), raising=False)
     workers.copy("h2d0", 1e6, [(0, 0, 1, 0, 5_000_000)])  # five seconds of it
     monkeypatch.setitem(workers._moved_s, "h2d0", workers._moved_s["h2d0"] - 60.0)
     assert workers.late_link(100.0) == ""

@@ -19,9 +19,8 @@ from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config, Served
 from harness.engines.torch import costs, nets
 from harness.engines.torch.engine import Torch
-from harness.engines.torch.kind import CPU, kind
+from harness.engines.torch.kind import CPU, WAYS, kind
 from harness.engines.torch.links import CHUNK_S
-from harness.engines.torch.residents import WAYS
 from harness.engines.torch.setting import Fields, rates
 from harness.engines.torch.verdict import Share, verdict
 from harness.loop import engine as engines

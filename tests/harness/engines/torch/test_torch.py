@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -33,7 +32,6 @@ from harness.rows import record  # noqa: E402
 from harness.run.execute import execute  # noqa: E402
 from harness.run.resolve import resolve  # noqa: E402
 from harness.run.spec import Spec  # noqa: E402
-from tests.bench import ok  # noqa: E402
 from workloads.models import shape, shapes  # noqa: E402
 
 GRANULE = CPU.granule
@@ -196,16 +194,6 @@ def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
     assert about["measured_on"]["llama-3.2-1b by"] == "twin of llama-3.2-1b, 2 layers of 128, 8/2 heads of 16"
     assert "SMs by sleeping" in about["measured_on"]["a GPU"]
     assert spec.measured_on.startswith("host ")
-
-
-def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
-    text = ok("compare", "--systems", "static,unshared", "--engine", "torch", "--gpus", "1",
-              "--models", "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
-              "--rate-scale", "1", "--no-plot", "--set", "window_s=1", "--set", "warmup_s=0.1",
-              "-o", tmp_path)  # fmt: skip
-    assert f"torch {torch.__version__}" in text
-    assert "h100" not in text.splitlines()[0]
-    assert re.search("unshared.*memory=unlimited", text)
 
 
 def test_the_process_of_a_run_never_imports_torch() -> None:
