@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from harness.engines.torch import nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
 from tests.harness.engines.torch import scenarios  # noqa: E402
 from tests.harness.engines.torch.scenarios import SCENARIOS, Scenario  # noqa: E402
@@ -83,5 +82,3 @@ def test_biases_norms_of_heads_and_experts_are_those_of_transformers(
     kind: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(served(checkpoints, kind, SCENARIOS["chunked"], monkeypatch), checkpoints / kind)
-
-
