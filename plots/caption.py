@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
 
 from harness.policy import mix
 from harness.rows import crossings
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import Standing
 from harness.rows.setting import fidelities, left_out
 from plots import style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    from harness.rows.ranking import Standing
 
 WORDS = 64  # words in a picture's caption
 CORRECTED = "Verdicts are corrected together (Holm)."

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BAR_IN = 0.24
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from harness.policy.types import UserError
 from harness.rows import crossings, record, summaries, tidy
 from harness.rows.record import SWEEP
 from plots import caption, form, page, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the usual target

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from matplotlib.figure import Figure
 
 from harness.rows import by_window, crossings, record, tidy
 from harness.rows.about import About
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.figure import Figure
 
 MEASURE = "kvpr_above"
 COLORS = (style.BLUE, style.ORANGE, style.GREEN)

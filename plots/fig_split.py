@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.rows.record import TURNS as FILE
 from plots import fig_turns, page, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SPAN_S = 30.0  # shown, from the window's start
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from plots import fig_turns, page, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STAGES = ("engine start", "weights", "KV and waiting")
 COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
@@ -14,11 +17,6 @@ from harness.rows import record, tidy
 from harness.rows.forms import LEAD_COLUMNS
 from harness.rows.record import SENSITIVITY, SWEEP
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # colours of a factor below 1, above 1, and another mode
 BAR_IN = 0.24  # height of a constant's bars

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy import mix
@@ -17,10 +19,6 @@ from harness.rows import checked, record, setting
 from harness.rows.forms import TURN_COLUMNS
 from harness.rows.record import TURNS as FILE
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2

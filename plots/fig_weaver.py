@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.rows import record, tidy
 from harness.rows.about import About, Panel
 from plots import page, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
 LOOKS: Mapping[str, style.Look] = {  # look of each series; the two models are Weaver's

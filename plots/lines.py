@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import offset_copy
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Transform, offset_copy
 
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, summaries, tidy
@@ -24,11 +26,6 @@ from harness.rows.estimate import Estimate
 from plots import fewest, overview, page, style
 from plots.caption import CORRECTED, caption, floats, sampling, seen
 from plots.caption import definition as met
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
-    from matplotlib.transforms import Transform
 
 FLEET = "fleet"  # the layout of the fewest GPUs, with a column for each SLO
 MOST = 12  # panels of a page

@@ -9,12 +9,15 @@ import textwrap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
+import pandas as pd
+import pyarrow as pa
 import seaborn as sns
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
@@ -27,11 +30,6 @@ from harness.rows.crossings import MARK
 from harness.rows.ranking import STANDINGS, Standing, verdict_text
 from harness.rows.record import write_bytes
 from plots import form, hover
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 COLUMN_IN = 3.4  # one column of a two-column page, inches
