@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from plots import (
     fig_causes,
     fig_compare,
-    fig_placement,
     fig_size,
     fig_split,
     fig_staggered,
@@ -178,16 +177,6 @@ def _weaver() -> Figure:
     return fig_weaver.draw(pd.DataFrame(rows))
 
 
-def _placement() -> Figure:
-    rows = [
-        {"condition": f"heavy8 on {gpus} GPUs", "start": start, "kvpr_above": mean, "kvpr_most": 4.33}
-        | {"rps": 12.5, "rps_told": "12.5 [10.1, 15.2]"}
-        for gpus in (2, 3, 4)
-        for start, mean in (("searched", 1.0), ("Algorithm 1", 1.5 if gpus > 2 else float("nan")))
-    ]
-    return fig_placement.draw(pd.DataFrame(rows), 16)
-
-
 def _kernels() -> Figure:
     rows = [
         {"panel": panel, "gpu": gpu, "op": "gemm", "held": held, "measured_s": 10.0**-k, "predicted_s": 1.1 * 10.0**-k}
@@ -270,7 +259,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "switch": _switch,
     "trace": _trace,
     "weaver": _weaver,
-    "placement": _placement,
     "staggered": lambda: fig_staggered.draw(ramps.frame({"measured": 4.0, "ours": 5.0, "low": 5.1, "high": 4.9}), LONG),
     "kernels": _kernels,
     "validate": _runs,
