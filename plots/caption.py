@@ -127,10 +127,7 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
     """Yield each trace with its tier; for a generated trace, say also how well it fits the real one."""
-    fits = {
-        key: " and ".join(sorted(rows["fit"].dropna().unique()))
-        for key, rows in runs.groupby("condition", observed=True)
-    }
+    fits = {key: style.listed(rows, "fit") for key, rows in runs.groupby("condition", observed=True)}
     for panel in panels:
         fit = fits.get(panel["condition"])
         note = f": {panel['note']}" if panel["tier"] == "composed" and panel.get("note") else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
     yield f"Not drawn, for their models do not fit: {', '.join(unfit)}." * bool(unfit)
     yield "Triangles at the top edge: over 5 % of requests never end." * bool(np.isinf(tail).any())
-    yield f"Rates are scaled by {_listed(frame['scaling'])}." * bool(frame["scaling"].notna().any())
+    yield f"Rates are scaled by {style.listed(frame, 'scaling')}." * bool(frame["scaling"].notna().any())
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, *, halves: bool) -> str:
@@ -313,9 +314,9 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     if most > 1 and not halves:
         spread = f"{style.span(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
-    trace = f"{_listed(about['trace'])} ({_listed(about['tier'])})"
+    trace = f"{style.listed(about, 'trace')} ({style.listed(about, 'tier')})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
-    setting = style.setting(about, spread, trace=trace, models=_listed(about["models"]), slo=slo)
+    setting = style.setting(about, spread, trace=trace, models=style.listed(about, "models"), slo=slo)
     return caption.within(
         caption.WORDS,
         setting,
@@ -329,10 +330,6 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
         style.departs(about),
         style.degrees(about),
     )
-
-
-def _listed(values: pd.Series) -> str:
-    return " and ".join(sorted(map(str, values.dropna().unique())))
 
 
 def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
@@ -360,7 +357,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     names = HALVES if halves else ("",)
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
-    with style.theme(), form.marking(gone):
+    with style.theme(), form.on(replace(form.ASKED.get(), unserved=gone)):
         figure = draw(table, note, every, level)
         caption = full_caption(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

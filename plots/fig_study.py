@@ -61,6 +61,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
         facts = replace(facts, systems=systems, controls=controls, claims=claims)
     pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
     gone = {name: max(words) for name, words in crossings.all_unserved(table, facts).items()}
-    with style.theme(), form.marking(gone):
+    with style.theme(), form.on(replace(form.ASKED.get(), unserved=gone)):
         drawn = pages(table, facts, note)
         return style.save(drawn, stem, drawer.points(table, facts), command, drawer.full_caption(table, facts, note))

@@ -165,7 +165,7 @@ def called(label: str) -> str:
 
     A name that --rename gives takes its place. `MARK` follows if the system meets no SLO of some model.
     """
-    mark = MARK * (label.partition(" (")[0] in form.UNSERVED.get())
+    mark = MARK * (label.partition(" (")[0] in form.ASKED.get().unserved)
     if (asked := form.called(label)) is not None:
         return asked + mark
     name = label.replace(":plusplus", "++").replace("+quotas=none", " without quotas")
@@ -197,19 +197,15 @@ def theme() -> Iterator[None]:
         "axes.titlesize": 7.5,
         "legend.fontsize": 6,
         "legend.frameon": False,
-        "legend.handlelength": 2.0,
         "legend.columnspacing": 1.2,
         "legend.labelspacing": 0.3,
         "axes.linewidth": 0.6,
         "lines.linewidth": 1.1,
         "lines.markersize": 4.0,
         "axes.grid": True,
-        "axes.axisbelow": True,
         "grid.linewidth": 0.4,
         "grid.color": "#e4e4e4",
         "pdf.fonttype": 42,  # TrueType, as conferences ask; type 3 is refused
-        "pdf.compression": 6,
-        "figure.dpi": 100,
         "savefig.dpi": 300,
         "axes.unicode_minus": False,
         "text.parse_math": False,  # a name may hold dollar signs
@@ -299,24 +295,25 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
     return 0.0
 
 
+def listed(runs: pd.DataFrame, column: str) -> str:
+    """List the values of a column of runs; "" where no run has one."""
+    return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
+
+
 def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     """Describe the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, planners' knowledge.
 
     `spread` says how the results of several seeds are drawn. `others` replace the runs' facts of the same names.
     """
-
-    def listed(column: str) -> str:
-        return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
-
-    fit = listed("fit")
+    fit = listed(runs, "fit")
     facts = {
-        "trace": f"{listed('trace')} ({listed('tier')}{f', fit {fit}' if fit else ''})",
-        "models": f"models: {listed('models')}",
+        "trace": f"{listed(runs, 'trace')} ({listed(runs, 'tier')}{f', fit {fit}' if fit else ''})",
+        "models": f"models: {listed(runs, 'models')}",
         "gpus": mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
-        "machine": listed("machine"),
+        "machine": listed(runs, "machine"),
         "fidelity": words.fidelities(sorted(runs["fidelity"].dropna().unique())),
         "unchecked": unchecked(runs),
-        "slo": f"SLO {listed('slo')}",
+        "slo": f"SLO {listed(runs, 'slo')}",
         "spread": spread,
         "plans": words.plans(runs["plan_origin"].dropna().unique()),
     }
@@ -360,7 +357,7 @@ def degrees(runs: pd.DataFrame) -> str:
 
 def unserved() -> str:
     """Return the sentence that explains `MARK` and names the systems that have it; "" if there are none."""
-    labels = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
+    labels = [f"{label} ({words})" for label, words in form.ASKED.get().unserved.items()]
     return f"{MARK} {', '.join(labels)}." if labels else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -50,33 +49,11 @@ def _comparison(count: int) -> Figure:
     return fig_compare.draw(compared.sweep(*runs), LONG)
 
 
-def _steps() -> Figure:
-    walk = [("fair default", "base"), ("plans know the window", "cumulative"), ("plans know the window", "alone")]
-    panels = [
-        studies.panel(f"{name} ({kind})", name=name, kind=kind, origin="unknown", axis="rate_rps", xs=[1.0, 16.0])
-        for name, kind in walk
-    ]
-    facts = studies.about("steps", *panels, claims=[studies.claim("ratio", "prism", "static", paper=3.5)])
-    rows = (studies.ratio_rows(each["condition"], 4.0 + 4 * k, 4.0 / (1 + k)) for k, each in enumerate(panels))
-    return matrix.draw(studies.measured(*chain.from_iterable(rows)), facts, LONG)
-
-
 def _fleet(*, first: bool) -> Figure:
     rules = ("5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1")
     facts = studies.fleet(range(4), rules, 20.6)
     needed = {(slo, label): least for slo in rules for label, least in (("prism", 4), ("static", 99))}
     return lines.pages(studies.of_fleet(facts, needed, (2, 4, 16, 32)), facts, LONG)[not first]
-
-
-def _parts() -> Figure:
-    facts = studies.about(
-        "parts",
-        studies.panel("busy"),
-        systems=["prism", "prism+evict=never"],
-        claims=[studies.claim("difference", "prism", "prism+evict=never", subject="eviction")],
-    )
-    rows = [*studies.part_rows("prism", 1.0, 0.9), *studies.part_rows("prism+evict=never", 0.9, 0.4)]
-    return parts.draw(studies.measured(*rows), facts, LONG)
 
 
 def _size(kinds: tuple[str, ...]) -> Figure:
@@ -224,19 +201,6 @@ def _overview() -> Figure:
     return figure
 
 
-def _matrix() -> Figure:
-    names = ("8B, TTFT 10 s", "8B, TTFT 2 min", "32B, TTFT 2 min")
-    panels = (studies.panel(name, axis="rate_rps", row=k) for k, name in enumerate(names))
-    table = studies.measured(
-        *studies.ratio_rows(names[0], 8.0, 2.0),
-        *studies.ratio_rows(names[1], 90.0, 90.0),
-        *studies.ratio_rows(names[2], 8.0, 2.0, infeasible="no room"),
-    )
-    return matrix.draw(
-        table, studies.about("matrix", *panels, claims=[studies.claim("ratio", "prism", "static")]), LONG
-    )
-
-
 FIGURES: dict[str, Callable[[], Figure]] = {
     "compare": lambda: _comparison(6),
     "compare, a rate": lambda: _comparison(1),
@@ -244,11 +208,11 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "lines": lambda: lines.draw(studies.CURVES, studies.ABOUT, LONG),
     "lines, pages": lambda: lines.pages(overviews.TABLE, overviews.FACTS, LONG)[-1],
     "overview": _overview,
-    "matrix": _matrix,
-    "steps": _steps,
+    "matrix": lambda: matrix.draw(studies.RATIOS, studies.MATRIX, LONG),
+    "steps": lambda: matrix.draw(studies.STEPPED, studies.STEPS, LONG),
     "fleet": lambda: _fleet(first=True),
     "fleet, curves": lambda: _fleet(first=False),
-    "parts": _parts,
+    "parts": lambda: parts.draw(studies.WITHOUT, studies.PARTS, LONG),
     "tradeoff": lambda: tradeoff.draw(settings.TABLE, settings.FACTS, LONG),
     "size": lambda: _size(("h200",)),
     "size, kinds": lambda: _size(("h200", "l40s")),

@@ -202,14 +202,6 @@ def test_slo_rules_in_few_words() -> None:
     )
 
 
-def test_curves_say_which_caps_of_the_engine_bound() -> None:
-    static = [row for row in CURVES.to_pylist() if row["label"] == "static" and row["definition"] == "loads"]
-    bound = [row | {"definition": "cap_bound", "value": 0.02 * row["x"]} for row in static]
-    told = pa.concat_tables([CURVES, pa.Table.from_pylist(bound, schema=CURVES.schema)]).unify_dictionaries()
-    words = written(drawn_lines(told))
-    assert "The engine's batch_cap was reached in more than 1 % of steps: static up to 32 %." in words
-
-
 def test_crossings_are_dashed_and_what_does_not_fit_is_not_drawn() -> None:
     figure = drawn_lines()
     upright = [xs(line)[0] for axis in figure.axes for line in axis.lines if drops(line) and line.is_dashed()]
@@ -260,22 +252,30 @@ def ratio_rows(condition: str, prism: float, static: float, **more: Any) -> Iter
                 yield {"condition": condition, "x": x, "label": label, "seed": seed, "values": shares, **gone}
 
 
+def walk(condition: str, name: str, kind: str, **more: Any) -> dict[str, Any]:
+    return panel(condition, name=name, kind=kind, origin="unknown", axis="rate_rps", **more)
+
+
+KNOWN = "plans know the window"
+STEPS = about(
+    "steps",
+    walk("fair default", "fair default", "base", xs=[1.0, 16.0]),
+    walk("known (cumulative)", KNOWN, "cumulative", row=1),
+    walk("most (cumulative)", "most", "cumulative", other_end=True),
+    walk("known (alone)", KNOWN, "alone", row=2),
+    claims=[claim("ratio", "prism", "static", paper=2.0), claim("ratio", "prism", "gone")],
+    sample={"rule": "bisect", "each": "system"},
+)
+STEPPED = measured(
+    *ratio_rows("fair default", 4.0, 4.0),
+    *ratio_rows("known (cumulative)", 8.0, 2.0),
+    *ratio_rows("most (cumulative)", 8.0, 1.0),
+    *ratio_rows("known (alone)", 8.0, 4.0),
+)
+
+
 def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
-    facts = about(
-        "steps",
-        panel("fair default", kind="base", axis="rate_rps", xs=[1.0, 16.0]),
-        panel("more (cumulative)", name="more", kind="cumulative", origin="unknown", axis="rate_rps", row=1),
-        panel("most (cumulative)", name="most", kind="cumulative", origin="unknown", axis="rate_rps", other_end=True),
-        panel("more (alone)", name="more", kind="alone", origin="unknown", axis="rate_rps", row=2),
-        claims=[claim("ratio", "prism", "static", paper=2.0), claim("ratio", "prism", "gone")],
-        sample={"rule": "bisect", "each": "system"},
-    )
-    table = measured(
-        *ratio_rows("fair default", 4.0, 4.0),
-        *ratio_rows("more (cumulative)", 8.0, 2.0),
-        *ratio_rows("most (cumulative)", 8.0, 1.0),
-        *ratio_rows("more (alone)", 8.0, 4.0),
-    )
+    table, facts = STEPPED, STEPS
     points = matrix.points(table, facts)
     assert list(points["ratio"].unique()) == ["prism / static"]  # of systems that take part
     assert list(points["step"]) == [0, 1, 2, 1]
@@ -286,7 +286,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     with style.theme():
         figure = matrix.draw(table, facts)
     (axis,) = figure.axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", f"+ {KNOWN}", "+ most"]
     assert [label.get_text() for label in axis.get_xticklabels()] == [
         f"prism /\nstatic\n{after}\n(paper: 2x)" for after in (matrix.SO_FAR, matrix.ALONE)
     ]
@@ -304,21 +304,23 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
         matrix.draw(table, replace(facts, claims=()))
 
 
+MATRIX = about(
+    "matrix",
+    panel("8B, TTFT 10 s", axis="rate_rps"),
+    panel("narrow", axis="rate_rps", row=1),
+    panel("32B, TTFT 2 min", axis="rate_rps", row=2, xs=[16.0]),
+    claims=[claim("ratio", "prism", "static")],
+)
+RATIOS = measured(
+    *ratio_rows("8B, TTFT 10 s", 8.0, 2.0),
+    *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
+    *ratio_rows("32B, TTFT 2 min", 90.0, 90.0),
+)
+
+
 def test_a_matrix_is_filled_by_who_is_ahead() -> None:
-    facts = about(
-        "matrix",
-        panel("open field", axis="rate_rps"),
-        panel("narrow", axis="rate_rps", row=1),
-        panel("wide", axis="rate_rps", row=2, xs=[16.0]),
-        claims=[claim("ratio", "prism", "static")],
-    )
-    table = measured(
-        *ratio_rows("open field", 8.0, 2.0),
-        *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
-        *ratio_rows("wide", 90.0, 90.0),
-    )
     with style.theme():
-        figure = matrix.draw(table, facts)
+        figure = matrix.draw(RATIOS, MATRIX)
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
     texts = [text.get_text() for text in axis.texts]
@@ -401,19 +403,22 @@ def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]
             yield {**run, "over": "model", "model": model, "values": {"ttft": share}}
 
 
+PARTS = about(
+    "parts",
+    panel("busy"),
+    systems=["prism", "prism+evict=never", "prism+way=cold"],
+    claims=[
+        claim("difference", "prism", "prism+evict=never", subject="eviction"),
+        claim("difference", "prism", "prism+way=cold"),
+    ],
+)
+WITHOUT = measured(
+    *part_rows("prism", 1.0, 0.9), *part_rows("prism+evict=never", 0.9, 0.4), *part_rows("prism+way=cold", 1.0, 0.9)
+)
+
+
 def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:
-    facts = about(
-        "parts",
-        panel("busy"),
-        systems=["prism", "prism+evict=never", "prism+way=cold"],
-        claims=[
-            claim("difference", "prism", "prism+evict=never", subject="eviction"),
-            claim("difference", "prism", "prism+way=cold"),
-        ],
-    )
-    table = measured(
-        *part_rows("prism", 1.0, 0.9), *part_rows("prism+evict=never", 0.9, 0.4), *part_rows("prism+way=cold", 1.0, 0.9)
-    )
+    table, facts = WITHOUT, PARTS
     points = parts.points(table, facts).set_index("part")
     lost = points.loc["eviction"]
     assert (lost["lost"], lost["most"], lost["model"]) == (pytest.approx(30.0), pytest.approx(50.0), "large")

@@ -52,7 +52,7 @@ def test_every_system_is_seen_on_white_and_no_preset_is_taken_for_another() -> N
 
 
 def test_a_system_that_meets_no_slo_of_some_model_has_a_mark_in_names_and_captions() -> None:
-    with form.marking({"alpaserve": "4 of 16 models at 0 %"}):
+    with form.on(form.Form(unserved={"alpaserve": "4 of 16 models at 0 %"})):
         assert style.called("alpaserve (4 GPUs)") == "alpaserve (4 GPUs)†"
         assert style.called("prism") == "prism"
         assert style.unserved() == "† alpaserve (4 of 16 models at 0 %)."

@@ -15,13 +15,11 @@ from probe import driver  # noqa: E402
 
 PAGE, AT, STREAM = 1 << 21, 1 << 30, 7
 DEVICE, HANDLE, RESOURCE = drv.CUdevice(0), drv.CUmemGenericAllocationHandle(), drv.CUdevResource()
-GREEN, CONTEXT, DESCRIPTION = drv.CUgreenCtx(), drv.CUcontext(), drv.CUdevResourceDesc()
+GREEN, DESCRIPTION = drv.CUgreenCtx(), drv.CUdevResourceDesc()
 CALLS: dict[Callable[..., Any], tuple[Any, ...]] = {
     driver.version: (),
     driver.device: (0,),
     driver.attribute: (DEVICE, "MULTIPROCESSOR_COUNT"),
-    driver.primary: (DEVICE,),
-    driver.set_current: (CONTEXT,),
     driver.bind: (),
     driver.memory: (),
     driver.granularity: (),
