@@ -341,15 +341,8 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
-
-    Raises UserError if there is no sweep, or if a file cannot be written.
-    """
-    path = sweep / SWEEP
-    if not path.is_file():
-        raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
-    table = form.chosen(tidy.stored(path))
-    facts = record.footer(path)
+    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    table, facts = form.chosen(tidy.stored(sweep / SWEEP)), record.footer(sweep / SWEEP)
     halves: list[list[int]] = next((panel.get("halves", []) for panel in facts.get("panels", [])), [])
     level, (first, *_) = facts.get("level", LEVEL), facts.get("definitions") or ["both"]
     labels = table["label"].unique().to_pylist()

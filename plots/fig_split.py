@@ -27,13 +27,6 @@ def draws(folder: Path) -> bool:
     return path.is_file() and "partitions" in record.footer(path)
 
 
-def read(run: Path) -> dict[str, Any]:
-    """Read the facts of a recorded run. Raises UserError if no lane was given a number of SMs."""
-    if not draws(run):
-        raise UserError(f"{run}: no lane has a number of SMs (bench run SPEC.toml --record stores them)")
-    return record.footer(run / FILE)
-
-
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
     """Return the SMs of the first model's prefill and decode over time: columns time_s, prefill, decode.
 
@@ -88,6 +81,6 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw how a recorded run divided SMs, to `stem`.pdf, .png and .csv; return their paths. Raises UserError."""
-    facts = read(run)
+    facts = record.footer(run / FILE)
     with style.theme():
         return style.save(draw(facts, note), stem, points(facts), command)

@@ -38,8 +38,7 @@ def draws(folder: Path) -> bool:
 def points(runs: Iterable[Path]) -> pd.DataFrame:
     """Return the table of the figure, with a row for each run.
 
-    A row has the seconds of each stage of a switch, the hidden seconds, and the number of switches. Raises UserError if
-    a run was not recorded.
+    A row has the seconds of each stage of a switch, the hidden seconds, and the number of switches.
     """
     rows = []
     for run in runs:

@@ -31,11 +31,9 @@ def draws(folder: Path) -> bool:
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """Read the leads that bench sensitivity stored beside a comparison, their facts, and the comparison's runs.
 
-    A lead is how far the first system is ahead of the second. Raises UserError if no leads are stored.
+    A lead is how far the first system is ahead of the second.
     """
     path = sweep / SENSITIVITY
-    if not path.is_file():
-        raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
     facts = record.footer(path)
     runs: pd.DataFrame = tidy.stored(sweep / SWEEP).to_pandas()
     runs = runs[runs["label"].isin([facts["first"], facts["second"]]) & runs["rate_scale"].isin(facts["rates"])]

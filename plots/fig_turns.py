@@ -33,12 +33,9 @@ def draws(folder: Path) -> bool:
 
 
 def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Read the turns of a recorded run and its facts (spec, load_s); UserError where there are none."""
-    path = run / FILE
-    if not path.is_file():
-        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    frame: pd.DataFrame = record.table(path, TURN_COLUMNS).to_pandas()
-    return frame, record.footer(path)
+    """Read the turns of a recorded run and its facts (spec, load_s)."""
+    frame: pd.DataFrame = record.table(run / FILE, TURN_COLUMNS).to_pandas()
+    return frame, record.footer(run / FILE)
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:

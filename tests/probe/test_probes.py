@@ -113,10 +113,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[emulated.Memory]:
     monkeypatch.setattr(memory, "LOCKED", memory.Locked())
     monkeypatch.setattr(duels, "SHORT_S", 0.02)
     monkeypatch.setattr(duels, "LONG_S", 0.02)
-    monkeypatch.setattr(card.Card, "timeline", lambda *_: [(0, "kernel", 0.0, 1e-6)])  # CUPTI needs a card
+    monkeypatch.setattr(card, "timeline", lambda *_: [(0, "kernel", 0.0, 1e-6)])  # CUPTI needs a card
     monkeypatch.setattr(duels, "PROCESSES", [])  # children import the real torch
     monkeypatch.setattr(duels, "MPS", "no-such-program")
-    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary, card.device)
+    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary)
+    cached += (card._captured, card._model, card._pool, card._part)
     for lookup in cached:
         lookup.cache_clear()
     Graph.broken = False
