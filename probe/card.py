@@ -61,7 +61,7 @@ def _unit(work: Work, twin: int) -> Callable[[int], object]:
     if decodes:
         return model.decode(_pool(work.of), work.size, CTX, part.sms).step
     if work.act == "mixed":
-        return llama.Mixed(model, work.size, llama.attend(_pool(work.of), MIXED_DECODES, CTX, part.sms)).step
+        return llama.Mixed(model, work.size, llama.Attend(_pool(work.of), MIXED_DECODES, CTX, part.sms)).step
     return model.prefill(work.size).step
 
 

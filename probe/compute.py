@@ -169,7 +169,7 @@ def attention(box: Box) -> Iterator[Sample]:
     """
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
-        a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
+        a = llama.Attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
         a.ctx.copy_(torch.tensor([1000, 1, 64, 65, 777], dtype=torch.int32))
         a.run(1)
         want = llama.reference(a, 1)
@@ -204,7 +204,7 @@ def one_attention(
     if not box.todo("attention", **params):
         return
     p, block = rig.part(ask), block_of(page)
-    a = llama.attend(kv, rows, ctx, p.sms, block, stages, split)
+    a = llama.Attend(kv, rows, ctx, p.sms, block, stages, split)
     layers = min(m.layers, rig.rotation(2 * rig.BF16 * rows * ctx * m.token))
     calls = max(layers, 4)
     taken = rig.timed(p, lambda i: a.run(i % layers), calls, 0.03)
