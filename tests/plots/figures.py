@@ -12,7 +12,6 @@ from plots import (
     fig_causes,
     fig_compare,
     fig_size,
-    fig_split,
     fig_staggered,
     fig_switch,
     fig_tornado,
@@ -109,11 +108,6 @@ def _turns() -> Figure:
         for k in range(12)
     ]
     return fig_turns.draw(pd.DataFrame(rows).assign(phase="decode"), {"spec": SPEC}, LONG)
-
-
-def _split() -> Figure:
-    orders = [(float(k), "m", phase, 50 + 20 * (k % 3)) for k in range(20) for phase in ("prefill", "decode")]
-    return fig_split.draw({"partitions": orders, "sms": 132, "spec": SPEC}, LONG)
 
 
 def _switch() -> Figure:
@@ -219,7 +213,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "tornado": _tornado,
     "causes": _causes,
     "turns": _turns,
-    "split": _split,
     "switch": _switch,
     "trace": _trace,
     "weaver": _weaver,

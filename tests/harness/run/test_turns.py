@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from harness.policy.actions import Load, Run
+from harness.policy.actions import Load
 from harness.policy.events import TurnEnded
 from harness.policy.types import Batch, Inst, UserError
 from harness.rows import record
@@ -18,7 +18,7 @@ from harness.run import turns
 from harness.run.execute import execute, recorded
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from plots import fig_split, fig_switch, fig_turns
+from plots import fig_switch, fig_turns
 
 
 def logged() -> turns.Turns:
@@ -90,36 +90,6 @@ def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
     assert fig_turns.points(many)["gpus"].unique().tolist() == ["8", "9"]
     with pytest.raises(UserError, match="no prefill turn"):
         fig_turns.points(many, "prefill")
-
-
-def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
-    log, batch = turns.Turns(), Batch(Inst("m", (0,)))
-    orders = [
-        (0.0, [Run(batch, "decode")]),
-        (1.0, [Run(batch, "prefill")]),
-        (2.0, [Run(batch, "decode", sms=28), Run(batch, "prefill", sms=104)]),
-        (3.0, [Run(batch, "prefill", steps=0)]),
-    ]
-    for now_s, actions in orders:
-        log.decided(TurnEnded(batch, "decode", "time", 0, 0.0), tuple(actions), now_s)
-    facts = {"partitions": log.partitioned(), "sms": 132}
-    points = fig_split.points(facts)
-    assert points["time_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert points["prefill"].tolist() == [0, 132, 104, 0]
-    assert points["decode"].tolist() == [132, 0, 28, 132]
-    assert logged().partitioned() == []
-    assert not fig_split.draws(stored(tmp_path / "a", [0.2] * 3))
-
-
-def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
-    spec = Spec(
-        "pdmux", trace="sample", models="llama-3.2-1b", gpus=1, rate_scale=20.0, slo="absolute:ttft=1,tpot=0.01"
-    )
-    folder = recorded(resolve(spec), tmp_path, "")
-    paths = fig_split.render(folder, tmp_path / "split", "x")
-    assert len(paths) == 3
-    facts = record.footer(folder / turns.FILE)
-    assert set(fig_split.points(facts)[["prefill", "decode"]].sum(axis=1)) == {132}
 
 
 def test_recording_changes_no_row(tmp_path: Path) -> None:
