@@ -96,9 +96,10 @@ def label(spec: Mapping[str, Any]) -> str:
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
-def setting_text(spec: Mapping[str, Any]) -> str:
-    """Write the setting of a recorded run."""
-    facts = [
+def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
+    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
+    spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
+    about = [
         label(spec),
         spec["trace"],
         spec["models"],
@@ -107,12 +108,6 @@ def setting_text(spec: Mapping[str, Any]) -> str:
         checked.note(spec["gpu"], spec["host"]),
         f"seed {spec['seed']}",
     ]
-    return " · ".join(filter(None, facts)) + "."
-
-
-def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
-    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
-    spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
     took = (
         f"Decode turns: {len(decodes)}, median {span_s.median():.2g} s; between models "
@@ -120,7 +115,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     )
     key = "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
     late = style.unvetted_of({label(spec): spec["system"]})
-    return " ".join(filter(None, [setting_text(spec), took, key, note, late]))
+    return " ".join(filter(None, [" · ".join(filter(None, about)) + ".", took, key, note, late]))
 
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -382,9 +382,9 @@ def unvetted_of(systems: Mapping[str, str]) -> str:
     return " ".join(f"{says[mark]}: {', '.join(labels)}." for mark, labels in by.items() if labels)
 
 
-def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
+def handle(label: str, look: Look, *, line: bool = True) -> Line2D:
     """Return a system's entry in a legend."""
-    return Line2D([], [], linestyle=look.line if line else "", label=called(label), **(look.marks() | more))
+    return Line2D([], [], linestyle=look.line if line else "", label=called(label), **look.marks())
 
 
 def caps(table: pa.Table) -> str:
