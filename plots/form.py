@@ -78,8 +78,8 @@ def style_of(path: Path) -> dict[str, Any]:
     finally:
         log.removeHandler(heard)
     if heard.buffer:
-        said = heard.buffer[0].getMessage().partition("You probably")[0]
-        raise UserError(f"--style {path}: {' '.join(said.split())}")
+        line = heard.buffer[0].getMessage().partition("You probably")[0]
+        raise UserError(f"--style {path}: {' '.join(line.split())}")
     return {key: value for key, value in params.items() if not key.startswith(MACHINE)}
 
 
