@@ -236,10 +236,13 @@ def _turn(
     if child is not None and probe.alone:
         child.close()
         child = None
-    closing: Line | None = None
     try:
         child = child or _greet(plan)[0]
-        deadline = time.monotonic() + box_s + probe.grace_s
+    except NoGpuError as error:  # it opened before: what came since broke it
+        return None, {"source": probe.name, "state": "raise", "why": str(error), "stuck": True}
+    closing: Line | None = None
+    deadline = time.monotonic() + box_s + probe.grace_s
+    try:
         child.tell({"probe": probe.name, "module": probe.module, "box_s": box_s, "done": done})
         while closing is None or not probe.alone:  # the worker is ready again once it has tidied up
             message = child.hear(deadline)
@@ -249,8 +252,6 @@ def _turn(
                 closing = message
             else:
                 book.add(message)
-    except NoGpuError as error:  # it opened before: what came since broke it
-        return None, {"source": probe.name, "state": "raise", "why": str(error), "stuck": True}
     except TimeoutError:
         why = f"no answer {probe.grace_s:g} s after its time box of {box_s:.0f} s"
         closing = closing or {"source": probe.name, "state": "hang", "why": why}

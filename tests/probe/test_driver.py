@@ -32,8 +32,8 @@ GIVEN: dict[str, Any] = {  # an argument for each parameter, by its name
     "context": drv.CUgreenCtx(),
     "description": drv.CUdevResourceDesc(),
 }
-CALLS = [f for f in vars(driver).values() if inspect.isfunction(f) and f.__module__ == driver.__name__]
-CALLS.remove(driver.ok)
+FUNCTIONS = [f for f in vars(driver).values() if inspect.isfunction(f) and f.__module__ == driver.__name__]
+CALLS = [function for function in FUNCTIONS if function is not driver.ok]
 
 
 def no_driver() -> bool:
