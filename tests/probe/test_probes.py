@@ -116,8 +116,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[emulated.Memory]:
     monkeypatch.setattr(card, "timeline", lambda *_: [(0, "kernel", 0.0, 1e-6)])  # CUPTI needs a card
     monkeypatch.setattr(duels, "PROCESSES", [])  # children import the real torch
     monkeypatch.setattr(duels, "MPS", "no-such-program")
-    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary)
-    cached += (card._captured, card._model, card._pool, card._part)
+    of_card = (card._captured, card._model, card._pool, card._part)
+    cached: tuple[Any, ...] = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary, *of_card)
     for lookup in cached:
         lookup.cache_clear()
     Graph.broken = False
