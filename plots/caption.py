@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
 
 from harness.policy import mix
 from harness.rows import crossings
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
+from harness.rows.ranking import Standing
 from harness.rows.setting import fidelities, left_out
 from plots import style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    from harness.rows.ranking import Standing
 
 WORDS = 64  # words in a picture's caption
 CORRECTED = "Verdicts are corrected together (Holm)."
@@ -129,10 +127,7 @@ def _setting(runs: pd.DataFrame, facts: About, spread: str) -> str:
 
 def _traces(runs: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
     """Yield each trace with its tier; for a generated trace, say also how well it fits the real one."""
-    fits = {
-        key: " and ".join(sorted(rows["fit"].dropna().unique()))
-        for key, rows in runs.groupby("condition", observed=True)
-    }
+    fits = {key: style.listed(rows, "fit") for key, rows in runs.groupby("condition", observed=True)}
     for panel in panels:
         fit = fits.get(panel["condition"])
         note = f": {panel['note']}" if panel["tier"] == "composed" and panel.get("note") else ""

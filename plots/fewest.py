@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.rows import crossings
 from harness.rows.about import About, Panel
 from harness.rows.estimate import Estimate
 from plots import page, style
 from plots.caption import AND_OR, brief, claims_of, definition, parts_of, slos
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LOADS, LOADS_ACROSS = 6, 3  # panels, and panels in a line
 LOAD_ROW_IN, COUNT_POINTS = 0.24, 5.5  # height of a system's row; type of the counts beside it

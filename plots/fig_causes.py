@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BAR_IN = 0.24
 
@@ -46,18 +44,11 @@ def frame(rows: Iterable[Any]) -> pd.DataFrame:
 
     `seconds` is the mean time of the cause in a miss, `share` the share of misses that the cause explains.
     """
+    facts = ("label", "rate_scale", "offered_rps", "runs", "offered", "missed")
     lines = [
-        {
-            "label": row.label,
-            "rate_scale": row.rate_scale,
-            "offered_rps": row.offered_rps,
-            "runs": row.runs,
-            "offered": row.offered,
-            "missed": row.missed,
-            "cause": cause,
-            "seconds": row.seconds[cause],
-            "share": row.explained.get(cause, 0) / sum(row.explained.values()),
-        }
+        {name: getattr(row, name) for name in facts}
+        | {"cause": cause, "seconds": row.seconds[cause]}
+        | {"share": row.explained.get(cause, 0) / sum(row.explained.values())}
         for row in rows
         if row.missed
         for cause in LOOKS

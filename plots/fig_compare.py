@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from harness.policy.types import UserError
 from harness.rows import crossings, record, summaries, tidy
 from harness.rows.record import SWEEP
 from plots import caption, form, page, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the usual target
@@ -304,7 +303,7 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> Iterator[str]:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
     yield f"Not drawn, for their models do not fit: {', '.join(unfit)}." * bool(unfit)
     yield "Triangles at the top edge: over 5 % of requests never end." * bool(np.isinf(tail).any())
-    yield f"Rates are scaled by {_listed(frame['scaling'])}." * bool(frame["scaling"].notna().any())
+    yield f"Rates are scaled by {style.listed(frame, 'scaling')}." * bool(frame["scaling"].notna().any())
 
 
 def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, *, halves: bool) -> str:
@@ -315,9 +314,9 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     if most > 1 and not halves:
         spread = f"{style.span(frame['n'])} seeds, 95 % intervals"
     below = frame["rate_scale"].nunique() > 1 and frame.loc[frame["definition"].isin(ATTAINMENT), "mean"].min() < 0.9
-    trace = f"{_listed(about['trace'])} ({_listed(about['tier'])})"
+    trace = f"{style.listed(about, 'trace')} ({style.listed(about, 'tier')})"
     slo = f"SLO {caption.slos(about['slo'].unique())}"
-    setting = style.setting(about, spread, trace=trace, models=_listed(about["models"]), slo=slo)
+    setting = style.setting(about, spread, trace=trace, models=style.listed(about, "models"), slo=slo)
     return caption.within(
         caption.WORDS,
         setting,
@@ -333,10 +332,6 @@ def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note:
     )
 
 
-def _listed(values: pd.Series) -> str:
-    return " and ".join(sorted(map(str, values.dropna().unique())))
-
-
 def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
     """Write the full caption, which the CSV holds; `frame` are the table's `points`."""
     unfit = summaries.infeasible(table)
@@ -346,15 +341,8 @@ def full_caption(table: pa.Table, note: str, frame: pd.DataFrame) -> str:
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
-    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
-
-    Raises UserError if there is no sweep, or if a file cannot be written.
-    """
-    path = sweep / SWEEP
-    if not path.is_file():
-        raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
-    table = form.chosen(tidy.stored(path))
-    facts = record.footer(path)
+    """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    table, facts = form.chosen(tidy.stored(sweep / SWEEP)), record.footer(sweep / SWEEP)
     halves: list[list[int]] = next((panel.get("halves", []) for panel in facts.get("panels", [])), [])
     level, (first, *_) = facts.get("level", LEVEL), facts.get("definitions") or ["both"]
     labels = table["label"].unique().to_pylist()
@@ -362,7 +350,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     names = HALVES if halves else ("",)
     every = [points(part) for part in parts(table, halves)]
     drawn = pd.concat([part[COLUMNS].assign(half=half) for half, part in zip(names, every, strict=True)])
-    with style.theme(), form.marking(gone):
+    with style.theme(), form.on(replace(form.ASKED.get(), unserved=gone)):
         figure = draw(table, note, every, level)
         caption = full_caption(table, note, points(table) if halves else every[0])
         return style.save(figure, stem, drawn, command, caption)

@@ -28,16 +28,6 @@ CHOOSES = frozenset({"--only", "--rename"})
 CURVES = frozenset({"lines", "fleet", "ideas"})  # layouts with a curve for each system
 
 
-def about(folder: Path) -> About:
-    """Return the facts of a stored study. Raises UserError if there is none."""
-    if not (folder / SWEEP).is_file():
-        raise UserError(f"{folder}: no study here ({SWEEP} is missing); bench study makes one")
-    facts = record.footer(folder / SWEEP)
-    if "layout" not in facts:
-        raise UserError(f"{folder}: this is no study; bench plot draws what it is")
-    return About.of(facts)
-
-
 def draws(folder: Path) -> bool:
     """Tell whether a folder holds a study whose layout has a figure."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("layout") in DRAWERS
@@ -46,10 +36,9 @@ def draws(folder: Path) -> bool:
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the study stored in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
 
-    A study with the layout of a table has no figure. Raises UserError if there is no study, or if a file cannot be
-    written.
+    A study with the layout of a table has no figure. Raises UserError if a file cannot be written.
     """
-    facts = about(sweep)
+    facts = About.read(sweep / SWEEP)
     if facts.layout not in DRAWERS:
         return []
     if form.ASKED.get().only and facts.layout not in CURVES:
@@ -61,6 +50,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
         facts = replace(facts, systems=systems, controls=controls, claims=claims)
     pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
     gone = {name: max(words) for name, words in crossings.all_unserved(table, facts).items()}
-    with style.theme(), form.marking(gone):
+    with style.theme(), form.on(replace(form.ASKED.get(), unserved=gone)):
         drawn = pages(table, facts, note)
         return style.save(drawn, stem, drawer.points(table, facts), command, drawer.full_caption(table, facts, note))

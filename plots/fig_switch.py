@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from plots import fig_turns, page, style
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STAGES = ("engine start", "weights", "KV and waiting")
 COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))
@@ -40,8 +38,7 @@ def draws(folder: Path) -> bool:
 def points(runs: Iterable[Path]) -> pd.DataFrame:
     """Return the table of the figure, with a row for each run.
 
-    A row has the seconds of each stage of a switch, the hidden seconds, and the number of switches. Raises UserError if
-    a run was not recorded.
+    A row has the seconds of each stage of a switch, the hidden seconds, and the number of switches.
     """
     rows = []
     for run in runs:

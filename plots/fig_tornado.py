@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
@@ -14,11 +17,6 @@ from harness.rows import record, tidy
 from harness.rows.forms import LEAD_COLUMNS
 from harness.rows.record import SENSITIVITY, SWEEP
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # colours of a factor below 1, above 1, and another mode
 BAR_IN = 0.24  # height of a constant's bars
@@ -33,11 +31,9 @@ def draws(folder: Path) -> bool:
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """Read the leads that bench sensitivity stored beside a comparison, their facts, and the comparison's runs.
 
-    A lead is how far the first system is ahead of the second. Raises UserError if no leads are stored.
+    A lead is how far the first system is ahead of the second.
     """
     path = sweep / SENSITIVITY
-    if not path.is_file():
-        raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
     facts = record.footer(path)
     runs: pd.DataFrame = tidy.stored(sweep / SWEEP).to_pandas()
     runs = runs[runs["label"].isin([facts["first"], facts["second"]]) & runs["rate_scale"].isin(facts["rates"])]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy import mix
@@ -17,10 +19,6 @@ from harness.rows import checked, record, setting
 from harness.rows.forms import TURN_COLUMNS
 from harness.rows.record import TURNS as FILE
 from plots import page, style
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
@@ -35,12 +33,9 @@ def draws(folder: Path) -> bool:
 
 
 def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Read the turns of a recorded run and its facts (spec, load_s); UserError where there are none."""
-    path = run / FILE
-    if not path.is_file():
-        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    frame: pd.DataFrame = record.table(path, TURN_COLUMNS).to_pandas()
-    return frame, record.footer(path)
+    """Read the turns of a recorded run and its facts (spec, load_s)."""
+    frame: pd.DataFrame = record.table(run / FILE, TURN_COLUMNS).to_pandas()
+    return frame, record.footer(run / FILE)
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
@@ -101,9 +96,10 @@ def label(spec: Mapping[str, Any]) -> str:
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
-def setting_text(spec: Mapping[str, Any]) -> str:
-    """Write the setting of a recorded run."""
-    facts = [
+def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
+    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
+    spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
+    about = [
         label(spec),
         spec["trace"],
         spec["models"],
@@ -112,12 +108,6 @@ def setting_text(spec: Mapping[str, Any]) -> str:
         checked.note(spec["gpu"], spec["host"]),
         f"seed {spec['seed']}",
     ]
-    return " · ".join(filter(None, facts)) + "."
-
-
-def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
-    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
-    spec, decodes, between = facts["spec"], turns[turns["phase"] == "decode"], gaps(turns)
     span_s = decodes["end_s"] - decodes["start_s"]
     took = (
         f"Decode turns: {len(decodes)}, median {span_s.median():.2g} s; between models "
@@ -125,7 +115,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
     )
     key = "Numbers tell models of a kind apart; white: no model runs, weights or KV are on their way."
     late = style.unvetted_of({label(spec): spec["system"]})
-    return " ".join(filter(None, [setting_text(spec), took, key, note, late]))
+    return " ".join(filter(None, [" · ".join(filter(None, about)) + ".", took, key, note, late]))
 
 
 def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -14,25 +15,14 @@ from harness.rows import record, tidy
 from harness.rows.about import About, Panel
 from plots import page, style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 WEAVER, MUXSERVE = style.SYSTEMS["weaver"], style.SYSTEMS["muxserve"]
-LOOKS: Mapping[str, style.Look] = {  # look of each series; the two models are Weaver's
-    "Weaver": WEAVER,
-    "dedicated": style.SYSTEMS["dedicated"],
-    "MuxServe": MUXSERVE,
-    "MuxServe-Temporal": style.Look(style.tints(MUXSERVE.color)[0], "v", style.LINES[1]),
-    "hot model": style.Look(style.tints(WEAVER.color)[2], "o", style.LINES[0]),
-    "cold model": style.Look(style.tints(WEAVER.color)[0], "h", style.LINES[1]),
-}
-NAMES: Mapping[str, str] = {  # as systems are called in other figures
-    "Weaver": "weaver",
-    "MuxServe": "muxserve:weaver",
-    "MuxServe-Temporal": "muxserve:temporal",
-    "hot model": "weaver, hot model",
-    "cold model": "weaver, cold model",
+LOOKS: Mapping[str, tuple[str, style.Look]] = {  # the name in other figures, and the look, of each series
+    "Weaver": ("weaver", WEAVER),
+    "dedicated": ("dedicated", style.SYSTEMS["dedicated"]),
+    "MuxServe": ("muxserve:weaver", MUXSERVE),
+    "MuxServe-Temporal": ("muxserve:temporal", style.Look(style.tints(MUXSERVE.color)[0], "v", style.LINES[1])),
+    "hot model": ("weaver, hot model", style.Look(style.tints(WEAVER.color)[2], "o", style.LINES[0])),
+    "cold model": ("weaver, cold model", style.Look(style.tints(WEAVER.color)[0], "h", style.LINES[1])),
 }
 SERIES: Mapping[str, str] = {  # keyed by system
     "weaver": "Weaver",
@@ -64,7 +54,7 @@ CAPTION = (
 
 def draw(points: pd.DataFrame) -> Figure:
     """Draw the six panels; call within `style.theme()`."""
-    handles: list[Line2D | Patch] = [style.handle(_named(name), look) for name, look in LOOKS.items()]
+    handles: list[Line2D | Patch] = [style.handle(name, look) for name, look in LOOKS.values()]
     handles.append(Patch(color="#404040", alpha=0.2, linewidth=0, label="least to most of the seeds"))
     handles.append(page.mark("the paper's number", ("black", "x")))
     figure, lines = page.panels(
@@ -85,14 +75,14 @@ def draw(points: pd.DataFrame) -> Figure:
 
 def _named(series: str) -> str:
     name, comma, rest = series.partition(", ")
-    return NAMES.get(name, name) + comma + rest
+    return LOOKS.get(name, (name, WEAVER))[0] + comma + rest
 
 
 def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
     """Draw a line for each series, the mean, on a band from its least to its greatest value."""
     for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
-        page.curve(axis, scale * by.mean().index, by.mean(), LOOKS[str(name)], by.min(), by.max(), size=4)
+        page.curve(axis, scale * by.mean().index, by.mean(), LOOKS[str(name)][1], by.min(), by.max(), size=4)
     page.ruler(axis.xaxis, 0, scale * points["x"].max())
     page.ruler(axis.yaxis, 0, points["value"].max())
 
@@ -102,7 +92,7 @@ def _bars(axis: Axes, points: pd.DataFrame, paper: Mapping[str, float]) -> None:
     means = points.groupby("series", sort=False)["value"].mean()
     names = [_named(str(name)) for name in means.index]
     page.rows(axis, ["\n".join(name.split(", ")) for name in names], points=5.5)
-    colors = [LOOKS.get(str(name).split(",")[0], WEAVER).color for name in means.index]
+    colors = [LOOKS.get(str(name).split(",")[0], ("", WEAVER))[1].color for name in means.index]
     stated = [paper.get(str(name), -1.0) for name in means.index]
     numbers = [f"{x:.3g}" for x in means]
     page.bars(axis, list(zip(means, colors, numbers, stated, strict=True)), max(means.max(), *stated))

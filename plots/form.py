@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ import pyarrow.compute as pc
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 
-FORMATS = ("pdf", "png", "svg", "pgf")
-LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
-LEAST, MOST_IN = 0.65, 40.0  # share of the width that a figure is made for; inches
+FORMATS = ("pdf", "png", "svg")
+LEAST = 0.65  # share of the width that a figure is made for
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 MOST_STYLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Form:
-    """The options of `bench plot` that decide the form of a figure; every figure without options has the defaults."""
+    """The form of a figure: the options of `bench plot`, and the systems whose names have a mark."""
 
     width_in: float | None = None  # None: one or two columns, as the figure has it
     only: tuple[str, ...] = ()  # systems that are drawn; none: all
@@ -40,6 +39,7 @@ class Form:
     caption: bool = True
     formats: tuple[str, ...] = ("pdf", "png")
     style: Path | None = None  # a file of matplotlib's, above ours
+    unserved: Mapping[str, str] = field(default_factory=dict)  # what some systems fail: "4 of 16 models at 0 %"
 
     def words(self) -> tuple[str, ...]:
         """List the options that choose or name what is drawn, which only some figures take."""
@@ -48,39 +48,18 @@ class Form:
 
 
 ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - frozen, and nobody writes its table
-UNSERVED: ContextVar[Mapping[str, str]] = ContextVar("unserved", default={})  # noqa: B039 - nobody writes to it
-
-
-@contextmanager
-def marking(unserved: Mapping[str, str]) -> Iterator[None]:
-    """Mark within the block the systems in `unserved`, which meet no SLO of some model.
-
-    `unserved` maps labels to words such as "4 of 16 models at 0 %".
-    """
-    token = UNSERVED.set(unserved)
-    try:
-        yield
-    finally:
-        UNSERVED.reset(token)
 
 
 @contextmanager
 def on(asked: Form) -> Iterator[None]:
-    """Draw in this form within the block. Raises UserError for a wrong style file, or for pgf without LaTeX."""
+    """Draw in this form within the block. Raises UserError for a wrong style file."""
     if asked.style is not None:
         style_of(asked.style)
-    if "pgf" in asked.formats and latex() is None:
-        raise UserError(f"pgf needs LaTeX ({' or '.join(LATEX)}), which is not here; pdf and svg need nothing")
     token = ASKED.set(asked)
     try:
         yield
     finally:
         ASKED.reset(token)
-
-
-def latex() -> str | None:
-    """Return the first LaTeX that is installed here."""
-    return next((name for name in LATEX if shutil.which(name)), None)
 
 
 def style_of(path: Path) -> dict[str, Any]:
@@ -90,20 +69,17 @@ def style_of(path: Path) -> dict[str, Any]:
     """
     if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_STYLE_BYTES):
         raise UserError(f"--style {path}: not a style file")
-    heard: list[str] = []
-    log, handler = logging.getLogger("matplotlib"), logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    before, log.propagate = log.propagate, False
+    log, heard = logging.getLogger("matplotlib"), BufferingHandler(1 << 20)
+    log.addHandler(heard)
     try:
         params = mpl.rc_params_from_file(str(path), use_default_template=False)
     except (OSError, ValueError, KeyError, RuntimeError, Warning) as error:
         raise UserError(f"--style {path}: {getattr(error, 'strerror', None) or ' '.join(str(error).split())}") from None
     finally:
-        log.removeHandler(handler)
-        log.propagate = before
-    if heard:
-        raise UserError(f"--style {path}: {' '.join(heard[0].partition('You probably')[0].split())}")
+        log.removeHandler(heard)
+    if heard.buffer:
+        line = heard.buffer[0].getMessage().partition("You probably")[0]
+        raise UserError(f"--style {path}: {' '.join(line.split())}")
     return {key: value for key, value in params.items() if not key.startswith(MACHINE)}
 
 
@@ -122,7 +98,7 @@ def width(made_for: float) -> float:
 
 def called(label: str) -> str | None:
     """Return the name that --rename gives a label, followed by the label's part in brackets; None without one."""
-    rename = {old: new.replace("$", r"\$") for old, new in ASKED.get().rename.items()}  # no formulas
+    rename = ASKED.get().rename
     head, bracket, rest = label.partition(" (")
     if label in rename:
         return rename[label]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 SVG = "http://www.w3.org/2000/svg"
 POINTS = 72.0  # an inch
@@ -72,15 +70,12 @@ def _marked(figure: Figure) -> Iterator[tuple[str, tuple[Axes, Line2D | Rectangl
 
 def _names(figure: Figure) -> dict[tuple[str, str], str]:
     """Return the names in a figure's legends, keyed by colour and marker."""
-    names = {}
-    legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
-    for legend in legends:
-        for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
-            if isinstance(handle, Line2D):
-                names[to_hex(handle.get_color()), str(handle.get_marker())] = text.get_text()
-            elif isinstance(handle, Patch):
-                names[to_hex(handle.get_facecolor()), ""] = text.get_text()
-    return names
+    return {
+        (to_hex(handle.get_color()), str(handle.get_marker())): text.get_text()
+        for legend in figure.findobj(Legend)
+        for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True)
+        if isinstance(handle, Line2D)
+    }
 
 
 def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, height: float) -> str:
@@ -90,11 +85,8 @@ def _words(axes: Axes, artist: Line2D | Rectangle, name: str, mark: ET.Element, 
     if isinstance(artist, Rectangle):
         return f"{name}: {title} {artist.get_width():.4g}" if name else ""
     scale = axes.get_figure(root=True).dpi / POINTS  # type: ignore[union-attr]
-    try:
-        place = np.array([float(mark.get("x", "nan")), height - float(mark.get("y", "nan"))]) * scale
-        x, y = axes.transData.inverted().transform(place)
-    except ValueError:
-        return ""
+    place = np.array([float(mark.get("x", "nan")), height - float(mark.get("y", "nan"))]) * scale
+    x, y = axes.transData.inverted().transform(place)
     across = axes.xaxis.get_major_formatter()(float(x)) or f"{x:.4g}"
     along = axes.get_xlabel() or "at"
-    return f"{name or title}: {title + ' ' if name else ''}{y:.4g}, {along} {across}".replace(r"\$", "$")
+    return f"{name or title}: {title + ' ' if name else ''}{y:.4g}, {along} {across}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import offset_copy
+from matplotlib.lines import Line2D
+from matplotlib.transforms import Transform, offset_copy
 
 from harness.policy.types import UserError
 from harness.rows import crossings, setting, summaries, tidy
@@ -24,11 +25,6 @@ from harness.rows.estimate import Estimate
 from plots import fewest, overview, page, style
 from plots.caption import CORRECTED, caption, floats, sampling, seen
 from plots.caption import definition as met
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
-    from matplotlib.transforms import Transform
 
 FLEET = "fleet"  # the layout of the fewest GPUs, with a column for each SLO
 MOST = 12  # panels of a page
@@ -39,17 +35,12 @@ CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
 RATE = "requests per second"
 XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-WORDS = {  # words for what a condition says about its setting
-    "process": {"model": "one process each", "own": "own processes"},
-    "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {
-        "released": "streams as released",
-        "shuffled": "streams shuffled",
-        "square": "streams by a Latin square",
-    },
+WORDS = {  # words for what a condition says about its setting, where an axis has less room than `setting.machine` takes
+    "process": {"model": "one process each"},
+    "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS"},
     "plan": setting.PLANS,
 }
-USUAL = {  # words for the usual value of a field, where only another condition sets it
+USUAL = {  # words for the usual value of a field
     "process": "own processes",
     "sharing": "own sharing",
     "assign": "streams as released",
@@ -291,13 +282,8 @@ def _xlabel(panel: Panel, usual: Panel) -> str:
 
 def _setting(key: str, value: Any) -> str:
     """Describe in words the value that a condition sets for a field; None is the field's usual value."""
-    if value is None:
-        return USUAL[key]
-    if key == "pool_bytes":
-        return f"{value / 2**30:.4g} GiB a GPU for weights and KV"
-    if key == "scaled":
-        return setting.scaled(value)
-    return WORDS[key][value] if key in WORDS else f"placed as {Path(value).stem}"
+    words = WORDS[key].get(value) if key in WORDS else setting.machine({key: value})
+    return words or USUAL[key]
 
 
 def _handles(drawn: Drawn) -> list[Line2D]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from harness.policy.types import UserError
@@ -21,11 +24,6 @@ from harness.rows.estimate import NONE, RATIO
 from harness.rows.ranking import NO_ROOM, Claimed, Standing
 from plots import page, style
 from plots.caption import CORRECTED, brief, caption, definition, differences, flat, sampling
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Pair = tuple[str, str]  # the systems of a ratio
 Column = tuple[Pair, bool]  # a ratio, with all steps so far (False) or with each alone

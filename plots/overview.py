@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from harness.rows import by_window, crossings, ranking
 from harness.rows.about import About, Panel
@@ -19,11 +22,6 @@ from harness.rows.ranking import Standing
 from harness.rows.statistics import Crossing
 from plots import page, style
 from plots.caption import AND_OR, CORRECTED, brief, claims_of, definition, differences, flat, parts_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
 MOST = 8  # panels of a picture
 ACROSS = 2  # panels in a line

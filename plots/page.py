@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike, NDArray
 
 from plots import form, style
+from plots.style import Look
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from numpy.typing import ArrayLike, NDArray
-
-    from plots.style import Look
-
-    Floats = NDArray[np.float64]
-    Handle = Line2D | Patch
+Floats = NDArray[np.float64]
+Handle = Line2D | Patch
 
 LEVEL: Any = (0, (4, 2))  # dashes of the line of a level to be reached, or of equality
 CAPTION_POINTS = 5.0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
@@ -14,11 +17,6 @@ from harness.rows import crossings
 from harness.rows.about import About
 from plots import page, style
 from plots.caption import brief, caption, definition, sampling
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROW_IN, ACROSS = 0.26, 6  # height of a part; panels in a line
 LOST, MOST = style.BLUE, style.ORANGE

@@ -9,12 +9,15 @@ import textwrap
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
+import pandas as pd
+import pyarrow as pa
 import seaborn as sns
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
@@ -27,11 +30,6 @@ from harness.rows.crossings import MARK
 from harness.rows.ranking import STANDINGS, Standing, verdict_text
 from harness.rows.record import write_bytes
 from plots import form, hover
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-    from matplotlib.figure import Figure
 
 T = TypeVar("T")
 COLUMN_IN = 3.4  # one column of a two-column page, inches
@@ -167,7 +165,7 @@ def called(label: str) -> str:
 
     A name that --rename gives takes its place. `MARK` follows if the system meets no SLO of some model.
     """
-    mark = MARK * (label.partition(" (")[0] in form.UNSERVED.get())
+    mark = MARK * (label.partition(" (")[0] in form.ASKED.get().unserved)
     if (asked := form.called(label)) is not None:
         return asked + mark
     name = label.replace(":plusplus", "++").replace("+quotas=none", " without quotas")
@@ -199,19 +197,15 @@ def theme() -> Iterator[None]:
         "axes.titlesize": 7.5,
         "legend.fontsize": 6,
         "legend.frameon": False,
-        "legend.handlelength": 2.0,
         "legend.columnspacing": 1.2,
         "legend.labelspacing": 0.3,
         "axes.linewidth": 0.6,
         "lines.linewidth": 1.1,
         "lines.markersize": 4.0,
         "axes.grid": True,
-        "axes.axisbelow": True,
         "grid.linewidth": 0.4,
         "grid.color": "#e4e4e4",
         "pdf.fonttype": 42,  # TrueType, as conferences ask; type 3 is refused
-        "pdf.compression": 6,
-        "figure.dpi": 100,
         "savefig.dpi": 300,
         "axes.unicode_minus": False,
         "text.parse_math": False,  # a name may hold dollar signs
@@ -301,24 +295,25 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int) -> f
     return 0.0
 
 
+def listed(runs: pd.DataFrame, column: str) -> str:
+    """List the values of a column of runs; "" where no run has one."""
+    return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
+
+
 def setting(runs: pd.DataFrame, spread: str, **others: str) -> str:
     """Describe the setting of runs: trace and tier, models, GPUs, machine, fidelity, SLO, seeds, planners' knowledge.
 
     `spread` says how the results of several seeds are drawn. `others` replace the runs' facts of the same names.
     """
-
-    def listed(column: str) -> str:
-        return " and ".join(sorted(map(str, runs[column].dropna().unique()))) if column in runs else ""
-
-    fit = listed("fit")
+    fit = listed(runs, "fit")
     facts = {
-        "trace": f"{listed('trace')} ({listed('tier')}{f', fit {fit}' if fit else ''})",
-        "models": f"models: {listed('models')}",
+        "trace": f"{listed(runs, 'trace')} ({listed(runs, 'tier')}{f', fit {fit}' if fit else ''})",
+        "models": f"models: {listed(runs, 'models')}",
         "gpus": mix.all_told(runs["gpus"].mode()[:1], sorted(runs["gpu"].dropna().unique()), " and "),
-        "machine": listed("machine"),
+        "machine": listed(runs, "machine"),
         "fidelity": words.fidelities(sorted(runs["fidelity"].dropna().unique())),
         "unchecked": unchecked(runs),
-        "slo": f"SLO {listed('slo')}",
+        "slo": f"SLO {listed(runs, 'slo')}",
         "spread": spread,
         "plans": words.plans(runs["plan_origin"].dropna().unique()),
     }
@@ -362,7 +357,7 @@ def degrees(runs: pd.DataFrame) -> str:
 
 def unserved() -> str:
     """Return the sentence that explains `MARK` and names the systems that have it; "" if there are none."""
-    labels = [f"{label} ({words})" for label, words in form.UNSERVED.get().items()]
+    labels = [f"{label} ({words})" for label, words in form.ASKED.get().unserved.items()]
     return f"{MARK} {', '.join(labels)}." if labels else ""
 
 
@@ -387,9 +382,9 @@ def unvetted_of(systems: Mapping[str, str]) -> str:
     return " ".join(f"{says[mark]}: {', '.join(labels)}." for mark, labels in by.items() if labels)
 
 
-def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
+def handle(label: str, look: Look, *, line: bool = True) -> Line2D:
     """Return a system's entry in a legend."""
-    return Line2D([], [], linestyle=look.line if line else "", label=called(label), **(look.marks() | more))
+    return Line2D([], [], linestyle=look.line if line else "", label=called(label), **look.marks())
 
 
 def caps(table: pa.Table) -> str:
@@ -441,16 +436,8 @@ def _png(pages: Sequence[Figure]) -> bytes:
     return out.getvalue()
 
 
-def _pgf(pages: Sequence[Figure]) -> bytes:
-    out = io.BytesIO()
-    with mpl.rc_context({"pgf.texsystem": form.latex() or form.LATEX[0], "pgf.rcfonts": False}):
-        pages[0].savefig(out, format="pgf")
-    return out.getvalue()
-
-
 DRAWN: Mapping[str, Callable[[Sequence[Figure]], bytes]] = {
     "pdf": _pdf,
     "png": _png,
     "svg": lambda pages: hover.svg(pages[0]),
-    "pgf": _pgf,
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
@@ -14,10 +14,6 @@ from harness.rows.about import About
 from harness.rows.estimate import Estimate
 from plots import page, style
 from plots.caption import brief, caption, definition, floats
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from matplotlib.figure import Figure
 
 COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.RED, style.SKY)
 LOOKS = tuple(map(style.Look, COLORS, style.MARKERS, style.LINES))

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", default=(), choices=names, metavar="PROBE", help="no other probe")
     parser.add_argument("--again", nargs="+", default=(), choices=names, metavar="PROBE", help="also if it is done")
     parser.add_argument("--list", action="store_true", help="the probes, their seconds and what to expect")
-    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write the table and figures of a folder")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write the README of a folder")
     args = parser.parse_args(argv)
     if args.list:
         for p in plan.probes:

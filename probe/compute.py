@@ -110,23 +110,18 @@ def gemm(box: Box) -> Iterator[Sample]:
     largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
-    def times_s(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
-        n, k = llama.DIMS[name].gemms()[of]
-        count = min(rig.rotation(n * k * rig.BF16), bank.numel() // (n * k))
-        w = [bank[i * n * k : (i + 1) * n * k].view(n, k).t() for i in range(count)]
-        x = rig.random(m * k, 1.0, 3).view(m, k)
-        out = torch.empty(m, n, dtype=torch.bfloat16, device=rig.DEVICE)
-        calls = max(count, 4 if m <= 256 else 1)
-        return rig.timed(p, lambda i: torch.mm(x, w[i % count], out=out), calls, seconds)
-
     def case(name: str, of: str, m: int, ask: int, target: int) -> Iterator[Sample]:
         n, k = llama.DIMS[name].gemms()[of]
         params: dict[str, Value] = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
         if box.todo("gemm", **params) and box.todo("refused", call="gemm", **params):
-            p = rig.part(ask)
+            p, count = rig.part(ask), min(rig.rotation(n * k * rig.BF16), bank.numel() // (n * k))
+            w = [bank[i * n * k : (i + 1) * n * k].view(n, k).t() for i in range(count)]
+            x = rig.random(m * k, 1.0, 3).view(m, k)
+            out = torch.empty(m, n, dtype=torch.bfloat16, device=rig.DEVICE)
             try:
                 with sm_target(p.sms if target else 0):
-                    taken = times_s(name, of, m, p, 0.03)
+                    calls = max(count, 4 if m <= 256 else 1)
+                    taken = rig.timed(p, lambda i: torch.mm(x, w[i % count], out=out), calls, 0.03)
             except (OSError, AttributeError) as error:  # another cuBLAS, or one without SM targets
                 yield refused("gemm", error, **params)
                 return
@@ -174,7 +169,7 @@ def attention(box: Box) -> Iterator[Sample]:
     """
     if box.todo("attention_error"):
         small = llama.DIMS["8B"]._replace(layers=2)
-        a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
+        a = llama.Attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
         a.ctx.copy_(torch.tensor([1000, 1, 64, 65, 777], dtype=torch.int32))
         a.run(1)
         want = llama.reference(a, 1)
@@ -209,7 +204,7 @@ def one_attention(
     if not box.todo("attention", **params):
         return
     p, block = rig.part(ask), block_of(page)
-    a = llama.attend(kv, rows, ctx, p.sms, block, stages, split)
+    a = llama.Attend(kv, rows, ctx, p.sms, block, stages, split)
     layers = min(m.layers, rig.rotation(2 * rig.BF16 * rows * ctx * m.token))
     calls = max(layers, 4)
     taken = rig.timed(p, lambda i: a.run(i % layers), calls, 0.03)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,11 +30,6 @@ BAD = frozenset({"fault", "hang"})  # how a probe may end that a second call lea
 Line = dict[str, Any]
 
 
-def aloud(line: str) -> None:
-    """Print a line and flush it, so that it appears at once in a pipe too."""
-    print(line, flush=True)
-
-
 class NoGpuError(Exception):
     """An error: there is no GPU to probe. Its message is one line with the reason and what to do."""
 
@@ -46,21 +41,13 @@ class OldRows(Exception):
     """
 
 
-class Late(Exception):
-    """A child said nothing until its deadline."""
-
-
-class Gone(Exception):
-    """A child has ended."""
-
-
 class Child:
     """A worker process that exchanges lines of JSON with this one; its own output goes to a temporary file."""
 
-    def __init__(self, rig: str, clock: Callable[[], float]) -> None:
-        self._clock, self._rest = clock, b""
+    def __init__(self, rig: str) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
-        self._read, write = os.pipe()
+        read, write = os.pipe()
+        self._read, self._rest = os.fdopen(read, "rb", buffering=0), b""
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", __package__, "worker", rig, str(write)],
@@ -74,22 +61,22 @@ class Child:
         os.close(write)
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one line. Raises Gone."""
+        """Send one line. Raises EOFError at the child's end."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise Gone(self.last_words()) from None
+            raise EOFError(self.last_words()) from None
 
     def hear(self, deadline: float) -> Line:
-        """Wait for the next line. Raises Late at the deadline and Gone at the child's end."""
+        """Wait for the next line. Raises TimeoutError at the deadline and EOFError at the child's end."""
         while b"\n" not in self._rest:
-            if not select.select([self._read], [], [], max(0.0, deadline - self._clock()))[0]:
-                raise Late
-            more = os.read(self._read, 1 << 16)
+            if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise TimeoutError
+            more = self._read.read(1 << 16)
             if not more:
-                raise Gone(self.last_words())
+                raise EOFError(self.last_words())
             self._rest += more
         line, self._rest = self._rest.split(b"\n", 1)
         message: Line = json.loads(line)
@@ -120,9 +107,7 @@ class Child:
                 return self.close(kill=True)
             return False
         finally:
-            if self._read >= 0:
-                os.close(self._read)
-                self._read = -1
+            self._read.close()
         self._log.close()
         return True
 
@@ -172,10 +157,9 @@ def write(file: IO[bytes], text: str) -> None:
 class Journal:
     """The journal raw.jsonl; each line is appended with the call's number and the time, and synced to the disk."""
 
-    def __init__(self, path: Path) -> None:
-        self.known = list(lines(path))
-        self.call = 1 + max((int(line.get("call", 0)) for line in self.known), default=0)
-        self._file = opened(path)
+    def __init__(self, known: list[Line], file: IO[bytes]) -> None:
+        self.known, self._file = known, file
+        self.call = 1 + max((int(line.get("call", 0)) for line in known), default=0)
 
     def add(self, line: Line) -> None:
         """Keep one line."""
@@ -183,106 +167,81 @@ class Journal:
         self.known.append(line)
         write(self._file, json.dumps(line))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
-
-def conduct(
-    plan: Plan,
-    out: Path,
-    minutes: float,
-    *,
-    again: Collection[str] = (),
-    only: Collection[str] = (),
-    say: Callable[[str], None] = aloud,
-    clock: Callable[[], float] = time.monotonic,
-) -> Path:
+def conduct(plan: Plan, out: Path, minutes: float, *, again: Collection[str] = (), only: Collection[str] = ()) -> Path:
     """Run the probes of the plan that have not ended yet, for at most `minutes`, and return the folder of results.
 
     The folder is `out`/<GPU name>. `only`: leave out all other probes. `again`: probes to repeat although they
     finished, faulted or hung on an earlier call. Raises NoGpuError where a worker cannot open the device.
     """
-    end = clock() + 60 * minutes
+    end = time.monotonic() + 60 * minutes
     child: Child | None
-    child, hello = _greet(plan, clock)
-    book: Journal | None = None
+    child, hello = _greet(plan)
     try:
         folder = out / str(hello["short"])
         folder.mkdir(parents=True, exist_ok=True)
-        book = Journal(folder / RAW)
-        _remember(folder / HOST, book.call, hello)
-        for probe in plan.probes:
-            if only and probe.name not in only:
-                continue
-            state = ended(book.known, probe.name)
-            if probe.name not in again and (state == "done" or state in BAD):
-                say(f"{probe.name:10} {state} on an earlier call" + (" (--again)" if state in BAD else ""))
-                continue
-            left = end - clock()
-            if left < LEAST_S:
-                say(f"{probe.name:10} not reached: call again")
-                continue
-            begun = clock()
-            try:
-                turn = _turn(plan, probe, child, book, min(probe.box_s, left), clock, fresh=probe.name in again)
-            except NoGpuError as error:  # it opened before: what came since broke it
-                child, closing = None, {"source": probe.name, "state": "raise", "why": str(error), "stuck": True}
-            else:
-                child, closing = turn
-            closing["s"] = round(clock() - begun, 3)
-            book.add(closing)
-            why = f": {closing['why']}" if "why" in closing else ""
-            say(f"{probe.name:10} {closing['state']} in {closing['s']:.1f} s{why}")
-            if closing.get("stuck"):
-                break
+        known = list(lines(folder / RAW))
+        with opened(folder / RAW) as file:
+            book = Journal(known, file)
+            _remember(folder / HOST, book.call, hello)
+            for probe in plan.probes:
+                if only and probe.name not in only:
+                    continue
+                state = ended(known, probe.name)
+                if probe.name not in again and (state == "done" or state in BAD):
+                    asked = " (--again)" if state in BAD else ""
+                    print(f"{probe.name:10} {state} on an earlier call{asked}", flush=True)
+                    continue
+                begun = time.monotonic()
+                if end - begun < LEAST_S:
+                    print(f"{probe.name:10} not reached: call again", flush=True)
+                    continue
+                done = [] if probe.name in again else made(known, probe.name)
+                child, closing = _turn(plan, probe, child, book, min(probe.box_s, end - begun), done)
+                closing["s"] = round(time.monotonic() - begun, 3)
+                book.add(closing)
+                why = f": {closing['why']}" if "why" in closing else ""
+                print(f"{probe.name:10} {closing['state']} in {closing['s']:.1f} s{why}", flush=True)
+                if closing.get("stuck"):
+                    break
     finally:
         if child is not None:
             child.close()
-        if book is not None:
-            book.close()
     return folder
 
 
-def _greet(plan: Plan, clock: Callable[[], float]) -> tuple[Child, Line]:
-    child = Child(plan.rig, clock)
-    deadline = clock() + plan.start_s
-    why = ""
+def _greet(plan: Plan) -> tuple[Child, Line]:
+    child, deadline = Child(plan.rig), time.monotonic() + plan.start_s
     try:
         first = child.hear(deadline)
         if "hello" in first:
             child.hear(deadline)  # "ready"
             return child, first["hello"]
         why = str(first.get("sorry"))
-    except Late:
+    except TimeoutError:
         why = f"the device did not open within {plan.start_s:g} s"
-    except Gone as gone:
+    except EOFError as gone:
         why = str(gone)
     child.close(kill=True)
     raise NoGpuError(f"no GPU can be probed here: {why} (another interpreter: make gpu PYTHON=...)")
 
 
 def _turn(
-    plan: Plan,
-    probe: Probe,
-    child: Child | None,
-    book: Journal,
-    box_s: float,
-    clock: Callable[[], float],
-    *,
-    fresh: bool,
+    plan: Plan, probe: Probe, child: Child | None, book: Journal, box_s: float, done: Sequence[Key]
 ) -> tuple[Child | None, Line]:
     """Run one probe in a worker; return the worker if it can run the next probe, and the line on the probe's end.
 
-    The worker is `child`, or a new one for a probe that must run alone. `fresh`: repeat measurements that are on file.
+    The worker is `child`, or a new one for a probe that must run alone. `done`: measurements that are not repeated.
     """
     if child is not None and probe.alone:
         child.close()
         child = None
-    child = child or _greet(plan, clock)[0]
-    done = [] if fresh else made(book.known, probe.name)
-    deadline = clock() + box_s + probe.grace_s
+    try:
+        child = child or _greet(plan)[0]
+    except NoGpuError as error:  # it opened before: what came since broke it
+        return None, {"source": probe.name, "state": "raise", "why": str(error), "stuck": True}
     closing: Line | None = None
+    deadline = time.monotonic() + box_s + probe.grace_s
     try:
         child.tell({"probe": probe.name, "module": probe.module, "box_s": box_s, "done": done})
         while closing is None or not probe.alone:  # the worker is ready again once it has tidied up
@@ -293,18 +252,16 @@ def _turn(
                 closing = message
             else:
                 book.add(message)
-    except Late:
-        stuck = not child.close(kill=True)
-        hung: Line = {"state": "hang", "why": f"no answer {probe.grace_s:g} s after its time box of {box_s:.0f} s"}
-        return None, closing or {"source": probe.name, **hung, **({"stuck": True} if stuck else {})}
-    except Gone as gone:
-        child.close(kill=True)
-        return None, closing or {"source": probe.name, "state": "fault", "why": str(gone)}
-    assert closing is not None
-    if probe.alone:
-        child.close(kill=True)
-        return None, closing
-    return child, closing
+    except TimeoutError:
+        why = f"no answer {probe.grace_s:g} s after its time box of {box_s:.0f} s"
+        closing = closing or {"source": probe.name, "state": "hang", "why": why}
+    except EOFError as gone:
+        closing = closing or {"source": probe.name, "state": "fault", "why": str(gone)}
+    else:
+        assert closing is not None
+        if not probe.alone:
+            return child, closing
+    return None, closing if child.close(kill=True) else {**closing, "stuck": True}
 
 
 def _remember(path: Path, call: int, hello: Line) -> None:

@@ -54,19 +54,9 @@ def attribute(dev: Any, name: str) -> int:
     return int(ok(drv.cuDeviceGetAttribute(which, dev), name))
 
 
-def primary(dev: Any) -> Any:
-    """Retain the device's primary context, the one that torch uses, and return it."""
-    return ok(drv.cuDevicePrimaryCtxRetain(dev))
-
-
-def set_current(context: Any) -> None:
-    """Make a context the current one of this thread."""
-    ok(drv.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-
-
 def bind(ordinal: int = 0) -> None:
-    """Let this thread use the primary context; every helper thread must call this first."""
-    set_current(primary(device(ordinal)))
+    """Let this thread use the primary context, that of torch; every helper thread must call this first."""
+    ok(drv.cuCtxSetCurrent(ok(drv.cuDevicePrimaryCtxRetain(device(ordinal)))), "cuCtxSetCurrent")
 
 
 def memory() -> tuple[int, int]:

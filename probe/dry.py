@@ -56,54 +56,51 @@ def prompts(work: Work) -> bool:
     return work.act == "prefill" or (work.act == "mixed" and work.size > MIXED)
 
 
-class Dry:
-    """A duel device without a card, on which units take as long as the law of rounds predicts."""
-
-    def build(self, work: Work, twin: int) -> float:
-        """See Device: there is nothing to prepare."""
-        assert twin >= 0
-        assert work.act in {"decode", "prefill", "mixed", "spin", "copy"}
-        return 1e-6
-
-    def duel(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
-        """See Device."""
-        alone = [self._alone(work) for work, _ in cell]
-        slow = law.slowdown([lane for lane, _ in alone], ROUNDS)
-        out = []
-        for (work, _), (_, unit_s), times in zip(cell, alone, slow, strict=True):
-            out.append(Ran([unit_s * times] * max(2, min(100, int(seconds / (unit_s * times)))), sms(work)))
-        return out
-
-    def _alone(self, work: Work) -> tuple[law.Lane, float]:
-        busy_s = layer_s(work) * self.facts(work)["layers"]
-        unit_s = busy_s + 1e-3 * work.gap_ms
-        bandwidth = self.facts(work)["bytes"] / busy_s / HBM
-        return law.Lane(layer_s(work), prompts(work), busy_s / unit_s, bandwidth, work.part), unit_s
-
-    def timeline(self, cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
-        """Return kernels as if lanes took turns (see Device).
-
-        A turn is one layer of prompts or two layers of decode, and each layer is one kernel.
-        """
-        events, now = list[tuple[int, str, float, float]](), 0.0
-        while now < seconds:
-            for k, (work, _) in enumerate(cell):
-                for _ in range(1 if prompts(work) else 2):
-                    events.append((k, f"{work.act} layer", now, layer_s(work)))
-                    now += layer_s(work)
-        return events
-
-    def facts(self, work: Work) -> dict[str, float]:
-        """See Device."""
-        layers = LAYERS.get(work.of, 1)
-        per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
-        return {"layers": layers, "bytes": HBM * layers * per_layer}
-
-    def clocks(self) -> dict[str, float]:
-        """Return no clocks, as there is no card (see Device)."""
-        return {}
+def build(work: Work, twin: int) -> float:
+    """See Device: there is nothing to prepare."""
+    assert twin >= 0
+    assert work.act in {"decode", "prefill", "mixed", "spin", "copy"}
+    return 1e-6
 
 
-def device() -> Dry:
-    """Return the duel device that needs no card."""
-    return Dry()
+def duel(cell: Sequence[tuple[Work, int]], seconds: float) -> list[Ran]:
+    """See Device."""
+    alone = [_alone(work) for work, _ in cell]
+    slow = law.slowdown([lane for lane, _ in alone], ROUNDS)
+    out = []
+    for (work, _), (_, unit_s), times in zip(cell, alone, slow, strict=True):
+        out.append(Ran([unit_s * times] * max(2, min(100, int(seconds / (unit_s * times)))), sms(work)))
+    return out
+
+
+def _alone(work: Work) -> tuple[law.Lane, float]:
+    busy_s = layer_s(work) * facts(work)["layers"]
+    unit_s = busy_s + 1e-3 * work.gap_ms
+    bandwidth = facts(work)["bytes"] / busy_s / HBM
+    return law.Lane(layer_s(work), prompts(work), busy_s / unit_s, bandwidth, work.part), unit_s
+
+
+def timeline(cell: Sequence[tuple[Work, int]], seconds: float) -> list[tuple[int, str, float, float]]:
+    """Return kernels as if lanes took turns (see Device).
+
+    A turn is one layer of prompts or two layers of decode, and each layer is one kernel.
+    """
+    events, now = list[tuple[int, str, float, float]](), 0.0
+    while now < seconds:
+        for k, (work, _) in enumerate(cell):
+            for _ in range(1 if prompts(work) else 2):
+                events.append((k, f"{work.act} layer", now, layer_s(work)))
+                now += layer_s(work)
+    return events
+
+
+def facts(work: Work) -> dict[str, float]:
+    """See Device."""
+    layers = LAYERS.get(work.of, 1)
+    per_layer = {"decode": 0.7 * DECODE_S.get(work.of, 0.0), "copy": 0.9e-3}.get(work.act, 1e-5)
+    return {"layers": layers, "bytes": HBM * layers * per_layer}
+
+
+def clocks() -> dict[str, float]:
+    """Return no clocks, as there is no card (see Device)."""
+    return {}

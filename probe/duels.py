@@ -73,7 +73,7 @@ class Ran(NamedTuple):
 
 
 class Device(Protocol):
-    """A machine that runs lanes: `probe.card`, `probe.dry`."""
+    """A module that runs lanes: `probe.card`, `probe.dry`."""
 
     def build(self, work: Work, twin: int) -> float:
         """Prepare a lane and return the seconds that it took; `twin` is its number in its cell by `twins`."""
@@ -99,7 +99,7 @@ class Device(Protocol):
 def device() -> Device:
     """Return the machine that runs lanes here."""
     name = "probe.dry" if os.environ.get("DEVICE") == "cpu" else "probe.card"
-    return cast("Device", importlib.import_module(name).device())
+    return cast("Device", importlib.import_module(name))
 
 
 # ------------------------------------------------------------------------------------------------------- cells

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -145,20 +145,20 @@ def splits(rows: int, kv: int, on_sms: int) -> int:
     return n
 
 
-@dataclass(frozen=True, slots=True)
 class Attend:
-    """Decode attention of some rows: static tensors, launched by `run(layer)`."""
+    """Decode attention of `rows` sequences of `ctx` tokens: static tensors, launched by `run(layer)`."""
 
-    kv: Kv
-    q: Tensor
-    table: Tensor
-    ctx: Tensor
-    acc: Tensor
-    ml: Tensor
-    out: Tensor
-    block: int
-    splits: int
-    stages: int
+    def __init__(
+        self, kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: int = 7, split: int = 0
+    ) -> None:
+        m, device = kv.m, kv.data.device
+        self.kv, self.block, self.stages, self.splits = kv, block, stages, split or splits(rows, m.kv, on_sms)
+        self.q = rig.noise(torch.empty(rows, m.heads, m.d, dtype=torch.bfloat16, device=device), 1.0, 1)
+        self.table = kv.table(rows, ctx, block)
+        self.ctx = torch.full((rows,), ctx, dtype=torch.int32, device=device)
+        programs = rows * m.kv * self.splits * 16
+        self.acc, self.ml = (torch.empty(programs * n, dtype=torch.float32, device=device) for n in (m.d, 2))
+        self.out = torch.empty_like(self.q)
 
     def run(self, layer: int) -> None:
         """Compute out from q in one layer."""
@@ -172,26 +172,6 @@ class Attend:
         kernels.merge[(rows, m.kv, group)](
             self.acc, self.ml, self.out, G=group, D=m.d, S=self.splits, GP=padded, num_warps=1
         )
-
-
-def attend(kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: int = 7, split: int = 0) -> Attend:
-    """Allocate the static tensors of decode attention for `rows` sequences of `ctx` tokens."""
-    m, device = kv.m, kv.data.device
-    s = split or splits(rows, m.kv, on_sms)
-    fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
-    q = rig.noise(torch.empty(rows, m.heads, m.d, dtype=torch.bfloat16, device=device), 1.0, 1)
-    return Attend(
-        kv,
-        q,
-        kv.table(rows, ctx, block),
-        torch.full((rows,), ctx, dtype=torch.int32, device=device),
-        torch.empty(rows * m.kv * s * 16 * m.d, **fp32),
-        torch.empty(rows * m.kv * s * 16 * 2, **fp32),
-        torch.empty_like(q),
-        block,
-        s,
-        stages,
-    )
 
 
 def reference(a: Attend, layer: int) -> Tensor:
@@ -233,7 +213,7 @@ class Model:
 
     def decode(self, kv: Kv, rows: int, ctx: int, on_sms: int) -> Decode:
         """Return the buffers of a decode step."""
-        return Decode(self, attend(kv, rows, ctx, on_sms))
+        return Decode(self, Attend(kv, rows, ctx, on_sms))
 
     def prefill(self, tokens: int, backend: str = "flash") -> Prefill:
         """Return the buffers of one prompt's prefill."""

@@ -134,15 +134,22 @@ class Locked:
     def __init__(self) -> None:
         self.pieces: list[tuple[mmap.mmap, int]] = []
 
-    def grow(self, count: int) -> None:
-        """Hold at least `count` pieces. Raises RuntimeError where the host has too little memory."""
+    def grow(self, count: int) -> tuple[float, list[float]]:
+        """Hold at least `count` pieces; return the seconds to touch the new ones, and those to pin each.
+
+        Raises RuntimeError where the host has too little memory.
+        """
         if count * GIB > RAM * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise RuntimeError(f"the host has too little memory to lock {count} GiB")
+        begun = time.perf_counter()
         with ThreadPoolExecutor(8) as threads:
             fresh = list(threads.map(lambda _: piece(), range(count - len(self.pieces))))
+        touched = time.perf_counter() - begun
+        taken = []
         for memory, at in fresh:
-            driver.pin(at, GIB)
+            taken.append(clocked(lambda: driver.pin(at, GIB)))
             self.pieces.append((memory, at))
+        return touched, taken
 
     def chunks(self, nbytes: int, size: int = CHUNK) -> list[tuple[int, int, int]]:
         """Split a blob, stored from the first piece on, into chunks: (host address, offset, bytes) of each."""
@@ -222,28 +229,13 @@ def pinning(box: Box) -> Iterator[Sample]:
     The memory of the first kind stays pinned for the probes that follow.
     """
     if box.todo("pin", method="register"):
-        begun = time.perf_counter()
-        with ThreadPoolExecutor(8) as threads:
-            fresh = list(threads.map(lambda _: piece(), range(8 - len(LOCKED.pieces))))
-        touched = time.perf_counter() - begun
-        taken = []
-        for memory, at in fresh:
-            taken.append(clocked(lambda: driver.pin(at, GIB)))
-            LOCKED.pieces.append((memory, at))
+        touched, taken = LOCKED.grow(8)
         if taken:
             yield sample("pin", taken, "s", facts={"bytes": GIB, "touch_s": touched / len(taken)}, method="register")
     if box.todo("pin", method="alloc"):
         held: list[torch.Tensor] = []
         taken = [clocked(lambda: held.append(torch.empty(GIB, dtype=torch.uint8, pin_memory=True))) for _ in range(4)]
         yield sample("pin", taken, "s", facts={"bytes": GIB}, method="alloc")
-
-
-def finished(work: Callable[[], None], stream: Any) -> float:
-    """Return the host seconds from the start of `work` until its stream is idle."""
-    begun = time.perf_counter()
-    work()
-    stream.synchronize()
-    return time.perf_counter() - begun
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
@@ -411,9 +403,14 @@ def swap(box: Box) -> Iterator[Sample]:
         }
         before = kv.data.clone()
         for (method, way), move in ways.items():
+
+            def finished() -> None:
+                move()
+                stream.synchronize()
+
             if box.todo("swap", tokens=tokens, method=method, way=way):
                 rounds(stream, move, 1)
-                taken = [finished(move, stream) for _ in range(5)]
+                taken = [clocked(finished) for _ in range(5)]
                 yield sample("swap", taken, "s", facts={"bytes": nbytes}, tokens=tokens, method=method, way=way)
         torch.cuda.synchronize()
         yield sample("swap_equal", float(torch.equal(before, kv.data)), "1", tokens=tokens)

@@ -1,6 +1,6 @@
 """The order in which a card's time is used: `probe/ORDER.md`, whose next step `make gpu` prints.
 
-    python -m probe.order                 # what is next; `--page` writes ORDER.md
+    python -m probe.order                 # what is next
     python -m probe.order --call 1        # run the steps of a call that are not done, each under its limit
 
 Every step is a command of its own and leaves one synced line in results/order.jsonl; a second call goes on. With
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,15 +116,7 @@ def done(out: Path) -> set[str]:
     return {line["step"] for line in conduct.lines(out / JOURNAL) if line.get("state") == "done"}
 
 
-def following(out: Path) -> Step | None:
-    """Return the next step; None once all are done."""
-    ended = done(out)
-    return next((step for step in STEPS if step.name not in ended), None)
-
-
-def run(
-    steps: Sequence[Step], out: Path, seconds: float, device: str, env: Mapping[str, str] = os.environ
-) -> Iterator[dict[str, Any]]:
+def run(steps: Sequence[Step], out: Path, seconds: float, device: str) -> Iterator[dict[str, Any]]:
     """Run the steps that are not done, within `seconds` in all; write a line on each to the journal, and yield it."""
     out.mkdir(parents=True, exist_ok=True)
     end_s, ended = time.monotonic() + seconds, done(out)
@@ -137,9 +129,8 @@ def run(
         log = out / "order" / f"{step.name.replace(' ', '-')}.log"
         words = ["timeout", "-k", str(GRACE_S), f"{limit_s:.0f}", *command(step, out, device)]
         with log.open("ab") as file:
-            code = subprocess.run(
-                words, cwd=ROOT, env={**env, "DEVICE": device}, stdout=file, stderr=file, check=False
-            ).returncode
+            env = {**os.environ, "DEVICE": device}
+            code = subprocess.run(words, cwd=ROOT, env=env, stdout=file, stderr=file, check=False).returncode
         state = "done" if code == 0 else "late" if code in {124, 137} else "failed"
         line = {"step": step.name, "state": state, "code": code, "s": round(time.monotonic() - begun_s, 1)}
         line |= {"command": " ".join(words), "t": round(time.time(), 3)}
@@ -148,36 +139,8 @@ def run(
         yield line
 
 
-def page() -> str:
-    """Return the text of ORDER.md."""
-    lines = [
-        "# What a card measures, in order",
-        "",
-        "Time on a card is short, so each step has a limit and keeps what it measured; the same call again resumes it.",
-        "A call takes 560 s at most (`--seconds`), and its steps stand in the order in which they are worth it.",
-        "`python -m probe.order` prints the next step, `python -m probe.order --call 1` runs a call and says of each",
-        "step how it ended. Rows are those of `python -m probe --list`. `--page` writes this page.",
-    ]
-    for call in sorted({step.call for step in STEPS}):
-        mine = [step for step in STEPS if step.call == call]
-        lines += ["", f"## Call {call}: {sum(step.limit_s for step in mine if step.needed)} s of steps that stay", ""]
-        lines += ["| step | s | gives |", "| --- | --- | --- |"]
-        lines += [
-            f"| {step.name} | {step.limit_s} | {step.result}{'' if step.needed else '; dropped first'} |"
-            for step in mine
-        ]
-    lines += [
-        "",
-        "Servers need `.venv-vllm` and `.venv-sglang` (docs/servers.md); this interpreter runs the steps.",
-        "Runs of servers are in `results/campaign`, and `bench validate results/campaign --table FILE` prints beside",
-        "them what was predicted before (`results/predictions/`). With `DEVICE=cpu` all but what measures servers runs",
-        "without a card, in another folder: `DEVICE=cpu python -m probe.order --call 1 --out /tmp/dry`.",
-    ]
-    return "\n".join([*lines, ""])
-
-
 def main(argv: Sequence[str]) -> int:
-    """Print the next step, write ORDER.md, or run the steps of a call.
+    """Print the next step, or run the steps of a call.
 
     Return 1 if a step failed or was late, else 0.
     """
@@ -185,24 +148,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--call", type=int, choices=sorted({step.call for step in STEPS}))
     parser.add_argument("--seconds", type=float, default=560.0, help="for all steps of the call (default 560)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
-    parser.add_argument("--page", action="store_true", help="write probe/ORDER.md")
     args = parser.parse_args(argv)
-    if args.page:
-        (ROOT / "probe/ORDER.md").write_text(page(), encoding="utf-8")
-    elif args.call is None:
-        step = following(args.out)
-        print(
-            "all steps are done"
-            if step is None
-            else f"next: {step.name} ({step.limit_s} s): {step.result}; python -m probe.order --call {step.call}"
-        )
-    else:
-        device, well = os.environ.get("DEVICE", "cuda"), True
-        for line in run([s for s in STEPS if s.call == args.call], args.out.resolve(), args.seconds, device):
-            well &= line["state"] == "done"
-            print(f"{line['step']:14} {line['state']} in {line['s']:.0f} s", flush=True)
-        return 0 if well else 1
-    return 0
+    if args.call is None:
+        step = next((step for step in STEPS if step.name not in done(args.out)), None)
+        way = step and f"next: {step.name} ({step.limit_s} s): {step.result}; python -m probe.order --call {step.call}"
+        print(way or "all steps are done")
+        return 0
+    device, well = os.environ.get("DEVICE", "cuda"), True
+    for line in run([s for s in STEPS if s.call == args.call], args.out.resolve(), args.seconds, device):
+        well &= line["state"] == "done"
+        print(f"{line['step']:14} {line['state']} in {line['s']:.0f} s", flush=True)
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The report of raw.jsonl: a README of what was expected and measured, and figures where matplotlib is at hand."""
+"""The report of raw.jsonl: a README of what was expected and measured."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from probe.conduct import HOST, RAW, ended, lines
+from probe.conduct import HOST, RAW, lines
 from probe.duels import Work
 from probe.plan import ROWS, Plan
 
@@ -21,14 +20,6 @@ WIDTH = 100  # characters in the report's lines
 PAGES = (2, 16, 64, 256)  # MiB
 CALLS = ("create", "map", "allow", "unmap", "release")
 FEW = 60e6  # bytes; smaller kernels mostly take their launch
-
-
-class ReportLine(NamedTuple):
-    """One line of what a probe measured."""
-
-    probe: str
-    what: str
-    measured: str
 
 
 class Book:
@@ -86,6 +77,11 @@ def _fact(samples: Sequence[Line], name: str, form: Callable[[float], str]) -> s
 
 def _rate(samples: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
     return spread([rate(line, of) / unit for line in samples], form.format)
+
+
+def _equal(comparisons: Sequence[Line]) -> str:
+    every = "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
+    return every if comparisons else ""
 
 
 def _asks(book: Book, what: str) -> list[int]:
@@ -189,15 +185,13 @@ def _copies(book: Book) -> Found:
 def _evict(book: Book) -> Found:
     yield "out, all", _median(book.all("evict", part=1.0), "{:.3f} s".format)
     yield "back, all", _median(book.all("restore", part=1.0), "{:.3f} s".format)
-    if comparisons := book.all("restore_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
+    yield "same bits", _equal(book.all("restore_equal"))
 
 
 def _swap(book: Book) -> Found:
     for method in ("gather", "batch", "pages"):
         yield f"{method}, 2,048 tokens", _rate(book.all("swap", method=method, tokens=2048), "{:.1f} GB/s", unit=1e9)
-    if comparisons := book.all("swap_equal"):
-        yield "same bits", "yes" if all(line["min"] == 1 for line in comparisons) else "NO"
+    yield "same bits", _equal(book.all("swap_equal"))
 
 
 def _host(book: Book) -> Found:
@@ -233,7 +227,6 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
     "attention": _attention,
     "prefill": _prefill,
     "step": _step,
-    "interfere": partial(_duels, "interfere"),
     "copies": _copies,
     "evict": _evict,
     "swap": _swap,
@@ -245,13 +238,6 @@ SECTIONS: dict[str, Callable[[Book], Found]] = {
     "hole": _hole,
     **{row.name: partial(_duels, row.name) for row in ROWS},
 }
-
-
-def rows(book: Book) -> list[ReportLine]:
-    """Return the findings of each probe in words; a probe without measurements has no row."""
-    return [
-        ReportLine(probe, what, text) for probe, section in SECTIONS.items() for what, text in section(book) if text
-    ]
 
 
 class Duel(NamedTuple):
@@ -369,17 +355,15 @@ def finding(book: Book) -> list[str]:
 def parts(folder: Path, plan: Plan) -> list[str]:
     """Return Markdown: a table of how each probe ended and what was expected, then what each has measured."""
     known = list(lines(folder / RAW))
-    findings = rows(Book(known))
-    out, measured = ["| probe | ended | expected |", "|---|---|---|"], list[str]()
+    book, out, measured = Book(known), ["| probe | ended | expected |", "|---|---|---|"], list[str]()
     for probe in plan.probes:
-        last = [line for line in known if line["source"] == probe.name and "state" in line][-1:]
-        how = ended(known, probe.name) or (
-            "cut off" if any(line["source"] == probe.name for line in known) else "not run"
-        )
-        why = f" ({last[0]['why']})" if last and "why" in last[0] else ""
+        mine = [line for line in known if line["source"] == probe.name]
+        last = next((line for line in reversed(mine) if "state" in line), {})
+        how = last.get("state", "cut off" if mine else "not run")
+        why = f" ({last['why']})" if "why" in last else ""
         cells = (probe.name, how + why, probe.expect)
         out.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-        if here := [f"- {row.what}: {row.measured}" for row in findings if row.probe == probe.name]:
+        if here := [f"- {what}: {text}" for what, text in SECTIONS[probe.name](book) if text]:
             measured += ["", f"## {probe.name}", "", *(line for text in here for line in _wrapped(text, "  "))]
     return out + measured
 
@@ -389,68 +373,16 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def write(folder: Path, plan: Plan) -> str:
-    """Write README.md and figures of a folder; return the table as plain text."""
+    """Write README.md of a folder; return its text, and where it is."""
     calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
-    host, drawn = calls[-1], figures(folder)
+    host, path = calls[-1], folder / "README.md"
     packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())
     head = (
         f"Measured by `make gpu` in {len(calls)} call(s): {host.get('sms')} SMs, CUDA {host.get('cuda')}, driver"
         f" {host.get('driver')}, {packages}, Python {host.get('python')}, {host.get('cpus')} CPUs. Each line of `{RAW}`"
         f" is one measurement; `{HOST}` holds the machine of each call. Medians; data is random."
     )
-    pictures = [f"![{path.stem}]({path.name})" for path in drawn]
     first = [line for text in [*finding(read(folder)), head] for line in _wrapped(text) or [""]]
-    text = [f"# An {host['name']}, probed", "", *first, "", *parts(folder, plan), "", *pictures]
-    (folder / "README.md").write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
-    seen = rows(read(folder))
-    width = max((len(row.what) for row in seen), default=0)
-    plain = [f"{row.probe:10} {row.what:{width}}  {row.measured}" for row in seen]
-    return "\n".join([*plain, f"wrote {folder / 'README.md'}" + "".join(f", {path.name}" for path in drawn)])
-
-
-def figures(folder: Path) -> list[Path]:
-    """Draw decode and prefill over SMs, and costs of driver pages; none without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return []
-    from matplotlib.figure import Figure
-
-    book, out = read(folder), list[Path]()
-
-    def draw(name: str, curves: dict[str, list[tuple[int, float]]], **axes: Any) -> None:
-        if not any(curves.values()):
-            return
-        figure, path = Figure(figsize=(6, 4)), folder / f"{name}.png"
-        ax = figure.subplots()
-        for label, points in curves.items():
-            ax.plot([x for x, _ in points], [y for _, y in points], marker="o", label=label)
-        ax.set(**axes)
-        ax.legend(frameon=False, fontsize="small")
-        figure.savefig(path, dpi=150, bbox_inches="tight")
-        out.append(path)
-
-    draw("shares", shares(book), xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
-    lines_of = {what: [(mib, book.line(what, size=mib * MIB)) for mib in PAGES] for what in CALLS}
-    costs = {what: [(mib, 1e6 * line["seconds"]) for mib, line in of if line] for what, of in lines_of.items()}
-    draw("vmm", costs, xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
-    return out
-
-
-def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
-    """Return points (SMs, seconds relative to those on the most SMs) by the label of a kernel.
-
-    The kernels are GEMMs and attention of a decode step of the 8B, and its prefill.
-    """
-    out: dict[str, list[tuple[int, float]]] = {}
-
-    def add(label: str, samples: Sequence[Line]) -> None:
-        points = sorted((line["sms"], line["seconds"]) for line in samples)
-        if len(points) > 1:
-            out[label] = [(n, s / points[-1][1]) for n, s in points]
-
-    for m in (1, 64):
-        add(f"gate-up, {m} tokens", book.all("gemm", of="8B.gate_up", m=m, target=0))
-    for rows_, ctx in ((8, 2048), (64, 2048)):
-        add(f"attention, {rows_} x {ctx}", book.all("attention", of="8B", B=rows_, ctx=ctx, splits=0, stages=7, page=0))
-    for tokens in (512, 2048):
-        add(f"prefill, {tokens} tokens", book.all("prefill", tokens=tokens))
-    return out
+    text = "\n".join([f"# An {host['name']}, probed", "", *first, "", *parts(folder, plan), ""])
+    path.write_text(text, encoding="utf-8")
+    return f"{text}wrote {path}"

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from statistics import median, quantiles
 from typing import Any
 
 Value = str | int | float | bool
@@ -55,14 +55,6 @@ def key(what: str, params: Mapping[str, Any]) -> Key:
     return what, json.dumps(dict(params), sort_keys=True)
 
 
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return a quantile, linear between order statistics, as numpy's default."""
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
 def _digits(value: float) -> float:
     """Round to six digits, more than any clock here has."""
     return float(f"{value:.6g}")
@@ -74,38 +66,35 @@ def record(probe: str, s: Sample) -> dict[str, Any]:
     Measured seconds are stored as `seconds`, and anything else as a `value` with its `unit`.
     """
     v = sorted(s.values)
-    middle = _digits(quantile(v, 0.5))
+    middle, p95 = _digits(median(v)), _digits(quantiles(v, n=20, method="inclusive")[-1] if len(v) > 1 else v[0])
     out: dict[str, Any] = {"quantity": s.what, "at": dict(s.params)}
     out |= {"seconds": middle} if s.unit == "s" else {"value": middle, "unit": s.unit}
-    out |= {"n": len(v), "source": probe, "min": _digits(v[0]), "p95": _digits(quantile(v, 0.95)), "sms": s.sms}
+    out |= {"n": len(v), "source": probe, "min": _digits(v[0]), "p95": p95, "sms": s.sms}
     return out | ({"facts": dict(s.facts)} if s.facts else {})
 
 
 class Box:
     """A probe's time box: the seconds left, and the measurements that an earlier call made."""
 
-    def __init__(self, seconds: float, done: Iterable[Key] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._end, self._done = clock, clock() + seconds, frozenset(done)
+    def __init__(self, seconds: float, done: Iterable[Key] = ()) -> None:
+        self._end, self._done = time.monotonic() + seconds, frozenset(done)
 
     def left_s(self) -> float:
         """Return the seconds until the probe is to stop; negative once it should have."""
-        return self._end - self._clock()
+        return self._end - time.monotonic()
 
     def todo(self, what: str, **params: Value) -> bool:
         """Tell whether this measurement is still to be made."""
         return key(what, params) not in self._done
 
 
-Run = Callable[[Box], Iterator[Sample]]
-
-
-def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def play(probe: str, module: str, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run a probe, send its samples as rows, and return the line on its end.
 
     Its `state` is `done`, `boxed` if the time box was over, or `raise` with the error as `why`.
     """
     try:
-        samples = run(box)
+        samples = find(module, probe, box)
         for sample in samples:
             send(record(probe, sample))
             if box.left_s() <= 0:
@@ -150,6 +139,6 @@ def main(rig: str, fd: int) -> None:
     for line in sys.stdin:
         ask = json.loads(line)
         box = Box(ask["box_s"], [(what, params) for what, params in ask["done"]])
-        send(play(ask["probe"], partial(find, ask["module"], ask["probe"]), box, send))
+        send(play(ask["probe"], ask["module"], box, send))
         bench.tidy()  # raises where the probe broke the device's context: the parent then starts a new worker
         send({"ready": True})

@@ -53,8 +53,6 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, setup.cluster.profile, fixed_s)
     facts: dict[str, Any] = {"spec": as_dict(spec), "load_s": loads, "orders": log.orders}
-    if partitions := log.partitioned():
-        facts |= {"partitions": partitions, "sms": setup.machine.spec.sms}
     record.write_table(folder / turns.FILE, log.table(), facts)
     return folder
 

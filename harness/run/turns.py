@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.policy.actions import Action, Load, Run, brief
+from harness.policy.actions import Action, Load, brief
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import Host
 from harness.rows import record
@@ -23,17 +23,15 @@ FILE = record.TURNS
 
 @dataclass(slots=True)
 class Turns:
-    """A log (`recorder.Log`) of a run's turns, loads, refused orders and partitions; times are from the window's start.
+    """A log (`recorder.Log`) of a run's turns, loads and refused orders; times are from the window's start.
 
     `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` are those that
-    the engine refused for now, in order: time, action, fate and reason. `partitions` are the SMs that lanes were given:
-    time, model, phase and number (None: all; 0: the lane closes).
+    the engine refused for now, in order: time, action, fate and reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     loads: dict[tuple[Inst, str], int] = field(default_factory=dict)
     orders: list[tuple[float, str, str, str]] = field(default_factory=list)
-    partitions: list[tuple[float, str, str, int | None]] = field(default_factory=list)
 
     def watch(self, view: View) -> View:
         """See `recorder.Log`."""
@@ -45,9 +43,6 @@ class Turns:
             if isinstance(action, Load):
                 key = (action.inst, action.way)
                 self.loads[key] = self.loads.get(key, 0) + 1
-            if isinstance(action, Run):
-                sms = 0 if action.steps == 0 else action.sms
-                self.partitions.append((now_s, action.batch.inst.model, action.phase, sms))
         if isinstance(event, TurnEnded) and event.steps and not isinstance(place := event.batch.inst.place, Host):
             self.rows.append(
                 {
@@ -64,10 +59,6 @@ class Turns:
     def stood(self, note: Note) -> None:
         """See `recorder.Log`."""
         self.orders.append((note.now_s, brief(note.action), note.fate, note.why))
-
-    def partitioned(self) -> list[tuple[float, str, str, int | None]]:
-        """Return the partitions if any lane had fewer than all SMs, else none."""
-        return self.partitions if any(sms for *_, sms in self.partitions) else []
 
     def table(self) -> pa.Table:
         """Return the turns as a table, in order of their ends."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,7 @@ from matplotlib.figure import Figure
 from plots import (
     fig_causes,
     fig_compare,
-    fig_placement,
     fig_size,
-    fig_split,
     fig_staggered,
     fig_switch,
     fig_tornado,
@@ -51,33 +48,11 @@ def _comparison(count: int) -> Figure:
     return fig_compare.draw(compared.sweep(*runs), LONG)
 
 
-def _steps() -> Figure:
-    walk = [("fair default", "base"), ("plans know the window", "cumulative"), ("plans know the window", "alone")]
-    panels = [
-        studies.panel(f"{name} ({kind})", name=name, kind=kind, origin="unknown", axis="rate_rps", xs=[1.0, 16.0])
-        for name, kind in walk
-    ]
-    facts = studies.about("steps", *panels, claims=[studies.claim("ratio", "prism", "static", paper=3.5)])
-    rows = (studies.ratio_rows(each["condition"], 4.0 + 4 * k, 4.0 / (1 + k)) for k, each in enumerate(panels))
-    return matrix.draw(studies.measured(*chain.from_iterable(rows)), facts, LONG)
-
-
 def _fleet(*, first: bool) -> Figure:
     rules = ("5/2xP95", "30/2xP95", "absolute:ttft=2,tpot=0.1")
     facts = studies.fleet(range(4), rules, 20.6)
     needed = {(slo, label): least for slo in rules for label, least in (("prism", 4), ("static", 99))}
     return lines.pages(studies.of_fleet(facts, needed, (2, 4, 16, 32)), facts, LONG)[not first]
-
-
-def _parts() -> Figure:
-    facts = studies.about(
-        "parts",
-        studies.panel("busy"),
-        systems=["prism", "prism+evict=never"],
-        claims=[studies.claim("difference", "prism", "prism+evict=never", subject="eviction")],
-    )
-    rows = [*studies.part_rows("prism", 1.0, 0.9), *studies.part_rows("prism+evict=never", 0.9, 0.4)]
-    return parts.draw(studies.measured(*rows), facts, LONG)
 
 
 def _size(kinds: tuple[str, ...]) -> Figure:
@@ -135,11 +110,6 @@ def _turns() -> Figure:
     return fig_turns.draw(pd.DataFrame(rows).assign(phase="decode"), {"spec": SPEC}, LONG)
 
 
-def _split() -> Figure:
-    orders = [(float(k), "m", phase, 50 + 20 * (k % 3)) for k in range(20) for phase in ("prefill", "decode")]
-    return fig_split.draw({"partitions": orders, "sms": 132, "spec": SPEC}, LONG)
-
-
 def _switch() -> Figure:
     shown = {
         "system": ["aegaeon", "aegaeon:no-sync"],
@@ -176,16 +146,6 @@ def _weaver() -> Figure:
         for x in ([0.05, 0.5] if panel == "share" else [0.0] if panel in fig_weaver.PAPER else [1.0, 14.0, 29.0])
     ]
     return fig_weaver.draw(pd.DataFrame(rows))
-
-
-def _placement() -> Figure:
-    rows = [
-        {"condition": f"heavy8 on {gpus} GPUs", "start": start, "kvpr_above": mean, "kvpr_most": 4.33}
-        | {"rps": 12.5, "rps_told": "12.5 [10.1, 15.2]"}
-        for gpus in (2, 3, 4)
-        for start, mean in (("searched", 1.0), ("Algorithm 1", 1.5 if gpus > 2 else float("nan")))
-    ]
-    return fig_placement.draw(pd.DataFrame(rows), 16)
 
 
 def _kernels() -> Figure:
@@ -235,19 +195,6 @@ def _overview() -> Figure:
     return figure
 
 
-def _matrix() -> Figure:
-    names = ("8B, TTFT 10 s", "8B, TTFT 2 min", "32B, TTFT 2 min")
-    panels = (studies.panel(name, axis="rate_rps", row=k) for k, name in enumerate(names))
-    table = studies.measured(
-        *studies.ratio_rows(names[0], 8.0, 2.0),
-        *studies.ratio_rows(names[1], 90.0, 90.0),
-        *studies.ratio_rows(names[2], 8.0, 2.0, infeasible="no room"),
-    )
-    return matrix.draw(
-        table, studies.about("matrix", *panels, claims=[studies.claim("ratio", "prism", "static")]), LONG
-    )
-
-
 FIGURES: dict[str, Callable[[], Figure]] = {
     "compare": lambda: _comparison(6),
     "compare, a rate": lambda: _comparison(1),
@@ -255,22 +202,20 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "lines": lambda: lines.draw(studies.CURVES, studies.ABOUT, LONG),
     "lines, pages": lambda: lines.pages(overviews.TABLE, overviews.FACTS, LONG)[-1],
     "overview": _overview,
-    "matrix": _matrix,
-    "steps": _steps,
+    "matrix": lambda: matrix.draw(studies.RATIOS, studies.MATRIX, LONG),
+    "steps": lambda: matrix.draw(studies.STEPPED, studies.STEPS, LONG),
     "fleet": lambda: _fleet(first=True),
     "fleet, curves": lambda: _fleet(first=False),
-    "parts": _parts,
+    "parts": lambda: parts.draw(studies.WITHOUT, studies.PARTS, LONG),
     "tradeoff": lambda: tradeoff.draw(settings.TABLE, settings.FACTS, LONG),
     "size": lambda: _size(("h200",)),
     "size, kinds": lambda: _size(("h200", "l40s")),
     "tornado": _tornado,
     "causes": _causes,
     "turns": _turns,
-    "split": _split,
     "switch": _switch,
     "trace": _trace,
     "weaver": _weaver,
-    "placement": _placement,
     "staggered": lambda: fig_staggered.draw(ramps.frame({"measured": 4.0, "ours": 5.0, "low": 5.1, "high": 4.9}), LONG),
     "kernels": _kernels,
     "validate": _runs,

@@ -78,28 +78,17 @@ def test_no_words_of_a_figure_are_cut_or_lie_on_others(name: str) -> None:
             assert faults(FIGURES[name]()) == []
 
 
-def _planted(figure: Figure, where: str) -> None:
-    axis = figure.axes[0]
-    (word, box) = max(words(figure), key=lambda pair: pair[1].width)
-    if where == "on words":
-        x, y = figure.transFigure.inverted().transform((box.x0, box.y0))
-        figure.text(x, y, "planted", fontsize=word.get_fontsize())
-    elif where == "beyond the edge":
-        figure.text(0.98, 0.5, "planted beyond the edge")
-    else:
-        axis.text(1.5, 0.5, "planted", transform=axis.transAxes)
-
-
-PLANTED = {"on words": "on each other", "beyond the edge": "cut", "in the next panel": "below another panel"}
-
-
-@cases("where", [*PLANTED])
-def test_planted_words_that_collide_are_found(where: str) -> None:
+def test_planted_words_that_collide_are_found() -> None:
     with style.theme():
         figure = FIGURES["weaver"]()
-        assert faults(figure) == []
-        _planted(figure, where)
-        assert any(fault.startswith(f"{PLANTED[where]}: ") and "planted" in fault for fault in faults(figure))
+        (word, box) = max(words(figure), key=lambda pair: pair[1].width)
+        x, y = figure.transFigure.inverted().transform((box.x0, box.y0))
+        figure.text(x, y, "planted", fontsize=word.get_fontsize())
+        figure.text(0.98, 0.5, "planted beyond the edge")
+        axis = figure.axes[0]
+        axis.text(1.5, 0.5, "planted", transform=axis.transAxes)
+        planted = {fault.partition(":")[0] for fault in faults(figure) if "planted" in fault}
+    assert planted == {"on each other", "cut", "below another panel"}
 
 
 # ------------------------------------------------------------------ scales

@@ -52,7 +52,7 @@ def test_every_system_is_seen_on_white_and_no_preset_is_taken_for_another() -> N
 
 
 def test_a_system_that_meets_no_slo_of_some_model_has_a_mark_in_names_and_captions() -> None:
-    with form.marking({"alpaserve": "4 of 16 models at 0 %"}):
+    with form.on(form.Form(unserved={"alpaserve": "4 of 16 models at 0 %"})):
         assert style.called("alpaserve (4 GPUs)") == "alpaserve (4 GPUs)†"
         assert style.called("prism") == "prism"
         assert style.unserved() == "† alpaserve (4 of 16 models at 0 %)."
@@ -138,10 +138,4 @@ def test_a_form_that_cannot_be_had_is_one_line(tmp_path: Path, asked: form.Form,
 def test_a_style_with_a_wrong_key_is_one_line(tmp_path: Path) -> None:
     (file := tmp_path / "own.mplstyle").write_text("font.sizee: 3\n")
     with pytest.raises(UserError, match=r"Bad key font.sizee in file .*, line 1"), form.on(form.Form(style=file)):
-        pass
-
-
-@pytest.mark.skipif(form.latex() is not None, reason="a LaTeX is here")
-def test_pgf_without_latex_is_one_line() -> None:
-    with pytest.raises(UserError, match="pgf needs LaTeX"), form.on(form.Form(formats=("pgf",))):
         pass

@@ -18,10 +18,32 @@ import torch
 from harness.engines.torch import cpu, cuda, fused, kind, nursery, processes
 from harness.engines.torch.wire import pair
 from probe import driver
-from tests.probe import driverless
 
-PAGE, SMS = 2 << 20, driverless.SMS
-NONE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | cpu.MAP_NORESERVE
+PAGE, SMS = 2 << 20, 132
+LIBC = ctypes.CDLL(None)
+
+
+class Stream:
+    """A stream on which all is done already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.cuda_stream = id(self)
+
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+
+def resource(count: int) -> Any:
+    """Return a part of the card with so many SMs."""
+    return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8, smCoscheduledAlignment=8))
+
+
+def copy(dst: int, src: int, size: int, stream: int) -> None:
+    """Copy within the host's memory."""
+    ctypes.memmove(dst, src, size)
 
 
 class Memory:
@@ -30,38 +52,50 @@ class Memory:
     def __init__(self) -> None:
         self.file = os.memfd_create("card")
         self.pages = 0
-        self.released: list[int] = []
+        self.handles: set[tuple[int, int]] = set()
+        self.reserved: set[int] = set()
         self.mapped: dict[int, int] = {}  # size by address
         self.shut: set[int] = set()  # mapped, without access
 
     def create(self, size: int, ordinal: int = 0) -> tuple[int, int]:
         assert ordinal == 0
-        at, self.pages = self.pages, self.pages + size
+        handle, self.pages = (self.pages, size), self.pages + size
         os.ftruncate(self.file, self.pages)
-        return at, size
+        self.handles.add(handle)
+        return handle
+
+    def release(self, handle: tuple[int, int]) -> None:
+        self.handles.remove(handle)
 
     def reserve(self, size: int, align: int) -> int:
         assert size % align == 0
-        return cpu._mmap(None, size, cpu.NONE, NONE, -1, 0)
+        at = cpu._mmap(None, size, cpu.NONE, cpu.RESERVED, -1, 0)
+        self.reserved.add(at)
+        return at
+
+    def unreserve(self, at: int, size: int) -> None:
+        assert not [page for page in self.mapped if at <= page < at + size]
+        self.reserved.remove(at)
+        assert not LIBC.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
 
     def map_at(self, at: int, size: int, handle: tuple[int, int], offset: int = 0) -> None:
-        assert (handle[1], offset) == (size, 0)
+        assert offset + size <= handle[1]
         assert at not in self.mapped
-        cpu._mmap(at, size, cpu.NONE, mmap.MAP_SHARED | cpu.MAP_FIXED, self.file, handle[0])
+        cpu._mmap(at, size, cpu.NONE, mmap.MAP_SHARED | cpu.MAP_FIXED, self.file, handle[0] + offset)
         self.mapped[at] = size
         self.shut.add(at)
 
     def allow(self, at: int, size: int, ordinal: int = 0) -> None:
         for page in self._inside(at, size):
-            assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(page), ctypes.c_size_t(self.mapped[page]), cpu.BOTH)
+            assert not LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(self.mapped[page]), cpu.BOTH)
             self.shut.discard(page)
 
     def unmap(self, at: int, size: int) -> None:
         for page in self._inside(at, size):
-            cpu._mmap(page, self.mapped.pop(page), cpu.NONE, NONE | cpu.MAP_FIXED, -1, 0)
+            cpu._mmap(page, self.mapped.pop(page), cpu.NONE, cpu.RESERVED | cpu.MAP_FIXED, -1, 0)
 
     def _inside(self, at: int, size: int) -> list[int]:
-        pages = list(range(at, at + size, PAGE))
+        pages = [page for page in self.mapped if at <= page < at + size]
         assert sum(self.mapped[page] for page in pages) == size  # exactly what was mapped
         return pages
 
@@ -149,34 +183,58 @@ def varlen(q: Any, k: Any, v: Any, ends: Any) -> Any:
     return out
 
 
-def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
-    """Let DEVICE=cuda mean an emulated card of 132 SMs until the test ends."""
+def driven(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Let the driver's and torch's calls be those of an emulated card of 132 SMs until the test ends."""
     memory = Memory()
+    pages = ("create", "release", "reserve", "unreserve", "map_at", "allow", "unmap")
+    calls: dict[str, Any] = {
+        "device": lambda ordinal=0: 0,
+        "bind": lambda ordinal=0: None,
+        "all_sms": lambda dev: resource(SMS),
+        "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
+        "groups": lambda whole, count, n: [resource(n)] * count,
+        "describe": lambda resource: resource,
+        "green": lambda desc, dev: desc,
+        "green_sms": lambda context: context,
+        "stream": lambda: 7,
+        "green_stream": lambda context, priority=0: 7,
+        "pin": lambda at, size: None,
+        **dict.fromkeys(("to_device", "to_host", "between"), copy),
+        **{name: getattr(memory, name) for name in pages},
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(driver, name, call)
+    facts: dict[str, Any] = {
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "stream": on,
+        "current_stream": lambda: getattr(CURRENT, "stream", None) or Stream(),
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=SMS, L2_cache_size=1 << 16),
+    }
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, make=make, pin_memory=None, **k: make(*a, **k))
+    return memory
+
+
+def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
+    """Let DEVICE=cuda mean an emulated card until the test ends."""
     monkeypatch.setenv("DEVICE", "cuda")
     monkeypatch.setenv("DTYPE", dtype)
     monkeypatch.setattr(kind, "HOST", 64 * PAGE)
     monkeypatch.setattr(kind, "cards", lambda: ["an emulated card"])
-
-    pages = {name: getattr(memory, name) for name in ("create", "reserve", "map_at", "allow", "unmap")}
-    for name, call in (driverless.CALLS | pages).items():
-        monkeypatch.setattr(driver, name, call)
     facts: dict[str, Any] = {
-        "Stream": driverless.Stream,
-        "ExternalStream": driverless.Stream,
-        "Event": Event,
-        "stream": on,
-        "current_stream": lambda: getattr(CURRENT, "stream", None) or driverless.Stream(),
         "init": lambda: None,
         "device_count": lambda: 1,
         "set_device": lambda _: None,
-        "empty_cache": lambda: None,
         "graph_pool_handle": lambda: 0,
-        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=SMS),
     }
     for name, value in facts.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=None, **k: zeros(*a, **k))  # noqa: PLW0108 - one less
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(cuda, "place", lambda card: torch.device("cpu"))
     monkeypatch.setattr(fused.Graphs, "graph", graph)
@@ -185,10 +243,9 @@ def card(monkeypatch: pytest.MonkeyPatch, dtype: str) -> Memory:
     monkeypatch.setattr(cuda, "bind", lambda: None)
     monkeypatch.setattr(processes, "Nursery", Nursery)
     monkeypatch.setattr(os, "_exit", _exit)
-    return memory
+    return driven(monkeypatch)
 
 
 def _exit(code: int) -> None:
     """Let the thread that asks for it end alone."""
-    if code:
-        raise RuntimeError("a thread of the cards' process has failed")
+    raise RuntimeError(f"a thread of the cards' process has failed ({code})")

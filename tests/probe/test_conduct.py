@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.calibrate import card
 from harness.policy.types import UserError
 from probe import __main__ as command
-from probe import conduct, worker
+from probe import conduct
 from probe.plan import PLAN, Plan, Probe
 from tests import ROOT
 
@@ -40,7 +38,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     def run(*probes: Probe, minutes: float = 10, **more: Any) -> list[dict[str, Any]]:
         before = len(list(conduct.lines(raw)))
         plan = Plan(FAKES, probes)
-        assert conduct.conduct(plan, tmp_path, minutes, say=lambda _: None, **more) == tmp_path / "fake-1"
+        assert conduct.conduct(plan, tmp_path, minutes, **more) == tmp_path / "fake-1"
         return list(conduct.lines(raw))[before:]
 
     return run
@@ -135,13 +133,6 @@ def test_safe_probes_come_first() -> None:
     alone = [probe.alone for probe in PLAN.probes]
     assert alone == sorted(alone)
     assert len({probe.name for probe in PLAN.probes}) == len(PLAN.probes)
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
-def test_quantiles_are_numpys(values: list[float], q: float) -> None:
-    import numpy as np
-
-    assert worker.quantile(sorted(values), q) == pytest.approx(float(np.quantile(values, q)), abs=1e-6)
 
 
 def test_rows_of_an_earlier_form_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

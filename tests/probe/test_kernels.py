@@ -198,9 +198,9 @@ def test_paged_attention_is_attention(
     stride = m.layers * 2 * page * m.token + 512  # a page has room to spare
     data = rig.noise(torch.empty(len(lengths) * each * stride), 1.0).to(dtype)
     kv = llama.Kv(m, data, page, stride)
-    a = llama.attend(kv, len(lengths), longest, 8, block, 3, split)
-    object.__setattr__(a, "q", a.q.to(dtype))
-    object.__setattr__(a, "out", torch.empty_like(a.q))
+    a = llama.Attend(kv, len(lengths), longest, 8, block, 3, split)
+    a.q = a.q.to(dtype)
+    a.out = torch.empty_like(a.q)
     a.ctx.copy_(torch.tensor(lengths, dtype=torch.int32))
     for row, n in enumerate(lengths):  # what lies behind a context, in its last block and after, is never seen
         for off in (0, kv.v_off):

@@ -47,7 +47,7 @@ ARCHITECTURE = {
     "loop": Box("policy", "pyarrow"),
     "rows": Box("policy spilled store loop", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
-    "probe": Box(others=f"matplotlib numpy {GPU}"),
+    "probe": Box(others=f"numpy {GPU}"),
     "engines.costs": Box("policy toml", "annotated_types numpy"),
     "engines": Box("policy spilled rows engines.costs probe", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy spilled target engines engines.costs", "llvmlite numba numpy pyarrow"),

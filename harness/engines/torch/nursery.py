@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -42,6 +43,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if sys.argv[2:] == ["cuda"]:
             threads(engine)
+            os._exit(0)  # ends its threads, too
         else:
             ended_with(worker.Worker(engine, opened).serve)
         return
@@ -80,7 +82,7 @@ def threads(engine: Connection) -> None:
 
     sys.setswitchinterval(SWITCH_S)
     engine.send("ready")
-    try:
+    with suppress(EOFError, ConnectionResetError):
         sizes, granule, sms, float_bytes = engine.recv()
         cards = cuda.Cards({2: torch.bfloat16, 4: torch.float32}[float_bytes])
         engine.send(cards.open(sizes, granule, sms))
@@ -95,8 +97,6 @@ def threads(engine: Connection) -> None:
             )
             threading.Thread(target=bound, args=(cuda.bind, serve), daemon=True).start()
             engine.send(os.getpid())
-    except (EOFError, ConnectionResetError):
-        os._exit(0)
 
 
 if __name__ == "__main__":

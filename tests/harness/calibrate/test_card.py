@@ -140,7 +140,6 @@ def test_the_report_says_what_was_found(tmp_path: Path) -> None:
     assert "2 MiB: create 200 us, map 2 us, allow 40 us, unmap 30 us, release 10 us" in text
     assert "decode step takes 1.5 times as long as alone where both use all SMs" in " ".join(text.split())
     assert "h2d: 50.0 GB/s" in text
-    assert f"wrote {folder / 'README.md'}, shares.png, vmm.png" in line
-    assert all((folder / name).stat().st_size > 10_000 for name in ("shares.png", "vmm.png"))
+    assert line == f"{text}wrote {folder / 'README.md'}"
     assert all(len(line.split("|")) == 5 for line in text.splitlines() if line.startswith("|"))
     assert all(len(line) <= report.WIDTH for line in text.splitlines())

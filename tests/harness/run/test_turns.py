@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from harness.policy.actions import Load, Run
+from harness.policy.actions import Load
 from harness.policy.events import TurnEnded
 from harness.policy.types import Batch, Inst, UserError
 from harness.rows import record
@@ -18,7 +18,7 @@ from harness.run import turns
 from harness.run.execute import execute, recorded
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
-from plots import fig_split, fig_switch, fig_turns
+from plots import fig_switch, fig_turns
 
 
 def logged() -> turns.Turns:
@@ -88,30 +88,8 @@ def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
     assert len(fig_turns.render(run, tmp_path / "turns", "x")) == 3
     many = pd.DataFrame([turn(gpus, "m/1", 1.0) for gpus in ("10", "9", "8")])
     assert fig_turns.points(many)["gpus"].unique().tolist() == ["8", "9"]
-    with pytest.raises(UserError, match=r"no turns here; bench run SPEC\.toml --record"):
-        fig_turns.read(tmp_path)
     with pytest.raises(UserError, match="no prefill turn"):
         fig_turns.points(many, "prefill")
-
-
-def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
-    log, batch = turns.Turns(), Batch(Inst("m", (0,)))
-    orders = [
-        (0.0, [Run(batch, "decode")]),
-        (1.0, [Run(batch, "prefill")]),
-        (2.0, [Run(batch, "decode", sms=28), Run(batch, "prefill", sms=104)]),
-        (3.0, [Run(batch, "prefill", steps=0)]),
-    ]
-    for now_s, actions in orders:
-        log.decided(TurnEnded(batch, "decode", "time", 0, 0.0), tuple(actions), now_s)
-    facts = {"partitions": log.partitioned(), "sms": 132}
-    points = fig_split.points(facts)
-    assert points["time_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert points["prefill"].tolist() == [0, 132, 104, 0]
-    assert points["decode"].tolist() == [132, 0, 28, 132]
-    assert logged().partitioned() == []
-    with pytest.raises(UserError, match="no lane has a number of SMs"):
-        fig_split.read(stored(tmp_path / "a", [0.2] * 3))
 
 
 def test_recording_changes_no_row(tmp_path: Path) -> None:
