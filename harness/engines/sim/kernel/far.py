@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.cost import attend_s, power_below, table, tables
+from harness.engines.sim.kernel.cost import attend_s, power_below, table
 from harness.engines.sim.kernel.lanes import occupy
 from harness.engines.sim.kernel.memory import fits, needs_far, put
+from harness.engines.sim.kernel.walks import remotes
 from harness.engines.sim.state import *
 
 
@@ -15,10 +16,8 @@ from harness.engines.sim.state import *
 def far_context(S: int, b: int) -> int:
     """Return the context tokens of a batch's running members whose KV is attended remotely, on other GPUs."""
     total = 0
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in remotes(S, b):
         total += remote_at(S, f).context
-        f = remote_at(S, f).next
     return total
 
 
@@ -39,11 +38,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
     Each member attends to `each` tokens, or to its own context if `each` is -1.
     """
     longest = 0.0
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in remotes(S, b):
         if remote_at(S, f).count > 0:
             longest = max(longest, there_s(S, f, c, each) + remote_at(S, f).link_s * remote_at(S, f).count)
-        f = remote_at(S, f).next
     return longest
 
 
@@ -65,8 +62,7 @@ def ask_elsewhere(S: int, lane: int) -> None:
     near = attend_s(S, c, seqs, each * seqs if each >= 0.0 else float(B.context - far_context(S, b)))
     decode = max(near, far_s(S, b, c, each))
     n.layers = k.layers
-    f = B.remote
-    while f >= 0:
+    for f in remotes(S, b):
         F = remote_at(S, f)
         if F.count > 0:
             there = there_s(S, f, c, each)
@@ -79,7 +75,6 @@ def ask_elsewhere(S: int, lane: int) -> None:
                 D.next = n.lent
                 n.lent = F.demand + j
                 occupy(S, D.gpu)
-        f = F.next
 
 
 @jit
@@ -161,21 +156,21 @@ def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attent
     whole step as if it were one kernel.
     """
     n = lane_at(S, lane)
-    T = tables(S)
-    k = T.cost[c]
+    grid, kernels = grid_at(S), kernels_at(S)[c]
+    k = cost_at(S)[c]
     layer = gemm / k.layers
-    at = min(m, T.grid[T.grid.size - 1])
-    last = T.kernels.shape[2]
+    at = min(m, grid[grid.size - 1])
+    last = kernels.shape[1]
     polls = 0
     n.kernels = 0
     for x in range(last + 2):
         long, count = layer, k.layers
         if x < last:
-            long *= table(T.grid, T.kernels[c][:, x], at)
+            long *= table(grid, kernels[:, x], at)
         elif x == last:
             long = attention / k.layers
         else:
-            long, count = table(T.grid, T.head[c], out), 1
+            long, count = table(grid, head_at(S)[c], out), 1
         if long > 0.0:
             while long > n.op_s:
                 long *= 0.5

@@ -12,6 +12,7 @@ from harness.engines.sim.kernel.members import end, in_step, queue, unlist
 from harness.engines.sim.kernel.memory import fits, put, watermark
 from harness.engines.sim.kernel.pages import fill_step, take
 from harness.engines.sim.kernel.waits import charge
+from harness.engines.sim.kernel.walks import listed, remotes
 from harness.engines.sim.state import *
 
 
@@ -155,23 +156,21 @@ def grow(S: int, b: int) -> int:
     """
     B = batch_at(S, b)
     state = grow_in(S, b, -1)
-    f = B.remote if state < 2 else -1
-    while f >= 0:
-        F = remote_at(S, f)
-        if F.count > 0:
+    if state >= 2:
+        return state
+    for f in remotes(S, b):
+        if remote_at(S, f).count > 0:
             got = grow_in(S, b, f)
             if got >= 2:  # the batch waits, so that the step takes no blocks
                 put(S, B.inst, -due_blocks(S, b, -1))
-                e = B.remote
-                while e != f:
+                for e in remotes(S, b):
+                    if e == f:
+                        break
                     put(S, remote_at(S, e).inst, -due_blocks(S, b, e))
-                    e = remote_at(S, e).next
                 return 2 | got | state
             state |= got
-        f = F.next
-    if state < 2:
-        fill_step(S, b)
-    if state < 2 and B.swapped > 0 and inst_at(S, B.inst).gone == 0:
+    fill_step(S, b)
+    if B.swapped > 0 and inst_at(S, B.inst).gone == 0:
         bring_back(S, b)
     return state
 
@@ -182,10 +181,10 @@ def bring_back(S: int, b: int) -> None:
     W = world(S)
     B = batch_at(S, b)
     i = B.inst
-    r = B.ends[2 * WAITING]
-    while r >= 0 and B.swapped > 0:
+    for r in listed(S, b, WAITING):
         q = req_at(S, r)
-        nxt = q.next
+        if B.swapped == 0:
+            return
         if q.home >= 0 and q.home != i:
             need = (q.length + W.block_tokens - 1) // W.block_tokens
             if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
@@ -200,4 +199,3 @@ def bring_back(S: int, b: int) -> None:
             x = transfer(S, SWAP_IN, r, q.home, i, q.blocks)
             xfer_at(S, x).extents = extents
             wake(S, 2 * b)
-        r = nxt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.blocks import drop_blocks, remote_of, target, within_reach
 from harness.engines.sim.kernel.events import done, tell
-from harness.engines.sim.kernel.lanes import cut_at, dirty, unbound, wake
+from harness.engines.sim.kernel.lanes import cut_at, dirty, unbound, wake, wake_both
 from harness.engines.sim.kernel.links import release
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
 from harness.engines.sim.kernel.pages import enlist, strike
@@ -220,8 +220,7 @@ def unlist(S: int, r: int) -> None:
             batch_at(S, b).started -= 1
         elif q.home >= 0:
             batch_at(S, b).swapped -= 1  # members that it held up may be brought back, or let in
-            wake(S, 2 * b)
-            wake(S, 2 * b + 1)
+            wake_both(S, b)
         if batch_at(S, b).count[WAITING] == 0:
             unbound(S, b)
         elif was_head:
@@ -229,8 +228,7 @@ def unlist(S: int, r: int) -> None:
     elif q.state == RUN:
         leave_run(S, b, r)
         if batch_at(S, b).stalled:  # the others may need less than what the batch waits for
-            wake(S, 2 * b)
-            wake(S, 2 * b + 1)
+            wake_both(S, b)
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
         batch_at(S, b).parked_context -= q.length

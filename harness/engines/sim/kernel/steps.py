@@ -19,12 +19,13 @@ from harness.engines.sim.kernel.pages import alternates, fill_steps
 from harness.engines.sim.kernel.price import price
 from harness.engines.sim.kernel.reuse import publish
 from harness.engines.sim.kernel.waits import log_stay, made_first, mark, ran_for
+from harness.engines.sim.kernel.walks import pieces_from, remotes
 from harness.engines.sim.kernel.weights import elsewhere, leave, set_weights
 from harness.engines.sim.state import *
 
 
 @jit
-def form(S: int, T: Tables, lane: int) -> None:
+def form(S: int, lane: int) -> None:
     """Decide what an idle lane does next, and start it."""
     decodes, pieces, single = compose(S, lane)
     if pieces == 0 and decodes == 0:
@@ -46,24 +47,22 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.part_since = W.now
     n.lent = -1
     c = inst_at(S, i).cost
-    k = T.cost[c]
+    k = cost_at(S)[c]
     n.partition = 0
     n.max_rate = 1.0
     if n.sms > 0:
         n.partition = 2 * n.sms + (lane & 1)
-        n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
+        n.max_rate = speed(S, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
     W.steps += int(n.layers_left == 0)  # a later slice of a step is not counted as a step
     if pieces > 0:
         tokens, area, out = 0, 0.0, decodes  # area: pairs of causal attention; out: tokens that are sampled
-        r = n.pieces
-        while r >= 0:
+        for r in pieces_from(S, n.pieces):
             q = req_at(S, r)
             tokens += q.piece
             area += q.piece * (q.prefilled + 0.5 * q.piece)
             if q.prefilled + q.piece == target(S, r):
                 out += 1
-            r = q.next_piece
         context = float(B.context - far_context(S, b)) if decodes > 0 else 0.0
         _, _, solo = price(S, lane, decodes, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
@@ -78,10 +77,8 @@ def form(S: int, T: Tables, lane: int) -> None:
         span(S, lane, decodes, c, single)
     if decodes > 0:
         B.brought = 0
-        f = B.remote
-        while f >= 0:
+        for f in remotes(S, b):
             remote_at(S, f).brought = 0
-            f = remote_at(S, f).next
     if n.turn != NO_TURN:
         n.in_turn = 1
         if n.turn == ORDERED:
@@ -146,10 +143,9 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
     steps = 1 if single else max(steps, 1)  # single: a member that lost its pages is let in at the next boundary
     if W.paged and alternates(S, lane):  # batches of a model on these GPUs take pages in turn, a step at a time
         steps = 1
-    f = B.remote if B.far > 0 else -1
-    while f >= 0:
-        steps = hold_far(S, b, f, steps)
-        f = remote_at(S, f).next
+    if B.far > 0:
+        for f in remotes(S, b):
+            steps = hold_far(S, b, f, steps)
     # `grow` has taken the blocks of the first step, or members brought them
     first = 0 if W.reserves else B.residues[(1 - B.tick) % W.block_tokens]
     more = needs(S, b, B.tick, steps) - first
@@ -164,11 +160,10 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
         steps = lo
         more = needs(S, b, B.tick, steps) - first
     put(S, i, more)
-    f = B.remote if B.far > 0 else -1
-    while f >= 0:  # an account elsewhere gets back blocks that it took for more steps than these
-        F = remote_at(S, f)
-        put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
-        f = F.next
+    if B.far > 0:
+        for f in remotes(S, b):  # an account elsewhere gets back blocks that it took for more steps than these
+            F = remote_at(S, f)
+            put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
     n.busy = SPAN
     n.steps = steps
     n.work = solo_at(S, lane, steps)
@@ -207,10 +202,8 @@ def end_step(S: int, lane: int) -> None:
         B.clock_slice += off
         B.tick += n.steps
         B.context += n.decodes * n.steps
-        f = B.remote
-        while f >= 0:
+        for f in remotes(S, b):
             remote_at(S, f).context += remote_at(S, f).count * n.steps
-            f = remote_at(S, f).next
         B.seq_steps += n.decodes * n.steps
         fill_steps(S, b, B.tick)
         while B.root >= 0 and req_at(S, B.root).last_tick == B.tick:
