@@ -80,41 +80,10 @@ class Cpu:
     kv_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PdMux:
-    """The settings of SGLang's PD-multiplexing, and the path of the file that holds them.
-
-    PD-multiplexing runs prefill and decode on parts of the SMs; its source is `sglang/srt/multiplex`. A division is the
-    SMs of prefill, the SMs of decode, and the least decode batch for which it holds. The first group gives all SMs to
-    prefill, the last all to decode. Without divisions, SGLang chooses the `groups - 2` between them itself. A decode
-    batch below that of the first division would crash SGLang (`multiplexing_mixin.py`), so the first one holds from 1.
-    Raises ValueError if there are fewer than 3 groups, if the number of divisions is not `groups - 2`, or if their
-    batches do not rise from 1.
-    """
-
-    file: Path
-    groups: int = 8
-    divisions: tuple[tuple[int, int, int], ...] = ()
-    split_forward_token_budget: int = 65_536
-    decode_bs_divisor: int = 36
-
-    def __post_init__(self) -> None:
-        batches = [batch for _, _, batch in self.divisions]
-        if self.groups < 3 or (batches and len(batches) != self.groups - 2):
-            raise ValueError(f"{self.groups} groups of SMs take {self.groups - 2} divisions, not {len(batches)}")
-        if batches and (batches[0] != 1 or sorted(set(batches)) != batches):
-            raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
-
-    def text(self) -> str:
-        """Return the content of the file. It is read as YAML, of which JSON is a part."""
-        options: dict[str, object] = {
-            "sm_group_num": self.groups,
-            "split_forward_token_budget": self.split_forward_token_budget,
-            "decode_bs_divisor": self.decode_bs_divisor,
-        }
-        if self.divisions:
-            options["manual_divisions"] = self.divisions
-        return json.dumps(options, indent=2) + "\n"
+# SGLang's PD-multiplexing runs prefill and decode on parts of the SMs (`sglang/srt/multiplex`). Of its groups of SMs,
+# the first gives all to prefill, the last all to decode; SGLang divides them for those between.
+PDMUX_GROUPS = 8
+PDMUX = {"sm_group_num": PDMUX_GROUPS, "split_forward_token_budget": 65_536, "decode_bs_divisor": 36}  # its file
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
@@ -192,15 +161,15 @@ def sglang(
     on: Gpu,
     *,
     saver: bool = False,
-    pdmux: PdMux | None = None,
+    pdmux: Path | None = None,
     attention: str = "",
     sampling: str = "",
 ) -> Command:
     """Return the command of an SGLang server. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
     PD-multiplexing excludes chunked prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
-    size is left out. The option for the number of groups, which sets attention's buffers, has to agree with the file of
-    PdMux. SGLang chooses the backends of attention and sampling itself unless they are named.
+    size is left out. The option for the number of groups, which sets attention's buffers, has to agree with the file
+    `pdmux`, which holds `PDMUX`. SGLang chooses the backends of attention and sampling itself unless they are named.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
@@ -217,7 +186,7 @@ def sglang(
         argv += ["--chunked-prefill-size", str(serve.chunk_tokens)]
     else:
         argv += ["--chunked-prefill-size", "-1", "--disable-overlap-schedule", "--enable-pdmux"]
-        argv += ["--pdmux-config-path", str(pdmux.file), "--sm-group-num", str(pdmux.groups)]
+        argv += ["--pdmux-config-path", str(pdmux), "--sm-group-num", str(PDMUX_GROUPS)]
     return Command(tuple(argv), _gpu(on), f"http://{HOST}:{serve.port}/health")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.client.body import Style
 from harness.engines import commands
@@ -32,7 +33,7 @@ class Fields:
 class Sglang(Started):
     """Servers of SGLang."""
 
-    split: commands.PdMux | None = None
+    split: Path | None = None  # the file of PD-multiplexing
 
     name = package = "sglang"
     card_only = "a GPU: its package has no kernels for processors"

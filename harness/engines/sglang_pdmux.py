@@ -1,13 +1,14 @@
 """SGLang's server with its own PD-multiplexing: prefill and decode of one server on parts of the SMs at once.
 
 Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows. It is started with
-`--enable-pdmux` and the file that `PdMux` writes, here with SGLang's own groups. Its prefills are whole: the spec's
+`--enable-pdmux` and the file `commands.PDMUX`, with SGLang's own groups. Its prefills are whole: the spec's
 chunk is not used.
 This is not our policy `pdmux`, which orders turns and SMs: no server takes such orders.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,8 +26,8 @@ class SglangPdMux(Sglang):
     def ready(self, at: Path) -> None:
         """See Kind."""
         super().ready(at)
-        self.split = split = commands.PdMux(at / "pdmux.yaml")
-        split.file.write_text(split.text(), "utf-8")
+        self.split = at / "pdmux.yaml"
+        self.split.write_text(json.dumps(commands.PDMUX), "utf-8")  # it is read as YAML, of which JSON is a part
 
     def served(self) -> dict[str, str]:
         """See Kind."""

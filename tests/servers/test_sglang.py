@@ -11,20 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness.engines.commands import SGLANG_RELEASE, SGLANG_RESUME, Command, Gpu, PdMux, Serve
+from harness.engines.commands import PDMUX, SGLANG_RELEASE, SGLANG_RESUME, Command, Gpu, Serve
 from harness.engines.commands import sglang as command
 from harness.engines.servers.environments import variables
 from tests.servers.ask import body
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
-# The divisions of an H200 that SGLang's documentation of PD-multiplexing shows.
-H200 = ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))
-SPLITS: list[dict[str, Any]] = [
-    {},
-    {"groups": 3, "divisions": ((96, 36, 1),)},
-    {"groups": 8, "divisions": H200},
-    {"groups": 5, "split_forward_token_budget": 4096, "decode_bs_divisor": 8},
-]
 # Runs in SGLang's environment: reads command lines, files and requests; writes what SGLang made of them.
 READ = """
 import argparse, json, sys, warnings
@@ -36,7 +28,7 @@ from sglang.srt.entrypoints.openai import protocol
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 parsed = [vars(parser.parse_args(argv)) for argv in asked["argv"]]
-splits = [vars(load_pdmux_config(path)) for path in asked["splits"]]
+split = vars(load_pdmux_config(asked["split"]))
 request = protocol.CompletionRequest.model_validate(asked["body"])
 choice = protocol.CompletionResponseStreamChoice(index=0, text=" w300")
 last = protocol.CompletionResponseStreamChoice(index=0, text="", finish_reason="length")
@@ -47,7 +39,7 @@ chunks = [
 ]
 print("read:" + json.dumps({
     "parsed": [{k: v for k, v in one.items() if isinstance(v, (str, int, float, type(None)))} for one in parsed],
-    "splits": splits, "request": request.model_dump(mode="json"), "unknown": request.model_extra,
+    "split": split, "request": request.model_dump(mode="json"), "unknown": request.model_extra,
     "chunks": [chunk.model_dump(mode="json") for chunk in chunks],
 }))
 """
@@ -57,8 +49,7 @@ def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
     """Return every command line that we can write for it, with what it shall mean."""
     serve = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
     cases = []
-    splits = [None, *(PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS))]
-    for split, saver, elastic in itertools.product(splits, (False, True), (None, "a")):
+    for split, saver, elastic in itertools.product((None, folder / "pdmux.yaml"), (False, True), (None, "a")):
         on = Gpu(index=1, fraction=0.45, elastic=elastic)
         meant = {
             "model_path": "/models/a",
@@ -74,8 +65,8 @@ def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
             "chunked_prefill_size": -1 if split else 512,
             "enable_pdmux": bool(split),
             "disable_overlap_schedule": bool(split),
-            "pdmux_config_path": str(split.file) if split else None,
-            "sm_group_num": split.groups if split else 8,
+            "pdmux_config_path": str(split) if split else None,
+            "sm_group_num": 8,
         }
         cases.append((command(Path("python"), serve, on, saver=saver, pdmux=split), meant))
     return cases
@@ -86,12 +77,11 @@ def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     """Return the values that SGLang read, and beside them those that were meant."""
     folder = tmp_path_factory.mktemp("splits")
     cases = commands(folder)
-    splits = [PdMux(folder / f"{k}.yaml", **settings) for k, settings in enumerate(SPLITS)]
-    for split in splits:
-        split.file.write_text(split.text())
+    split = folder / "pdmux.yaml"
+    split.write_text(json.dumps(PDMUX))
     asked = {
         "argv": [launch.argv[3:] for launch, _ in cases],
-        "splits": [str(split.file) for split in splits],
+        "split": str(split),
         "body": body("a", [300, 301, 302], 2),
     }
     run = subprocess.run(
@@ -109,17 +99,13 @@ def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 
 def test_its_parser_reads_every_command_line_as_meant(read: dict[str, Any]) -> None:
-    assert len(read["parsed"]) == 20
+    assert len(read["parsed"]) == 8
     for parsed, meant in zip(read["parsed"], read["meant"], strict=True):
         assert {name: parsed[name] for name in meant} == meant
 
 
-def test_its_loader_reads_every_split_as_meant(read: dict[str, Any]) -> None:
-    default = {"sm_group_num": 8, "manual_divisions": [], "split_forward_token_budget": 65_536, "decode_bs_divisor": 36}
-    names = {"groups": "sm_group_num", "divisions": "manual_divisions"}
-    for loaded, settings in zip(read["splits"], SPLITS, strict=True):
-        meant = default | {names.get(name, name): value for name, value in settings.items()}
-        assert loaded == json.loads(json.dumps(meant))
+def test_its_loader_reads_the_split_as_meant(read: dict[str, Any]) -> None:
+    assert read["split"] == {**PDMUX, "manual_divisions": []}
 
 
 def test_its_schema_knows_every_field_of_a_request(read: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.engines import commands
-from harness.engines.commands import Command, Cpu, Gpu, PdMux, Serve
+from harness.engines.commands import Command, Cpu, Gpu, Serve
 from harness.engines.servers import kvcached
 from harness.engines.servers.folder import TINY, dummy
 from harness.policy.types import Experts, UserError
@@ -137,23 +137,6 @@ def test_an_account_keeps_its_name(name: str) -> None:
 def test_vllms_development_routes_are_open_only_for_sleep() -> None:
     assert "VLLM_SERVER_DEV_MODE" not in commands.vllm(PYTHON, SERVE, Gpu()).env
     assert commands.vllm(PYTHON, SERVE, Gpu(), sleep=True).env["VLLM_SERVER_DEV_MODE"] == "1"
-
-
-@cases(
-    ("groups", "divisions", "why"),
-    [
-        (2, (), "2 groups of SMs take 0 divisions"),
-        (4, ((96, 36, 1),), "take 2 divisions, not 1"),
-        (3, ((96, 36, 2),), "rise from 1"),
-        (4, ((96, 36, 1), (80, 52, 1)), "rise from 1"),
-        (5, ((96, 36, 1), (80, 52, 9), (64, 68, 5)), "rise from 1"),
-    ],
-)
-def test_a_split_that_would_crash_sglang_is_refused(
-    groups: int, divisions: tuple[tuple[int, int, int], ...], why: str
-) -> None:
-    with pytest.raises(ValueError, match=why):
-        PdMux(Path("split.yaml"), groups, divisions)
 
 
 def test_a_dummy_folder_is_made_once_for_each_shape(tmp_path: Path) -> None:
