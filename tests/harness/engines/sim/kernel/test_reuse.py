@@ -36,7 +36,7 @@ from tests.harness.engines.sim.kernel.agree import END_S, M0
 from tests.harness.engines.sim.kernel.test_corners import ADMIT, FAR, OTHER, SERVE, agreed, small
 from tests.harness.engines.sim.oracle import CAUSES
 from tests.harness.engines.sim.world import SHAPE, World, drive
-from tests.harness.engines.sim.worlds import SHARED, WILD, world
+from tests.harness.engines.sim.worlds import WILD, world
 from tests.there import there
 from tests.traces.test_prefix import chains, converted, lines, lru_tokens
 from tests.workloads.asked import asked
@@ -226,29 +226,6 @@ def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
         for name in ("state", "admit", "first", "done", "made", "preemptions", *CAUSES):
             np.testing.assert_array_equal(bare.S.requests[name], cache.S.requests[name])
         assert cache.stats() == {**bare.stats(), "hit_share": 0.0}
-
-
-def test_prompts_that_share_nothing_run_as_without_a_cache() -> None:
-    work = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
-    cached, other = served(work), served(replace(work, prefix=None))
-    for name in ("first", "done", *CAUSES):
-        np.testing.assert_array_equal(cached.S.requests[name], other.S.requests[name])
-    assert cached.stats() == {**other.stats(), "hit_share": 0.0}
-
-
-@cases("first", [SHARED, SHARED + 40])
-def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
-    hits = 0
-    for seed in range(first, first + 40):
-        w = world(seed)
-        hit_tokens, prefix = drive(w)[0].S.requests["found"], there(w.jobs.prefix)
-        rows = np.repeat(np.arange(len(w.jobs)), np.diff(prefix.offsets))
-        shared = np.bincount(prefix.ids)[prefix.ids] > 1
-        most = prefix.block_tokens * np.bincount(rows, shared, len(w.jobs))
-        assert (hit_tokens <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
-        assert (hit_tokens % w.config.block_tokens)[hit_tokens >= 0].max(initial=0) == 0
-        hits += int((hit_tokens > 0).sum())
-    assert hits > 50
 
 
 # ---------------------------------------------------------------- what a run says
