@@ -38,7 +38,7 @@ TELLS: dict[type, int] = {
     Arrived: state.E_ARRIVED,
 }
 ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
-MOST_BLOCK_TOKENS = records.BATCH["residues"].shape[0]
+MOST_BLOCK_TOKENS = records.REMOTE["residues"].shape[0]
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 

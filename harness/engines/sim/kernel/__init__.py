@@ -19,7 +19,7 @@ Short names mean the same in every function; of a pair, the capital is the recor
     q r       a request, q its record
     X x, Q p  a transfer; a part of one on a link
     E x       an entry of the prefix cache, or an extent of a request's blocks
-    F f       KV of a batch that is attended elsewhere
+    F f       KV of a batch in an account, its own or elsewhere
     P p       a page of an account's KV, where there is no pool or part
     N x       a node of the tree of an account's contiguous memory
     A a       an action

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.memory import exceeds, fits, holds, needs, needs_far, put, touches
-from harness.engines.sim.kernel.walks import demands, lanes_in, remotes
+from harness.engines.sim.kernel.memory import exceeds, fits, holds, needs, put, touches
+from harness.engines.sim.kernel.walks import accounts, demands, lanes_in
 from harness.engines.sim.state import *
 
 
@@ -158,14 +158,10 @@ def shorten(S: int, lane: int, j: int) -> None:
     n = lane_at(S, lane)
     b = lane >> 1
     d = batch_at(S, b).tick
-    back = needs(S, b, d, n.steps) - needs(S, b, d, j)
-    if n.lent >= 0:
-        for f in remotes(S, b):
-            put(S, remote_at(S, f).inst, needs_far(S, f, d, j) - needs_far(S, f, d, n.steps))
+    for f in accounts(S, b):
+        put(S, remote_at(S, f).inst, needs(S, f, d, j) - needs(S, f, d, n.steps))
     n.steps = j
     n.work = solo_at(S, lane, j)
-    if back > 0:
-        put(S, batch_at(S, b).inst, -back)
 
 
 @jit

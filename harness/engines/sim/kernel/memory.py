@@ -138,27 +138,8 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 
 @jit
-def needs(S: int, b: int, d0: int, k: int) -> int:
-    """Return the blocks that a batch's running members with local KV take in decode steps at ticks d0 .. d0 + k - 1."""
-    W = world(S)
-    if W.reserves:
-        return 0
-    bt = W.block_tokens
-    B = batch_at(S, b)
-    total = 0
-    if k >= bt:
-        total = (k // bt) * (B.count[RUNNING] - B.far)
-        k %= bt
-    at = (1 - d0) % bt
-    for _ in range(k):
-        total += B.residues[at]
-        at = at - 1 if at > 0 else bt - 1
-    return total
-
-
-@jit
-def needs_far(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks that running members take in remote KV account f in decode steps at ticks d0 .. d0 + k - 1."""
+def needs(S: int, f: int, d0: int, k: int) -> int:
+    """Return the blocks that a batch's decode steps take in its account f at ticks d0 .. d0 + k - 1."""
     W = world(S)
     if W.reserves:
         return 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import cut, pool_of, step_of
 from harness.engines.sim.kernel.memory import put
-from harness.engines.sim.kernel.walks import lanes_in, remotes
+from harness.engines.sim.kernel.walks import accounts, lanes_in
 from harness.engines.sim.state import *
 
 
@@ -205,8 +205,7 @@ def fill_step(S: int, b: int) -> None:
     """Find pages for the blocks of a batch's next step, after the blocks of other batches' steps that began earlier."""
     if not world(S).paged:
         return
-    fill_begun(S, batch_at(S, b).inst)
-    for f in remotes(S, b):
+    for f in accounts(S, b):
         fill_begun(S, remote_at(S, f).inst)
     batch_at(S, b).filled = batch_at(S, b).tick  # a step of this tick may have been filled and then lost all members
     fill_steps(S, b, batch_at(S, b).tick + 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, solo_at, steps_to
-from harness.engines.sim.kernel.memory import held_bytes, is_on, kv_bytes, needs, needs_far, promised
+from harness.engines.sim.kernel.memory import held_bytes, is_on, kv_bytes, needs, promised
 from harness.engines.sim.kernel.steps import tally
 from harness.engines.sim.kernel.waits import charge, log_stay, mark, ran_for
-from harness.engines.sim.kernel.walks import lanes_in, pieces_from
+from harness.engines.sim.kernel.walks import accounts, lanes_in, pieces_from
 from harness.engines.sim.state import *
 
 
@@ -41,12 +41,10 @@ def ahead(S: int, b: int, i: int) -> int:
         return 0
     D, k = batch_at(S, b).tick, lane_at(S, lane).steps
     begun = min(k, stepped(S, lane) + 1)
-    if batch_at(S, b).inst == i:
-        return needs(S, b, D, k) - needs(S, b, D, begun)
-    f = batch_at(S, b).remote
-    while f >= 0 and remote_at(S, f).inst != i:
-        f = remote_at(S, f).next
-    return needs_far(S, f, D, k) - needs_far(S, f, D, begun) if f >= 0 else 0
+    for f in accounts(S, b):
+        if remote_at(S, f).inst == i:
+            return needs(S, f, D, k) - needs(S, f, D, begun)
+    return 0
 
 
 @jit
@@ -88,13 +86,11 @@ def peek_free(S: int, g: int) -> int:
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)
     for b in range(W.n_batches):
-        i, f = batch_at(S, b).inst, batch_at(S, b).remote
-        while i >= 0:
+        for f in accounts(S, b):
+            i = remote_at(S, f).inst
             n = ahead(S, b, i)
             if n > 0 and is_on(S, i, g):
                 free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
-            i = remote_at(S, f).inst if f >= 0 else -1
-            f = remote_at(S, f).next if f >= 0 else -1
     return free
 
 

@@ -60,7 +60,7 @@ def share(S: int, p: int) -> None:
             set_rate(S, lane, lane_at(S, lane).max_rate)
     else:
         take_turns(S, p)
-        if W.n_remotes > 0:
+        if W.n_remotes > W.n_batches:
             lend(S, p)
         for lane in lanes_in(S, p):
             set_rate(S, lane, lane_at(S, lane).given)

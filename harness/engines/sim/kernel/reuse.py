@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import freed, step_of
-from harness.engines.sim.kernel.memory import held_bytes, is_on, needs, needs_far, put
+from harness.engines.sim.kernel.memory import held_bytes, is_on, needs, put
 from harness.engines.sim.kernel.waits import loaded
-from harness.engines.sim.kernel.walks import remotes
+from harness.engines.sim.kernel.walks import accounts
 from harness.engines.sim.state import *
 
 
@@ -87,16 +87,13 @@ def note_unbegun(S: int, g: int) -> None:
     for i in range(world(S).n_insts):
         inst_at(S, i).unbegun = 0
     for b in range(world(S).n_batches):
-        i = batch_at(S, b).inst
         for lane in (2 * b, 2 * b + 1):
             n = lane_at(S, lane)
             d = batch_at(S, b).tick
-            if n.busy == SPAN and is_on(S, i, g):
-                inst_at(S, i).unbegun += needs(S, b, d, n.steps) - needs(S, b, d, step_of(S, lane))
-            for f in remotes(S, b):
-                if n.busy == SPAN and n.lent >= 0 and is_on(S, remote_at(S, f).inst, g):
-                    more = needs_far(S, f, d, n.steps) - needs_far(S, f, d, step_of(S, lane))
-                    inst_at(S, remote_at(S, f).inst).unbegun += more
+            for f in accounts(S, b):
+                i = remote_at(S, f).inst
+                if n.busy == SPAN and is_on(S, i, g):
+                    inst_at(S, i).unbegun += needs(S, f, d, n.steps) - needs(S, f, d, step_of(S, lane))
 
 
 @jit

@@ -9,17 +9,17 @@ from harness.engines.sim.kernel.blocks import target
 from harness.engines.sim.kernel.compose import compose
 from harness.engines.sim.kernel.cost import noise, power_below, speed
 from harness.engines.sim.kernel.events import tell
-from harness.engines.sim.kernel.far import far_context, hold_far, span_far
+from harness.engines.sim.kernel.far import hold_far, span_far
 from harness.engines.sim.kernel.lanes import activate, dirty, off_s, retire, segment, solo_at, wake
 from harness.engines.sim.kernel.lists import unlink
 from harness.engines.sim.kernel.members import end, leave_run, rest, set_parked
-from harness.engines.sim.kernel.memory import fits, needs, needs_far, put
+from harness.engines.sim.kernel.memory import fits, needs, put
 from harness.engines.sim.kernel.orders import pending
 from harness.engines.sim.kernel.pages import alternates, fill_steps
 from harness.engines.sim.kernel.price import price
 from harness.engines.sim.kernel.reuse import publish
 from harness.engines.sim.kernel.waits import log_stay, made_first, mark, ran_for
-from harness.engines.sim.kernel.walks import pieces_from, remotes
+from harness.engines.sim.kernel.walks import accounts, pieces_from, remotes
 from harness.engines.sim.kernel.weights import elsewhere, leave, set_weights
 from harness.engines.sim.state import *
 
@@ -63,7 +63,7 @@ def form(S: int, lane: int) -> None:
             area += q.piece * (q.prefilled + 0.5 * q.piece)
             if q.prefilled + q.piece == target(S, r):
                 out += 1
-        context = float(B.context - far_context(S, b)) if decodes > 0 else 0.0
+        context = float(remote_at(S, B.near).context) if decodes > 0 else 0.0
         _, _, solo = price(S, lane, decodes, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
@@ -76,8 +76,7 @@ def form(S: int, lane: int) -> None:
     else:
         span(S, lane, decodes, c, single)
     if decodes > 0:
-        B.brought = 0
-        for f in remotes(S, b):
+        for f in accounts(S, b):
             remote_at(S, f).brought = 0
     if n.turn != NO_TURN:
         n.in_turn = 1
@@ -147,23 +146,23 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
         for f in remotes(S, b):
             steps = hold_far(S, b, f, steps)
     # `grow` has taken the blocks of the first step, or members brought them
-    first = 0 if W.reserves else B.residues[(1 - B.tick) % W.block_tokens]
-    more = needs(S, b, B.tick, steps) - first
+    first = needs(S, B.near, B.tick, 1)
+    more = needs(S, B.near, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
         while hi - lo > 1:
             mid = (lo + hi) // 2
-            if fits(S, i, needs(S, b, B.tick, mid) - first, 1):
+            if fits(S, i, needs(S, B.near, B.tick, mid) - first, 1):
                 lo = mid
             else:
                 hi = mid
         steps = lo
-        more = needs(S, b, B.tick, steps) - first
+        more = needs(S, B.near, B.tick, steps) - first
     put(S, i, more)
     if B.far > 0:
         for f in remotes(S, b):  # an account elsewhere gets back blocks that it took for more steps than these
             F = remote_at(S, f)
-            put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
+            put(S, F.inst, needs(S, f, B.tick, steps) - needs(S, f, B.tick, F.ahead))
     n.busy = SPAN
     n.steps = steps
     n.work = solo_at(S, lane, steps)
@@ -202,7 +201,7 @@ def end_step(S: int, lane: int) -> None:
         B.clock_slice += off
         B.tick += n.steps
         B.context += n.decodes * n.steps
-        for f in remotes(S, b):
+        for f in accounts(S, b):
             remote_at(S, f).context += remote_at(S, f).count * n.steps
         B.seq_steps += n.decodes * n.steps
         fill_steps(S, b, B.tick)

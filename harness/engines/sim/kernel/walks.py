@@ -36,9 +36,18 @@ def demands(S: int, d: int) -> Iterator[int]:
 
 
 @jit
+def accounts(S: int, b: int) -> Iterator[int]:
+    """Walk through the KV accounts of a batch: its own, then those elsewhere."""
+    f = batch_at(S, b).near
+    while f >= 0:
+        yield f
+        f = remote_at(S, f).next
+
+
+@jit
 def remotes(S: int, b: int) -> Iterator[int]:
-    """Walk through the remote KV accounts of a batch."""
-    f = batch_at(S, b).remote
+    """Walk through the KV accounts of a batch elsewhere."""
+    f = remote_at(S, batch_at(S, b).near).next
     while f >= 0:
         yield f
         f = remote_at(S, f).next

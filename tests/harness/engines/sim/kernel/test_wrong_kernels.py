@@ -14,7 +14,7 @@ def test_oracle_notices_a_wrong_kernel() -> None:
     changes = [
         (2, "        n.anchor_work = done\n", ""),  # skips a settle
         (2, "    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
-        (5, "        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
+        (5, "needs(S, f, d, j) - needs(S, f, d, n.steps))\n", "0)\n"),  # leaks pages
         # leaks one of each request
         (5, "            give(S, i, q.blocks, q.", "            give(S, i, q.blocks - 1, q."),
         (0, "    B.context -= q.length\n", ""),  # forgets a context
