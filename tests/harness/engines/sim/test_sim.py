@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from harness.engines.costs import shapes
-from harness.engines.machine import Config, Served, granule_bytes
+from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
-from harness.policy.types import MIB, Jobs, Plan
+from harness.policy.types import Jobs, Plan
 from harness.rows.record import SCHEMA
 from harness.rows.record import WAITS as CAUSES
 from harness.run.spec import Spec
@@ -97,13 +96,6 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     places = zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)
     assert set(places) == {("a", "0"), ("b", "1+2")}
     assert (t.column("first_ns").to_numpy() <= t.column("done_ns").to_numpy()).all()
-
-
-def test_a_page_of_an_8b_is_128_mib() -> None:
-    config = Config((Served("m", shape("llama-3.1-8b")),))
-    assert granule_bytes(config, config.models[0], elastic=True) == 128 * MIB
-    assert Sim(config, {"kv": "elastic"}).cluster.models["m"].page_bytes == 128 * MIB
-    assert Sim(config).cluster.models["m"].page_bytes == 16 * shapes.kv_token_bytes(config.models[0].shape)
 
 
 def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.bases import base_specs
-from tests.bench import bench
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S, M0
 from tests.harness.engines.sim.kernel.test_corners import ADMIT, FAR, OTHER, SERVE, agreed, small
@@ -283,23 +282,3 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
     assert "hit_share" not in record.meta(off)["stats"]
     ttft_s = [requests.rows(record.read(folder)).ttft_s.mean() for folder in (on, off)]
     assert ttft_s[0] < 0.5 * ttft_s[1]
-
-
-def compared(*words: str) -> str:
-    """Return the lines that `bench compare` prints of one rate and seed."""
-    asks = "compare --systems dedicated --rate-scale 1 --seeds 1 --no-plot --slo absolute:ttft=1,tpot=0.1"
-    result = bench(*asks.split(), *words)
-    assert result.exit_code == 0
-    return result.output
-
-
-def test_a_comparison_says_whether_prompts_find_what_earlier_ones_left(told: str, tmp_path: Path) -> None:
-    here = ["--trace", told, "--models", "llama-3.1-8b", "-o", str(tmp_path)]
-    on, off = compared(*here), compared(*here, "--no-prefix-cache")
-    assert " · prefix cache · " in on
-    assert "hits %" in on
-    assert " · no prefix cache · " in off
-    assert "hits %" not in off
-    bare = ["--trace", "sample", "--models", "llama-3.2-1b", "-o", str(tmp_path)]
-    assert "prefix cache" not in compared(*bare)
-    assert " · no prefix cache: the trace has no ids of blocks\n" in compared(*bare, "--prefix-cache", "--all")
