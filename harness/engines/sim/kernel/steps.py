@@ -108,13 +108,9 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
         steps = min(steps, span_far(S, lane, c, base, host))
     else:
         floor_s = base + (k.att0 + k.att1 * decodes)  # a step takes the larger of a floor and a line over context
+        floor_s = floor_s + host if k.serial else max(floor_s, host)
+        empty_s = base + (k.dec0 + k.dec1 * decodes) + (host if k.serial else 0.0)
         slope = k.dec2 * decodes
-        if k.serial:
-            floor_s += host
-            empty_s = base + (k.dec0 + k.dec1 * decodes) + host
-        else:
-            floor_s = max(floor_s, host)
-            empty_s = base + (k.dec0 + k.dec1 * decodes)
         now_s = empty_s + k.dec2 * B.context
         if now_s >= floor_s:
             n.first_s = now_s
