@@ -11,7 +11,39 @@ from harness.policy.types import Batch, Host, Inst, Phase
 from harness.policy.view import BatchState, KvState, RequestState, Transit, Weights
 
 if TYPE_CHECKING:
-    from harness.engines.sim.engine import Sim
+    from typing import Any, Protocol
+
+    from harness.engines.machine import Config
+    from harness.engines.sim.names import Names
+    from harness.engines.sim.requests import Requests
+    from harness.engines.sim.state import State
+
+    class Seen(Protocol):
+        """The attributes of the simulator that a view reads."""
+
+        config: Config
+        requests: Requests | None
+        oracle: bool
+
+        @property
+        def names(self) -> Names:
+            """The maps between names and rows of the kernel's records."""
+            ...
+
+        @property
+        def orders(self) -> Any:
+            """The object that passes a policy's actions to the kernel."""
+            ...
+
+        @property
+        def S(self) -> State:  # noqa: N802 - capital as in the kernel
+            """The kernel's records."""
+            ...
+
+        def came(self, rid: int) -> bool:
+            """Tell whether a request has arrived."""
+            ...
+
 
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
@@ -21,7 +53,7 @@ PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 class SimView:
     """The simulator's state at the last boundary, read in place; `View` documents its queries."""
 
-    def __init__(self, sim: Sim, now_s: float) -> None:
+    def __init__(self, sim: Seen, now_s: float) -> None:
         self._sim = sim
         self.now_s = now_s  # only `Sim.poll` moves it on
 
