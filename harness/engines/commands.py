@@ -107,17 +107,10 @@ def vllm(python: Path, serve: Serve, on: Gpu | Cpu) -> Command:
 def vllm_serve(serve: Serve, on: Gpu) -> Command:
     """Return the command of a vLLM server as an operator types it, with the run's sizes and vLLM's other defaults."""
     argv = (
-        "vllm",
-        "serve",
-        str(serve.weights),
-        "--served-model-name",
-        serve.model,
-        "--port",
-        str(serve.port),
+        *("vllm", "serve", str(serve.weights), "--served-model-name", serve.model, "--port", str(serve.port)),
         *_steps(serve),
         *_share(on),
-        "--tensor-parallel-size",
-        str(1 + len(on.others)),
+        *("--tensor-parallel-size", str(1 + len(on.others))),
     )
     return Command(argv, _vllm_gpu(on), f"http://{HOST}:{serve.port}/health")
 
@@ -193,12 +186,8 @@ def _drawn(serve: Serve) -> tuple[str, ...]:
 
 def _steps(serve: Serve) -> tuple[str, ...]:
     return (
-        "--max-model-len",
-        str(serve.max_tokens),
-        "--max-num-seqs",
-        str(serve.batch_cap),
-        "--max-num-batched-tokens",
-        str(serve.chunk_tokens),
+        *("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap)),
+        *("--max-num-batched-tokens", str(serve.chunk_tokens)),
     )
 
 

@@ -7,7 +7,6 @@ user may set the fields of its own dataclass `Fields`, which are declared and as
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import re
 import sys
@@ -202,18 +201,7 @@ def module(text: str) -> ModuleType:
 def _of_file(file: Path) -> ModuleType:
     strangers.known(file)
     name = f"_engine_{file}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        sys.modules[name] = loaded  # dataclasses look for it there
-        try:
-            spec.loader.exec_module(loaded)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    return sys.modules.get(name) or strangers.load(name, file)
 
 
 def find(text: str) -> Make:

@@ -8,10 +8,13 @@ has none.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 LIMIT = "BENCH_CODE"  # file names, separated by os.pathsep; unset: any file
 ANY = "*"
@@ -56,6 +59,20 @@ def known(file: Path) -> None:
             f"{file} is code that stored results name, and this command does not: bench explain and bench timeline "
             "run it with --trust"
         )
+
+
+def load(name: str, file: Path) -> ModuleType:
+    """Import a file of code as the module of a name; after a failure there is no such module."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = loaded = importlib.util.module_from_spec(spec)  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
 
 
 def _named(word: str) -> Iterator[str]:

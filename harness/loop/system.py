@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import os
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -102,14 +100,8 @@ def module(name: str) -> ModuleType:
     file = path(name)
     if name.endswith(".py"):
         strangers.known(file)
-        spec = importlib.util.spec_from_file_location(f"_system_{file.stem}", file)
-        assert spec is not None
-        assert spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = loaded
         with guarded():
-            spec.loader.exec_module(loaded)
-        return loaded
+            return strangers.load(f"_system_{file.stem}", file)
     with guarded():
         return importlib.import_module(f"systems.{name}")
 

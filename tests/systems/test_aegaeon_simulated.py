@@ -18,13 +18,14 @@ from harness.engines import machine
 from harness.engines.machine import Config, Served
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
-from harness.loop.recorder import Decision, Recorder
+from harness.loop.recorder import Decision
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Move, Run
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Plan
 from systems.aegaeon import Aegaeon
 from systems.dedicated import Dedicated
+from tests.harness.loop.scripted import Recorder
 from tests.workloads.asked import asked
 from workloads.models import shape
 

@@ -14,7 +14,6 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config, Machine, Served, cluster, machine
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Run
 from harness.policy.events import Arrived, Finished, Prefilled, Woke
@@ -23,6 +22,7 @@ from harness.policy.view import BatchState
 from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count, worst
 from tests.cases import cases
+from tests.harness.loop.scripted import Recorder
 from tests.systems.by_hand import EMPTY, Seen
 from tests.there import there
 from tests.workloads.asked import asked

@@ -17,7 +17,6 @@ from harness.engines import machine
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
-from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
@@ -27,6 +26,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, Ratios, Tenant, alg1, alg2
 from tests.cases import cases
+from tests.harness.loop.scripted import Recorder
 from tests.workloads.asked import asked
 from workloads.models import shape
 

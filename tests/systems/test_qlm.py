@@ -17,13 +17,13 @@ from scipy import optimize
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, partition
 from tests.cases import cases
+from tests.harness.loop.scripted import Recorder
 from tests.systems.by_hand import Flat
 from tests.there import there
 from tests.workloads.asked import asked

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness import spilled
-from harness.engines.costs import process
-from harness.engines.machine import CONTIGUOUS, Config, Machine, cluster, machine
+from harness.engines.machine import Config, Machine, cluster, machine
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.names import Names
 from harness.engines.sim.orders import Orders
@@ -24,6 +23,7 @@ from harness.engines.sim.state import State
 from harness.engines.sim.view import SimView
 from harness.policy.actions import Action, Evict, Load, Move
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.options import OPTIONS
 from harness.policy.types import Batch, Fidelity, Jobs, Option, Phase, UserError
 from harness.policy.view import View
 
@@ -38,7 +38,7 @@ TELLS: dict[type, int] = {
     Arrived: state.E_ARRIVED,
 }
 ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
-MOST_BLOCK_TOKENS = records.BATCH["residues"].shape[0]
+MOST_BLOCK_TOKENS = records.REMOTE["residues"].shape[0]
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
@@ -58,13 +58,7 @@ class Sim:
             raise UserError(f"block_tokens is {config.block_tokens}: the simulator takes at most {MOST_BLOCK_TOKENS}")
         options, self._machine = options or {}, priced or machine(config)
         self.config = config
-        self.offers: Mapping[str, tuple[Option, ...]] = {
-            "kv": ("paged", "elastic", *CONTIGUOUS),
-            "preempt": ("recompute", "swap"),
-            "sharing": ("fluid", "turns", "none"),
-            "memory": ("real", "unlimited"),
-            "process": process.LAYOUTS,
-        }
+        self.offers: Mapping[str, tuple[Option, ...]] = {name: tuple(values) for name, values in OPTIONS.items()}
         self._mode = Mode.of(config, options)
         self.cluster = cluster(config, self._mode.elastic, self._machine, self._mode.layout)
         self.can = frozenset(

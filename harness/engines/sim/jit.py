@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import reduce
 from hashlib import sha256
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,8 +114,11 @@ def jit(f: F) -> F:
 
     fastmath is off, so that plain Python gives the same bits. A literal argument is treated as any value of its type,
     so that one compilation serves all values. numba by itself would compile the function once for each value.
+
+    A generator is not cached by itself, but as part of its callers: numba raises KeyError where it compiles a caller of
+    a generator that comes from the cache.
     """
-    compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
+    compiled: Any = numba.njit(cache=not isgeneratorfunction(f), error_model="numpy")(f)
     if not DISABLED:
         template = compiled.get_call_template
         compiled.get_call_template = lambda args, kws: template(tuple(map(unliteral, args)), kws)

@@ -199,7 +199,9 @@ class Names:
         i = self.inst_row(batch.inst)
         S, row, places = self.S, len(self.batches), self.places[i]
         b = S.grow("batches", 1)[row]
-        assign(b, inst=i, tag=batch.tag, root=-1, clock_at=S.s["now"], ends=-1, due=-1, remote=-1)
+        near = len(S.remotes)
+        assign(S.grow("remotes", 1)[near], inst=i, next=-1, demand=-1)
+        assign(b, inst=i, tag=batch.tag, root=-1, clock_at=S.s["now"], ends=-1, due=-1, near=near)
         first, two = len(S.demands), laid_out(self._config, self._mode.layout) == "pair"
         lanes = assign(S.grow("lanes", 2)[-2:], lent=-1, op_s=-1, pieces=-1, next=-1, seqs=-1, chunk=-1, sms=-1)
         assign(lanes, slice_layers=-1, end=math.inf, process=[2 * i, 2 * i + two])
@@ -230,13 +232,10 @@ class Names:
         link_s = k["query_bytes"] * out_s + k["result_bytes"] * back_s
         F = S.grow("remotes", 1)
         assign(F[row], link_s=link_s, inst=i, demand=first, next=-1)
-        last, e = -1, S.batches["remote"].item(b)
-        while e >= 0:
-            last, e = e, F["next"].item(e)
-        if last < 0:
-            S.batches["remote"][b] = row
-        else:
-            F["next"][last] = row
+        last = S.batches["near"].item(b)
+        while (after := F["next"].item(last)) >= 0:
+            last = after
+        F["next"][last] = row
         kernel.tie(S.at, mine[0], gpus[0])
 
     def _link_s(self, g: int, h: int) -> float:

@@ -14,31 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines.sim import kernel, state
+from harness.engines.sim import trace as record
 from harness.engines.sim.engine import PHASE, Sim
 from harness.engines.sim.kernel.loop import next_arrival, next_time
-from harness.engines.sim.trace import (
-    ADMISSION,
-    CLOSED,
-    COMPUTE,
-    CONTENTION,
-    DECODE,
-    DOING,
-    KINDS,
-    KV,
-    LOAD,
-    PREFILL,
-    QUEUE,
-    SECONDS,
-    TIME_SLICE,
-    TRANSFER,
-    Carried,
-    Memory,
-    Step,
-    Stretch,
-    Trace,
-    Transfer,
-    Turn,
-)
+from harness.engines.sim.trace import Trace
 from harness.policy.actions import Action, Load
 from harness.policy.events import Done, Event
 from harness.policy.types import Inst
@@ -54,7 +33,7 @@ class _Running(NamedTuple):
 
     ran: int
     work: float
-    step: Step
+    step: record.Step
 
 
 Progress = Callable[[int, int], None]
@@ -133,7 +112,7 @@ class Recorder:
         self._running: dict[int, _Running] = {}  # a lane maps to its step in flight
         self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and its steps before
         self._lowest = 0  # no request before this one is alive
-        self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
+        self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(record.SECONDS)))
         self._live, self._column, self._lane = (
             np.zeros(0, np.int64) for _ in range(3)
         )  # has a row for each request that is alive
@@ -230,7 +209,7 @@ class Recorder:
             r = int(R["next_piece"][r])
         decodes = int(n["decodes"])
         phase = "mixed" if prompts and decodes else "prefill" if prompts else "decode"
-        step = Step(
+        step = record.Step(
             self._sim.names.batches[lane >> 1],
             bool(lane & 1),
             phase,
@@ -255,7 +234,7 @@ class Recorder:
         began, ran = self._turns.pop(lane)
         kind = 2 if lane & 1 else self._sim.S.lanes["kind"].item(lane)
         steps = self._sim.S.lanes["ran"].item(lane) - ran
-        self._trace.turns.append(Turn(self._sim.names.batches[lane >> 1], PHASE[kind], began, now, steps))
+        self._trace.turns.append(record.Turn(self._sim.names.batches[lane >> 1], PHASE[kind], began, now, steps))
 
     # ------------------------------------------------------------ requests
 
@@ -265,7 +244,7 @@ class Recorder:
         R, w = S.requests.view(np.ndarray), S.s
         if len(self._key) < len(R):
             self._key, self._start = np.full(len(R), -1), np.zeros(len(R))
-            self._spent = np.zeros((len(R), len(SECONDS)))
+            self._spent = np.zeros((len(R), len(record.SECONDS)))
         low, high = self._lowest, int(w["arrived"]) if w["opened"] == len(R) else len(R)
         states = R["state"][low:high]
         for r in (low + np.flatnonzero((states >= state.DONE) & (self._key[low:high] >= 0))).tolist():
@@ -294,12 +273,12 @@ class Recorder:
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
-            steps = column == COMPUTE
+            steps = column == record.COMPUTE
             r, lane = live[steps], self._lane[steps]
             solo_s, had_s = self._rate[lane] * passed_s, self._part[lane] * passed_s
-            self._spent[r, COMPUTE] += solo_s - passed_s
-            self._spent[r, TIME_SLICE] += passed_s - had_s
-            self._spent[r, CONTENTION] += had_s - solo_s
+            self._spent[r, record.COMPUTE] += solo_s - passed_s
+            self._spent[r, record.TIME_SLICE] += passed_s - had_s
+            self._spent[r, record.CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
         """Return each live request's activity, the kind of SECONDS that it spends, and its lane (-1: no lane).
@@ -310,7 +289,7 @@ class Recorder:
         S = self._sim.S
         B, I, M = (rows.view(np.ndarray) for rows in (S.batches, S.insts, S.models))
         at, b = R["state"][live], R["batch"][live]
-        doing, column, lane = np.full(len(live), QUEUE), np.full(len(live), QUEUE), np.full(len(live), -1)
+        doing, column, lane = np.full(len(live), record.QUEUE), np.full(len(live), record.QUEUE), np.full(len(live), -1)
         if len(B):
             wait, run = at == state.WAIT, at == state.RUN
             first, busy = 2 * np.arange(len(B)), L["busy"] != state.IDLE
@@ -320,27 +299,29 @@ class Recorder:
             lane[prompts] = 2 * b[prompts]
             opened = L["open"][0::2]
             decodes = L["open"][1::2] | (opened & (L["kind"][0::2] == state.MIXED))
-            column[np.where(wait, opened[b], decodes[b]) == 0] = CLOSED
-            column[(wait & (B["blocked"][b] != 0)) | (run & (B["stalled"][b] != 0))] = KV
+            column[np.where(wait, opened[b], decodes[b]) == 0] = record.CLOSED
+            column[(wait & (B["blocked"][b] != 0)) | (run & (B["stalled"][b] != 0))] = record.KV
             away = (at == state.AWAY) | (at == state.MOVE)
-            doing[away], column[away] = TRANSFER, TRANSFER
+            doing[away], column[away] = record.TRANSFER, record.TRANSFER
             steps = lane >= 0
-            doing[steps], column[steps] = np.where(wait[steps], PREFILL, DECODE), COMPUTE
+            doing[steps], column[steps] = np.where(wait[steps], record.PREFILL, record.DECODE), record.COMPUTE
             out = I["state"][B["inst"]][b] < state.IN
-            doing[out], column[out] = LOAD, LOAD
+            doing[out], column[out] = record.LOAD, record.LOAD
         held = at == state.HELD
-        doing[held] = column[held] = np.where(M["places"][R["model"][live[held]]] == 0, LOAD, ADMISSION)
+        doing[held] = column[held] = np.where(M["places"][R["model"][live[held]]] == 0, record.LOAD, record.ADMISSION)
         return doing, column, lane
 
     def _close(self, r: int, end_s: float) -> None:
         key, start_s = int(self._key[r]), float(self._start[r])
-        seconds = {name: x for name, x in zip(SECONDS, self._spent[r].tolist(), strict=True) if x > 0.0}
+        seconds = {name: x for name, x in zip(record.SECONDS, self._spent[r].tolist(), strict=True) if x > 0.0}
         self._key[r], self._spent[r] = -1, 0.0
         facts, self._facts = (self._facts, {}) if r == self._look_at else ({}, self._facts)
         if end_s > start_s:
             b = (key & 0xFFFFFFFF) - 1
             inst = self._sim.names.batches[b].inst if b >= 0 else None
-            self._trace.stretches.append(Stretch(r, start_s, end_s, DOING[key >> 32], inst, seconds, facts))
+            self._trace.stretches.append(
+                record.Stretch(r, start_s, end_s, record.DOING[key >> 32], inst, seconds, facts)
+            )
 
     def _look(self, doing: int, column: int) -> None:
         """Record figures about the wait of the request that is looked at, such as the prompts ahead of it.
@@ -349,11 +330,11 @@ class Recorder:
         """
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]
-        if doing == QUEUE and q["state"] == state.WAIT:
+        if doing == record.QUEUE and q["state"] == state.WAIT:
             R = S.requests
             ahead = (R["batch"] == q["batch"]) & (R["state"] == state.WAIT) & (R["seq"] < q["seq"])
             facts.setdefault("ahead", float(np.count_nonzero(ahead)))
-            if column == KV and "need_bytes" not in facts:
+            if column == record.KV and "need_bytes" not in facts:
                 i = int(S.batches["inst"][q["batch"]])
                 tokens, per = q["prompt"] + q["made"] + 1, int(S.s["block_tokens"])
                 facts["need_bytes"] = float(-(-tokens // per) * S.insts["block_bytes"][i])
@@ -394,14 +375,14 @@ class Recorder:
         index = self._transfers.get(x, -1)
         if index >= 0:
             was = self._trace.transfers[index]
-            same = (was.kind, was.model, was.to) == (KINDS[kind], to.model, to.place)
+            same = (was.kind, was.model, was.to) == (record.KINDS[kind], to.model, to.place)
             same = same and not (kind == state.LOAD and to in self.asked)
             if not same or stage < self._stages[index] or was.request not in {-1, request}:
                 self._end_transfer(x, now)  # its row was taken by another at this instant
                 index = -1
         if index < 0:
             index = self._transfers[x] = len(self._trace.transfers)
-            self._trace.transfers.append(Transfer(KINDS[kind], to.model, None, to.place, request, 0, now))
+            self._trace.transfers.append(record.Transfer(record.KINDS[kind], to.model, None, to.place, request, 0, now))
         transfer, I = self._trace.transfers[index], self._sim.S.insts
         if kind == state.LOAD:
             transfer.size_bytes = int(I["weight_bytes"][X["inst"]] * I["gpu_count"][X["inst"]])
@@ -425,7 +406,7 @@ class Recorder:
     def _end_carried(self, link: int, now: float) -> None:
         index, since = self._carried.pop(link)
         if now > since:
-            self._trace.carried.append(Carried(link, index, since, now))
+            self._trace.carried.append(record.Carried(link, index, since, now))
 
     def _note_memory(self, now: float) -> None:
         gpus = self._sim.S.gpus[: self._sim.config.gpus].view(np.ndarray)
@@ -434,4 +415,4 @@ class Recorder:
                 self._memory.append((-1, -1))
             if self._memory[g] != pair:
                 self._memory[g] = pair
-                self._trace.memory.append(Memory(g, now, pair[0] - pair[1], pair[1]))
+                self._trace.memory.append(record.Memory(g, now, pair[0] - pair[1], pair[1]))

@@ -125,7 +125,6 @@ BATCH = record(
     prefills       i8   steps    with prefill tokens so far
     root           i8   row      of REQUEST: the running member that finishes first, the root of a pairing heap
     context        i8   tokens   of its running members at `tick`, wherever their KV is
-    brought        i8   blocks   for the next step that members with KV here brought when they joined
     blocked        i8   flag     its prompts wait for memory
     stalled        i8   flag     its decodes wait for memory
     pending        i8   count    actions on members that wait for a boundary
@@ -137,9 +136,8 @@ BATCH = record(
     seq_steps      i8   count    tokens that its decode steps made
     prefilled      i8   tokens   that its steps have prefilled
     parked_context i8   tokens   of its parked members
-    remote         i8   row      of REMOTE: the first account elsewhere whose KV it may attend; -1: none
+    near           i8   row      of REMOTE: its own account; behind it come those elsewhere whose KV it may attend
     far            i8   count    running members whose KV is elsewhere
-    residues       256i8 count    those with KV here by (length - tick) mod `block_tokens`; at a tick, 1 - tick need one
     due            256i8 row     of REQUEST: the first of the running members by (length - tick) mod `block_tokens`
     filled         i8   ticks    whose steps' blocks are in pages
     ends           8i8  row      of REQUEST: head and tail of each list (WAITING ... ELSEWHERE)
@@ -229,12 +227,12 @@ DEMAND = record(
 )
 
 REMOTE = record(
-    """KV of a batch's members that lies in an account elsewhere and is attended there.
+    """KV of a batch's members in an account: the batch's own, or one elsewhere where it is attended.
 
-    link_s         f8   s        that queries and results of one member take on the links in a step
+    link_s         f8   s        that queries and results of one member take on the links in a step; 0: its own
     inst           i8   row      of INST: the account
-    next           i8   row      of REMOTE: the next of the batch
-    demand         i8   row      of DEMAND: the first of the account's GPUs, in order
+    next           i8   row      of REMOTE: the next of the batch, which is elsewhere
+    demand         i8   row      of DEMAND: the first of the account's GPUs, in order; -1: its own
     count          i8   count    running members with KV there
     context        i8   tokens   of theirs, at the batch's tick
     brought        i8   blocks   for the next step that they brought when they joined

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.engines.costs import constants, process, shapes
 from harness.engines.machine import CONTIGUOUS, Config, Machine, laid_out
 from harness.engines.sim import records
-from harness.engines.sim.state import State, Tables, assign
+from harness.engines.sim.state import State, assign
 from harness.policy.types import Cluster, Option
 
 
@@ -114,6 +114,5 @@ def initial(c: Config, cluster: Cluster, machine: Machine, mode: Mode) -> State:
     if c.token_times:
         S.put(log=np.zeros(65536, records.LOG))
     S.more_free("transfer", 9 * c.batch_cap + 256)
-    tables: Any = (*machine.stacked, np.full(len(c.models), -1))
-    S.price(Tables(*tables))
+    S.price(machine.stacked, np.full(len(c.models), -1))
     return S

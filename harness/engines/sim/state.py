@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs.coef import COST
+from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.layout import fields
 from harness.engines.sim import records
 from harness.engines.sim.jit import DISABLED, ROWS, array_at, rows_at
 from harness.engines.sim.world import WORLD
@@ -53,46 +54,14 @@ def _offset(name: str) -> int:
     return WORLD.fields[name][1]
 
 
-TABLES: Mapping[str, np.dtype[Any]] = {
-    "gpus": records.GPU,
-    "links": records.LINK,
-    "insts": records.INST,
-    "models": records.MODEL,
-    "batches": records.BATCH,
-    "lanes": records.LANE,
-    "demands": records.DEMAND,
-    "requests": records.REQUEST,
-    "events": records.EVENT,
-    "transfers": records.TRANSFER,
-    "actions": records.ACTION,
-    "log": records.LOG,
-    "chains": records.CHAIN,
-    "entries": records.ENTRY,
-    "remotes": records.REMOTE,
-    "nodes": records.NODE,
-    "pages": records.PAGE,
-    "extents": records.EXTENT,
+TABLES: Mapping[str, np.dtype[Any]] = {  # arrays of records: the world's page says of which
+    field.name: getattr(records, field.meaning) for field in fields(WORLD) if hasattr(records, field.meaning)
 }
 (
     gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at,
     chain_at, entry_at, remote_at, node_at, page_at, extent_at,
 ) = (rows_at(dtype, _offset(name)) for name, dtype in TABLES.items())  # fmt: skip
 world = rows_at(WORLD)
-
-
-class Tables(NamedTuple):
-    """The cost tables of steps (coef.py), and the batch that takes each model's arrivals by a standing Admit."""
-
-    cost: NDArray[Any]
-    grid: NDArray[np.int64]
-    gemm: NDArray[np.float64]
-    head: NDArray[np.float64]
-    share: NDArray[np.float64]
-    seqs: NDArray[np.float64]
-    dec_rate: NDArray[np.float64]
-    pre_rate: NDArray[np.float64]
-    kernels: NDArray[np.float64]
-    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
 
 
 NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
@@ -106,7 +75,7 @@ NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
     "pre_rate": (np.dtype("f8"), "n_rows n_shares"),
     "kernels": (np.dtype("f8"), "n_rows n_points n_kernels"),
     "route": (np.dtype("i8"), "n_models"),
-}  # columns of `Tables`
+}  # the cost tables of steps, and the batch that takes each model's arrivals by a standing Admit (-1: none)
 cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, kernels_at, route_at = (
     array_at(dtype, _offset(name), [_offset(n) for n in lengths.split()]) for name, (dtype, lengths) in NUMBERS.items()
 )
@@ -176,10 +145,11 @@ class State:
         assign(rows[old:], next=[*range(old + 1, len(rows)), self.s[f"{name}_free"]])
         self.set(**{f"{name}_free": old, f"{name}_spare": self.s[f"{name}_spare"] + n})
 
-    def price(self, tables: Tables) -> None:
-        """Replace the cost tables, and note their addresses and lengths."""
-        for name, (dtype, lengths) in NUMBERS.items():
-            array = seen(np.ascontiguousarray(getattr(tables, name), dtype))
+    def price(self, tables: Tables, route: NDArray[np.int64]) -> None:
+        """Replace the arrays of NUMBERS, and note their addresses and lengths."""
+        for name, numbers in {**tables._asdict(), "route": route}.items():
+            dtype, lengths = NUMBERS[name]
+            array = seen(np.ascontiguousarray(numbers, dtype))
             setattr(self, name, array)
             self.s[name] = array.ctypes.data
             for n, length in zip(lengths.split(), array.shape, strict=True):

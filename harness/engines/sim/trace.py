@@ -16,7 +16,9 @@ DOING = ("admission", "load", "transfer", "queue", "prefill", "decode")  # what 
 ADMISSION, LOAD, TRANSFER, QUEUE, PREFILL, DECODE = range(6)
 # kinds of a stretch's seconds, see Stretch
 SECONDS = ("admission", "load", "transfer", "queue", "kv", "closed", "compute", "time_slice", "contention")
-LINKS = ("from host", "to host", "to GPUs of its node", "to other nodes")  # those of a GPU, in the kernel's order
+Link = Literal["from host", "to host", "to GPUs of its node", "to other nodes", "disk"]
+# those of a GPU, in the kernel's order
+LINKS: tuple[Link, ...] = ("from host", "to host", "to GPUs of its node", "to other nodes")
 _, _, _, _, KV, CLOSED, COMPUTE, TIME_SLICE, CONTENTION = range(9)
 KINDS = ("load", "swap out", "swap in", "move")  # indexed by the kernel's code of a transfer
 
@@ -122,13 +124,9 @@ class Trace:
     done_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
-Link = Literal["from host", "to host", "to GPUs of its node", "to other nodes", "disk"]
-
-
 def link_of(link: int, gpus: int) -> tuple[int | Host, Link]:
     """Return the GPU or host that a link belongs to, and the link's name there."""
     whose, which = divmod(link, 4)
     if whose >= gpus:
         return Host(whose - gpus), "disk"
-    names: tuple[Link, ...] = ("from host", "to host", "to GPUs of its node", "to other nodes")
-    return whose, names[which]
+    return whose, LINKS[which]

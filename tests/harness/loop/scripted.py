@@ -1,4 +1,4 @@
-"""A policy that a test writes as a function."""
+"""A policy that a test writes as a function, and a log of what it decides."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.loop.recorder import Decision, Note
 from harness.policy.actions import Action
 from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.types import Option
@@ -29,3 +30,20 @@ class Policy:
     def events(self, kind: type) -> list[Any]:
         """Return events of a kind."""
         return [event for _, event in self.heard if isinstance(event, kind)]
+
+
+@dataclass
+class Recorder:
+    """A log of all decisions, without what was read for them, and of all notes."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def watch(self, view: View) -> View:
+        return view
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        self.decisions.append(Decision(now_s, event, (), actions))
+
+    def stood(self, note: Note) -> None:
+        self.notes.append(note)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,10 +21,9 @@ from harness.loop import replay as loop
 from harness.loop.answers import fault
 from harness.loop.guard import LIMIT_S, Fault, _collecting
 from harness.loop.interrupted import Interrupted
-from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
+from harness.policy.events import Arrived, Done, Event, TurnEnded, Woke
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Unsupported
 from harness.policy.view import View
 from tests.cases import cases
@@ -296,41 +295,6 @@ def test_impossible_actions_come_back_and_change_nothing() -> None:
     assert [type(e.action).__name__ for e in refused] == ["Evict", "Admit", "Admit", "Load", "Run"]
     assert all(e.failed for e in refused)
     assert done_s(sim) == [1.0]
-
-
-def test_recorded_decisions_come_back_from_a_fresh_policy() -> None:
-    def reading(event: Event, view: View) -> Iterable[Action]:
-        yield from serve(event, view)
-        if isinstance(event, Finished) and view.batch(A).waiting == 0 and view.weights(A.inst) == "in":
-            yield Wake(view.now_s + 0.5, "quiet")
-
-    log, (sim, jobs) = Recorder(), engine([0.0, 0.5, 4.0])
-    replay(Policy(reading), sim, jobs, log=log)
-    assert any(d.reads for d in log.decisions)
-    fresh = Policy(reading)
-    for d in log.decisions:
-        assert tuple(fresh.on(d.event, cast("View", Told(d)))) == d.actions
-
-
-class Told:
-    """A view that answers as it was recorded."""
-
-    def __init__(self, decision: Decision) -> None:
-        self._reads = iter(decision.reads)
-        self._now_s = decision.now_s
-
-    @property
-    def now_s(self) -> float:
-        read = next(self._reads, None)
-        return self._now_s if read is None else float(read.answer)
-
-    def __getattr__(self, query: str) -> Callable[..., object]:
-        def answer(*args: object) -> object:
-            read = next(self._reads)
-            assert (read.query, read.args) == (query, args)
-            return read.answer
-
-        return answer
 
 
 def test_the_time_limit_does_not_strike_within_the_garbage_collector() -> None:

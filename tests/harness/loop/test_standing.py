@@ -17,7 +17,7 @@ from harness.engines.torch.engine import Torch
 from harness.engines.torch.processes import Workers
 from harness.engines.torch.wire import Bytes
 from harness.engines.wallclock import Live
-from harness.loop.recorder import Note, Recorder
+from harness.loop.recorder import Note
 from harness.loop.replay import Outcome, replay
 from harness.loop.standing import same_subject
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
@@ -27,7 +27,7 @@ from harness.policy.view import View
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.test_laws import prefill_queue
 from tests.harness.engines.sim.world import SHAPE
-from tests.harness.loop.scripted import Policy
+from tests.harness.loop.scripted import Policy, Recorder
 from tests.harness.loop.test_replay import done_s
 
 A, B = Batch(Inst("m0", (0,))), Batch(Inst("m0", (0,)), 1)

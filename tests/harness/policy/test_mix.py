@@ -308,17 +308,3 @@ def test_a_mix_is_sized_explained_and_reported_with_the_kind_of_its_base(tmp_pat
     text = (folder / "report.html").read_text("utf-8")
     assert "How many clusters of l40s*1+h100*1 hold" in text
     assert "5xP95 is that of a model alone on l40s" in text
-
-
-@pytest.mark.slow
-def test_a_comparison_on_a_mix_names_the_kind_of_its_base(tmp_path: Path) -> None:
-    ask = ("compare", "--systems", "static,elastic", "--trace", "sample", "--models", "llama-3.2-1b*8", "--gpu", MIX,
-           "--rate-scale", "1", "--seeds", "1", "--no-plot", "-q", "-o", tmp_path)  # fmt: skip
-    assert " · SLO 5xP95@h100 · " in bench(*ask)
-    assert "SLO 5xP95@h100 (P95 on dedicated h100)" in bench(*ask, "--all")
-    folder = next(tmp_path.glob("*/attainment.parquet")).parent
-    assert "SLO 5xP95@h100" in bench("explain", folder, "--misses")
-    bench("report", folder)
-    assert "5xP95@h100" in (folder / "report.html").read_text("utf-8")
-    run = next(tmp_path.glob("static-*"))
-    assert "P95 measured on dedicated" in bench("explain", run, "--request", "3")

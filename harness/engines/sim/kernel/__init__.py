@@ -9,7 +9,7 @@ field of the records. All modules import `sim/state.py` whole: codes, and functi
 Short names mean the same in every function; of a pair, the capital is the record and the small letter its row:
 
     S         the world's address, by which `state.gpu_at(S, g)` and its like find rows
-    W, T      the world; the cost tables
+    W         the world
     G g, P p  a GPU; a pool of GPUs (in loops over an instance's GPUs, g is the record)
     K k       a link
     I i, J j  instances
@@ -19,7 +19,7 @@ Short names mean the same in every function; of a pair, the capital is the recor
     q r       a request, q its record
     X x, Q p  a transfer; a part of one on a link
     E x       an entry of the prefix cache, or an extent of a request's blocks
-    F f       KV of a batch that is attended elsewhere
+    F f       KV of a batch in an account, its own or elsewhere
     P p       a page of an account's KV, where there is no pool or part
     N x       a node of the tree of an account's contiguous memory
     A a       an action
@@ -29,8 +29,8 @@ Short names mean the same in every function; of a pair, the capital is the recor
 
 Modules in order, each of which imports only modules before it:
 
-    waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links < weights
-    < blocks < members < orders < growth < compose < steps, turns < loop; peek
+    walks; waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links
+    < weights < blocks < members < orders < growth < compose < steps, turns < loop; peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """

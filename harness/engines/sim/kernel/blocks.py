@@ -8,6 +8,7 @@ from harness.engines.sim.kernel.lanes import freed
 from harness.engines.sim.kernel.memory import put
 from harness.engines.sim.kernel.pages import fill, fill_begun, give, take
 from harness.engines.sim.kernel.reuse import give_up
+from harness.engines.sim.kernel.walks import accounts
 from harness.engines.sim.state import *
 
 
@@ -38,19 +39,13 @@ def drop_blocks(S: int, r: int) -> None:
 
 
 @jit
-def remote_of(S: int, b: int, r: int) -> int:
-    """Return the row of the remote KV account in which a batch attends to a request's KV, or -1 if it is not remote."""
+def account_of(S: int, b: int, r: int) -> int:
+    """Return the account in which a batch attends to a request's KV, its own or one elsewhere, or -1 if it cannot."""
     q = req_at(S, r)
-    f = batch_at(S, b).remote if q.attend and q.home != batch_at(S, b).inst else -1
-    while f >= 0 and remote_at(S, f).inst != q.home:
-        f = remote_at(S, f).next
-    return f
-
-
-@jit
-def within_reach(S: int, b: int, r: int) -> bool:
-    """Tell whether a batch can attend to a request's KV: at its own instance, or remotely on the GPUs that hold it."""
-    return req_at(S, r).home == batch_at(S, b).inst or remote_of(S, b, r) >= 0
+    for f in accounts(S, b):
+        if remote_at(S, f).inst == q.home and (q.attend or f == batch_at(S, b).near):
+            return f
+    return -1
 
 
 @jit

@@ -14,16 +14,20 @@ from harness.engines.sim.state import *
 
 
 @jit
-def slots(S: int, i: int) -> int:
-    """Return the number of KV blocks that an account's memory can hold.
-
-    This memory is that of the account's smallest GPU less the instance's own footprint, or the account's KV limit if
-    that is less.
-    """
+def most_bytes(S: int, i: int) -> int:
+    """Return the bytes that an account could hold alone: those of its smallest GPU less the instance's footprint."""
     I = inst_at(S, i)
-    total = gpu_at(S, I.gpus[0]).cap - I.footprint
+    cap = gpu_at(S, I.gpus[0]).cap
     for j in range(1, I.gpu_count):
-        total = min(total, gpu_at(S, I.gpus[j]).cap - I.footprint)
+        cap = min(cap, gpu_at(S, I.gpus[j]).cap)
+    return int(cap - I.footprint)
+
+
+@jit
+def slots(S: int, i: int) -> int:
+    """Return the number of KV blocks that an account can hold alone and within its KV limit."""
+    I = inst_at(S, i)
+    total = most_bytes(S, i)
     if I.limit >= 0:
         total = min(total, I.limit)
     return int(max(0, total) // I.block_bytes)

@@ -10,6 +10,7 @@ from harness.engines.sim.kernel.members import end, join, leave_run, set_parked,
 from harness.engines.sim.kernel.memory import never, shares_gpu, watermark
 from harness.engines.sim.kernel.reuse import held_hits, hits, hold, leading, publish
 from harness.engines.sim.kernel.waits import charge, flag, usable
+from harness.engines.sim.kernel.walks import lanes_in, pieces_from
 from harness.engines.sim.state import *
 
 
@@ -131,19 +132,15 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
     elif lane_at(S, first).busy != IDLE and lane_at(S, first).was == MIXED:
         return 0, 0, 0
     if n.resized:  # partitions of a GPU change together, at the last of their boundaries
-        p = gpu_at(S, pool_of(S, lane)).head
-        while p >= 0:
+        for p in lanes_in(S, pool_of(S, lane)):
             if lane_at(S, p).resized and shares_gpu(S, i, batch_at(S, p >> 1).inst):
                 return 0, 0, 0
-            p = lane_at(S, p).next
         n.resized = 0
     if n.layers_left > 0:  # the step goes on with its next slice
         pieces = 0
-        r = n.pieces
-        while r >= 0:
+        for r in pieces_from(S, n.pieces):
             charge(S, r, W.now)
             pieces += 1
-            r = req_at(S, r).next_piece
         return 0, pieces, 0
     n.sliced = int(0 < n.slice_layers < model_at(S, inst_at(S, i).model).layers)
     both = lane != first or n.kind == MIXED

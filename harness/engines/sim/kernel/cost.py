@@ -34,26 +34,6 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 
 @jit
-def tables(S: int) -> Tables:
-    """Return the cost tables without copying them.
-
-    Passing their ten arrays as arguments would take longer than most calls take.
-    """
-    return Tables(
-        cost_at(S),
-        grid_at(S),
-        gemm_at(S),
-        head_at(S),
-        share_at(S),
-        seqs_at(S),
-        dec_rate_at(S),
-        pre_rate_at(S),
-        kernels_at(S),
-        route_at(S),
-    )
-
-
-@jit
 def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
     """Interpolate a table at m: linearly between grid points and beyond the last two; 0 at 0."""
     if m <= 0:
@@ -100,19 +80,20 @@ def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
 
 
 @jit
-def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
+def speed(S: int, c: int, x: float, B: int, prefill: int) -> float:
     """Return the speed of a step at a share x of the SMs, as a ratio to its speed on all SMs."""
     if prefill:
-        return lerp(T.share, T.pre_rate[c], x)
-    n = T.seqs.size
+        return lerp(share_at(S), pre_rate_at(S)[c], x)
+    seqs, rate = seqs_at(S), dec_rate_at(S)[c]
+    n = seqs.size
     j = 0
-    while j < n - 2 and T.seqs[j + 1] < B:
+    while j < n - 2 and seqs[j + 1] < B:
         j += 1
     w = 0.0
     if n > 1:
-        w = min(max((B - T.seqs[j]) / (T.seqs[j + 1] - T.seqs[j]), 0.0), 1.0)
-    y0 = lerp(T.share, T.dec_rate[c][:, j], x)
-    y1 = lerp(T.share, T.dec_rate[c][:, min(j + 1, n - 1)], x)
+        w = min(max((B - seqs[j]) / (seqs[j + 1] - seqs[j]), 0.0), 1.0)
+    y0 = lerp(share_at(S), rate[:, j], x)
+    y1 = lerp(share_at(S), rate[:, min(j + 1, n - 1)], x)
     return y0 + (y1 - y0) * w
 
 

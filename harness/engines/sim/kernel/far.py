@@ -5,21 +5,11 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.cost import attend_s, power_below, table, tables
+from harness.engines.sim.kernel.cost import attend_s, power_below, table
 from harness.engines.sim.kernel.lanes import occupy
-from harness.engines.sim.kernel.memory import fits, needs_far, put
+from harness.engines.sim.kernel.memory import fits, needs, put
+from harness.engines.sim.kernel.walks import accounts, remotes
 from harness.engines.sim.state import *
-
-
-@jit
-def far_context(S: int, b: int) -> int:
-    """Return the context tokens of a batch's running members whose KV is attended remotely, on other GPUs."""
-    total = 0
-    f = batch_at(S, b).remote
-    while f >= 0:
-        total += remote_at(S, f).context
-        f = remote_at(S, f).next
-    return total
 
 
 @jit
@@ -39,11 +29,9 @@ def far_s(S: int, b: int, c: int, each: float) -> float:
     Each member attends to `each` tokens, or to its own context if `each` is -1.
     """
     longest = 0.0
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in remotes(S, b):
         if remote_at(S, f).count > 0:
             longest = max(longest, there_s(S, f, c, each) + remote_at(S, f).link_s * remote_at(S, f).count)
-        f = remote_at(S, f).next
     return longest
 
 
@@ -62,11 +50,10 @@ def ask_elsewhere(S: int, lane: int) -> None:
     k = cost_at(S)[c]
     each = power_below(B.context) / n.decodes if n.busy == SPAN else -1.0
     seqs = n.decodes - B.far
-    near = attend_s(S, c, seqs, each * seqs if each >= 0.0 else float(B.context - far_context(S, b)))
+    near = attend_s(S, c, seqs, each * seqs if each >= 0.0 else float(remote_at(S, B.near).context))
     decode = max(near, far_s(S, b, c, each))
     n.layers = k.layers
-    f = B.remote
-    while f >= 0:
+    for f in remotes(S, b):
         F = remote_at(S, f)
         if F.count > 0:
             there = there_s(S, f, c, each)
@@ -79,7 +66,6 @@ def ask_elsewhere(S: int, lane: int) -> None:
                 D.next = n.lent
                 n.lent = F.demand + j
                 occupy(S, D.gpu)
-        f = F.next
 
 
 @jit
@@ -106,23 +92,18 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
     """
     n = lane_at(S, lane)
     b = lane >> 1
-    B = batch_at(S, b)
     k = cost_at(S)[c]
     added = host if k.serial else 0.0
     y, slope = base + added if k.serial else max(base, host), 0.0
     steps = ANY
     for again in range(2):  # find the part that is longest now, then the step at which another overtakes it
-        f = -2
-        while f != -1:
-            if f == -2:
-                seqs, context, link = B.count[RUNNING] - B.far, B.context - far_context(S, b), 0.0
-            else:
-                F = remote_at(S, f)
-                seqs, context, link = F.count, F.context, F.link_s * F.count
-            if seqs > 0:
-                flat = base + (k.att0 + k.att1 * seqs) + link + added
-                line = base + (k.dec0 + k.dec1 * seqs) + link + added + k.dec2 * context
-                rise = k.dec2 * seqs
+        for f in accounts(S, b):
+            F = remote_at(S, f)
+            if F.count > 0:
+                link = F.link_s * F.count
+                flat = base + (k.att0 + k.att1 * F.count) + link + added
+                line = base + (k.dec0 + k.dec1 * F.count) + link + added + k.dec2 * F.context
+                rise = k.dec2 * F.count
                 if again:
                     steps = min(steps, overtakes(y, slope, line, rise))
                 else:
@@ -130,7 +111,6 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
                         y, slope = flat, 0.0
                     if line > y or (line == y and rise > slope):
                         y, slope = line, rise
-            f = B.remote if f == -2 else remote_at(S, f).next
     n.first_s = y
     n.slope_s = slope
     return steps
@@ -140,15 +120,15 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
 def hold_far(S: int, b: int, f: int, steps: int) -> int:
     """Take blocks in a remote KV account for up to `steps` decode steps; return the number of steps that have room."""
     B, F = batch_at(S, b), remote_at(S, f)
-    first = needs_far(S, f, B.tick, 1)
+    first = needs(S, f, B.tick, 1)
     lo, hi = 1, steps + 1
     while hi - lo > 1:
         mid = (lo + hi) // 2 if hi <= steps else steps  # all steps are tried first: mostly they fit
-        if fits(S, F.inst, needs_far(S, f, B.tick, mid) - first, 1):
+        if fits(S, F.inst, needs(S, f, B.tick, mid) - first, 1):
             lo = mid
         else:
             hi = mid
-    put(S, F.inst, needs_far(S, f, B.tick, lo) - first)
+    put(S, F.inst, needs(S, f, B.tick, lo) - first)
     F.ahead = lo
     return lo
 
@@ -161,21 +141,21 @@ def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attent
     whole step as if it were one kernel.
     """
     n = lane_at(S, lane)
-    T = tables(S)
-    k = T.cost[c]
+    grid, kernels = grid_at(S), kernels_at(S)[c]
+    k = cost_at(S)[c]
     layer = gemm / k.layers
-    at = min(m, T.grid[T.grid.size - 1])
-    last = T.kernels.shape[2]
+    at = min(m, grid[grid.size - 1])
+    last = kernels.shape[1]
     polls = 0
     n.kernels = 0
     for x in range(last + 2):
         long, count = layer, k.layers
         if x < last:
-            long *= table(T.grid, T.kernels[c][:, x], at)
+            long *= table(grid, kernels[:, x], at)
         elif x == last:
             long = attention / k.layers
         else:
-            long, count = table(T.grid, T.head[c], out), 1
+            long, count = table(grid, head_at(S)[c], out), 1
         if long > 0.0:
             while long > n.op_s:
                 long *= 0.5

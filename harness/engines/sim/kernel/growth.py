@@ -12,6 +12,7 @@ from harness.engines.sim.kernel.members import end, in_step, queue, unlist
 from harness.engines.sim.kernel.memory import fits, put, watermark
 from harness.engines.sim.kernel.pages import fill_step, take
 from harness.engines.sim.kernel.waits import charge
+from harness.engines.sim.kernel.walks import accounts, listed
 from harness.engines.sim.state import *
 
 
@@ -67,13 +68,10 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Return the KV blocks that one decode step takes in the batch's own account (f = -1), or in remote account f."""
-    B = batch_at(S, b)
+    """Return the KV blocks that one decode step of a batch takes in its account f."""
     if world(S).reserves:
         return 0
-    at = (1 - B.tick) % world(S).block_tokens
-    if f < 0:
-        return int(B.residues[at] - B.brought)
+    at = (1 - batch_at(S, b).tick) % world(S).block_tokens
     return int(remote_at(S, f).residues[at] - remote_at(S, f).brought)
 
 
@@ -116,13 +114,13 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 
 @jit
 def grow_in(S: int, b: int, f: int) -> int:
-    """Take blocks in one KV account for one decode step of the running members with KV there.
+    """Take blocks in a batch's account f for one decode step of its running members with KV there.
 
-    The account is the batch's own (f = -1) or remote account f. Return a code as in `grow`.
+    Return a code as in `grow`.
     """
     W = world(S)
     B = batch_at(S, b)
-    i = B.inst if f < 0 else remote_at(S, f).inst
+    i = remote_at(S, f).inst
     lost = 0
     n = 0
     while B.count[RUNNING] > 0:
@@ -154,24 +152,19 @@ def grow(S: int, b: int) -> int:
     memory that is under way, and 3 if that swap began just now.
     """
     B = batch_at(S, b)
-    state = grow_in(S, b, -1)
-    f = B.remote if state < 2 else -1
-    while f >= 0:
-        F = remote_at(S, f)
-        if F.count > 0:
+    state = 0
+    for f in accounts(S, b):
+        if remote_at(S, f).count > 0:
             got = grow_in(S, b, f)
             if got >= 2:  # the batch waits, so that the step takes no blocks
-                put(S, B.inst, -due_blocks(S, b, -1))
-                e = B.remote
-                while e != f:
+                for e in accounts(S, b):
+                    if e == f:
+                        break
                     put(S, remote_at(S, e).inst, -due_blocks(S, b, e))
-                    e = remote_at(S, e).next
                 return 2 | got | state
             state |= got
-        f = F.next
-    if state < 2:
-        fill_step(S, b)
-    if state < 2 and B.swapped > 0 and inst_at(S, B.inst).gone == 0:
+    fill_step(S, b)
+    if B.swapped > 0 and inst_at(S, B.inst).gone == 0:
         bring_back(S, b)
     return state
 
@@ -182,10 +175,10 @@ def bring_back(S: int, b: int) -> None:
     W = world(S)
     B = batch_at(S, b)
     i = B.inst
-    r = B.ends[2 * WAITING]
-    while r >= 0 and B.swapped > 0:
+    for r in listed(S, b, WAITING):
         q = req_at(S, r)
-        nxt = q.next
+        if B.swapped == 0:
+            return
         if q.home >= 0 and q.home != i:
             need = (q.length + W.block_tokens - 1) // W.block_tokens
             if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
@@ -200,4 +193,3 @@ def bring_back(S: int, b: int) -> None:
             x = transfer(S, SWAP_IN, r, q.home, i, q.blocks)
             xfer_at(S, x).extents = extents
             wake(S, 2 * b)
-        r = nxt

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.memory import exceeds, fits, holds, needs, needs_far, put, touches
+from harness.engines.sim.kernel.memory import exceeds, fits, holds, needs, put, touches
+from harness.engines.sim.kernel.walks import accounts, demands, lanes_in
 from harness.engines.sim.state import *
 
 
@@ -17,12 +18,9 @@ def give_back(S: int, i: int, others: bool) -> None:
     """
     W = world(S)
     for p in range(W.n_gpus):
-        lane = gpu_at(S, p).head
-        while lane >= 0:
-            nxt = lane_at(S, lane).next
+        for lane in lanes_in(S, p):
             if lane_at(S, lane).busy == SPAN and (touches(S, lane >> 1, i) if others else holds(S, lane >> 1, i)):
                 cut(S, lane)
-            lane = nxt
 
 
 @jit
@@ -51,8 +49,7 @@ def freed(S: int, i: int) -> None:
             B = batch_at(S, b)
             lacks = W.swap and W.piecewise and B.started > 0  # another batch's victims may have to leave first
             if (B.blocked or B.stalled or B.swapped > 0 or lacks) and touches(S, b, i):
-                wake(S, 2 * b)
-                wake(S, 2 * b + 1)
+                wake_both(S, b)
 
 
 @jit
@@ -110,13 +107,11 @@ def next_end(S: int, p: int) -> None:
     P = gpu_at(S, p)
     P.end = INF
     P.lane = -1
-    lane = P.head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         if n.end < P.end or (n.end == P.end and lane < P.lane):
             P.end = n.end
             P.lane = lane
-        lane = n.next
 
 
 @jit
@@ -163,15 +158,10 @@ def shorten(S: int, lane: int, j: int) -> None:
     n = lane_at(S, lane)
     b = lane >> 1
     d = batch_at(S, b).tick
-    back = needs(S, b, d, n.steps) - needs(S, b, d, j)
-    f = n.lent if n.lent < 0 else batch_at(S, b).remote
-    while f >= 0:
-        put(S, remote_at(S, f).inst, needs_far(S, f, d, j) - needs_far(S, f, d, n.steps))
-        f = remote_at(S, f).next
+    for f in accounts(S, b):
+        put(S, remote_at(S, f).inst, needs(S, f, d, j) - needs(S, f, d, n.steps))
     n.steps = j
     n.work = solo_at(S, lane, j)
-    if back > 0:
-        put(S, batch_at(S, b).inst, -back)
 
 
 @jit
@@ -182,6 +172,20 @@ def wake(S: int, lane: int) -> None:
         dirty(S, lane)
     elif n.busy == SPAN:
         cut(S, lane)
+
+
+@jit
+def wake_both(S: int, b: int) -> None:
+    """Wake both lanes of a batch."""
+    wake(S, 2 * b)
+    wake(S, 2 * b + 1)
+
+
+@jit
+def cut_both(S: int, b: int) -> None:
+    """Cut the spans of both lanes of a batch."""
+    cut(S, 2 * b)
+    cut(S, 2 * b + 1)
 
 
 @jit
@@ -267,10 +271,8 @@ def activate(S: int, lane: int) -> None:
     P.lanes += 1
     P.touched = 1
     inst_at(S, i).busy += 1
-    d = n.demand
-    while d >= 0:
+    for d in demands(S, n.demand):
         occupy(S, demand_at(S, d).gpu)
-        d = demand_at(S, d).next
 
 
 @jit
@@ -294,16 +296,11 @@ def retire(S: int, lane: int) -> None:
     n.busy = IDLE
     inst_at(S, i).busy -= 1
     now = W.now
-    elsewhere = 0
-    d = n.demand
-    while d >= 0:
-        g = gpu_at(S, demand_at(S, d).gpu)
-        g.hbm_s += demand_at(S, d).hbm * n.work
-        g.flop_s += demand_at(S, d).compute * n.work
-        g.active -= 1
-        if g.active == 0:
-            g.busy_s += now - g.busy_since
-        d = demand_at(S, d).next
-        if d < 0 and not elsewhere:
-            elsewhere = 1
-            d = n.lent
+    for first in (n.demand, n.lent):
+        for d in demands(S, first):
+            g = gpu_at(S, demand_at(S, d).gpu)
+            g.hbm_s += demand_at(S, d).hbm * n.work
+            g.flop_s += demand_at(S, d).compute * n.work
+            g.active -= 1
+            if g.active == 0:
+                g.busy_s += now - g.busy_since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.walks import demands, lanes_in
 from harness.engines.sim.state import *
 
 
@@ -47,11 +48,9 @@ def lent_on(S: int, lane: int, g: int) -> float:
     """
     n = lane_at(S, lane)
     part = 0.0
-    d = n.lent
-    while d >= 0:
+    for d in demands(S, n.lent):
         if demand_at(S, d).gpu == g:
             part += demand_at(S, d).time * n.given
-        d = demand_at(S, d).next
     return part
 
 
@@ -63,20 +62,17 @@ def share_time(S: int, p: int, g: int) -> None:
     """
     G = gpu_at(S, g)
     local, parties = 0, 0
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         n.frozen = int(lent_on(S, lane, g) <= 0.0)
         parties += 1 - n.frozen
         if demand_on(S, lane, g) >= 0:
             local = 1
-        lane = n.next
     left, level, more = 1.0, INF, 1
     while parties > 0 and more:  # a lane that asks for no more than an equal part gets all of it
         level = left / (parties + local)
         more = 0
-        lane = gpu_at(S, p).head
-        while lane >= 0:
+        for lane in lanes_in(S, p):
             n = lane_at(S, lane)
             if not n.frozen:
                 asked = lent_on(S, lane, g)
@@ -85,7 +81,6 @@ def share_time(S: int, p: int, g: int) -> None:
                     left -= asked
                     parties -= 1
                     more = 1
-            lane = n.next
     G.lent_most = level if parties > 0 else INF
     G.own = left / (parties + local) if local else 1.0
 
@@ -99,46 +94,31 @@ def lend(S: int, p: int) -> None:
     lanes together ask for all of the time.
     """
     W = world(S)
-    P = gpu_at(S, p)
     lent = 0
-    lane = P.head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         if n.lent >= 0:
             lent = 1
             late = 0.0
-            d = n.lent
-            while d >= 0:
-                x = P.head
-                while x >= 0:
+            for d in demands(S, n.lent):
+                for x in lanes_in(S, p):
                     if x != lane and demand_on(S, x, demand_at(S, d).gpu) >= 0:
                         late = max(late, late_s(S, x, demand_at(S, d).slack_s))
-                    x = lane_at(S, x).next
-                d = demand_at(S, d).next
             n.given *= n.slice_s / (n.slice_s + n.slow * n.layers * late)
-        lane = n.next
     if not lent:
         return
     for g in range(W.n_gpus):
         if gpu_at(S, g).pool == p:
             share_time(S, p, g)
-    lane = P.head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         part = 1.0
-        d = n.demand
-        while d >= 0:
+        for d in demands(S, n.demand):
             part = min(part, gpu_at(S, demand_at(S, d).gpu).own)
-            d = demand_at(S, d).next
-        d = n.lent
-        while d >= 0:
+        for d in demands(S, n.lent):
             g = demand_at(S, d).gpu
             if lent_on(S, lane, g) > gpu_at(S, g).lent_most:
                 part = min(part, gpu_at(S, g).lent_most / lent_on(S, lane, g))
-            d = demand_at(S, d).next
         n.new_rate = n.given * part if n.slow == 1.0 else slowed(n.given, n.given * part, n.slow)
-        lane = n.next
-    lane = P.head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         lane_at(S, lane).given = lane_at(S, lane).new_rate
-        lane = lane_at(S, lane).next

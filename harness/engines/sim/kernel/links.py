@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.walks import transfers
 from harness.engines.sim.state import *
 
 
@@ -78,11 +79,9 @@ def foremost(S: int, link: int) -> int:
     if K.kv_head >= 0:
         return K.kv_head
     if K.weights_parts > 1:
-        p = K.weights_head
-        while p >= 0:
+        for p in transfers(S, K.weights_head):
             if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):
                 return p
-            p = xfer_at(S, p).next
     return K.weights_head
 
 
@@ -175,12 +174,9 @@ def launch(S: int, x: int) -> None:
     """Put a transfer's parts on their links."""
     X = xfer_at(S, x)
     X.stage = LINK
-    p = X.first_part
-    X.first_part = -1
-    while p >= 0:
-        nxt = xfer_at(S, p).next
+    for p in transfers(S, X.first_part):
         append_part(S, xfer_at(S, p).link, p, X.kind == LOAD)
-        p = nxt
+    X.first_part = -1
     if X.parts == 0:
         set_end(S, x)
 
@@ -241,13 +237,10 @@ def release(S: int, x: int) -> None:
         xfer_at(S, nxt).prev = prev
     else:
         W.transfer_tail = prev
-    p = xfer_at(S, x).first_part
-    while p >= 0:
-        q = xfer_at(S, p).next
+    for p in transfers(S, xfer_at(S, x).first_part):
         xfer_at(S, p).next = W.transfer_free
         W.transfer_free = p
         W.transfer_spare += 1
-        p = q
     xfer_at(S, x).stage = FREE
     xfer_at(S, x).next = W.transfer_free
     W.transfer_free = x

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.cost import tables
 from harness.engines.sim.kernel.events import forget, in_order, tell
 from harness.engines.sim.kernel.far import ask_elsewhere
 from harness.engines.sim.kernel.links import end_part, rank_links
@@ -12,6 +11,7 @@ from harness.engines.sim.kernel.rates import share
 from harness.engines.sim.kernel.steps import end_step, form
 from harness.engines.sim.kernel.turns import end_turn, settle_turns, spare
 from harness.engines.sim.kernel.waits import mark
+from harness.engines.sim.kernel.walks import lanes_in, turns
 from harness.engines.sim.kernel.weights import serve_grants
 from harness.engines.sim.state import *
 
@@ -62,12 +62,10 @@ def next_time(S: int) -> float:
     if W.links_busy > 0:
         for k in range(W.n_links):
             t = min(t, link_at(S, k).end)
-    lane = W.turn_head
-    while lane >= 0:
+    for lane in turns(S):
         n = lane_at(S, lane)
         if n.busy == IDLE and n.turn == BEGUN:
             t = min(t, max(n.turn_until, W.now))
-        lane = n.next_turn
     return t
 
 
@@ -80,11 +78,9 @@ def end_lanes(S: int) -> bool:
         lane = -1
         for p in range(W.n_gpus):
             if gpu_at(S, p).end <= soon:
-                x = gpu_at(S, p).head
-                while x >= 0:
+                for x in lanes_in(S, p):
                     if lane_at(S, x).end <= soon and (lane < 0 or x < lane):
                         lane = x
-                    x = lane_at(S, x).next
         if lane < 0:
             W.due = 0
             return True
@@ -94,7 +90,7 @@ def end_lanes(S: int) -> bool:
 
 
 @jit
-def form_all(S: int, T: Tables) -> bool:
+def form_all(S: int) -> bool:
     """Finish the instant: grant memory, start the steps that begin now, set rates. Return False if a log is full."""
     W = world(S)
     if W.formed_s + HALF_NS < W.now:
@@ -123,7 +119,7 @@ def form_all(S: int, T: Tables) -> bool:
             W.dirty_head = lane_at(S, lane).next_dirty
         else:
             lane_at(S, prev).next_dirty = lane_at(S, lane).next_dirty
-        form(S, T, lane)
+        form(S, lane)
         if batch_at(S, lane >> 1).far > 0:
             ask_elsewhere(S, lane)
         if W.due and not end_lanes(S):  # spans at a boundary now were cut for blocks held ahead
@@ -169,15 +165,12 @@ def end_all(S: int) -> bool:
     end_transfers(S, soon)
     if not end_lanes(S):
         return False
-    lane = W.turn_head
-    while lane >= 0:
+    for lane in turns(S):
         n = lane_at(S, lane)
-        nxt = n.next_turn
         if n.busy == IDLE and n.turn == BEGUN and (n.turn_steps >= n.turn_max or n.turn_until <= soon):
             if not spare(S, 0):
                 return False
             end_turn(S, lane, STEPS if n.turn_steps >= n.turn_max else TIME)
-        lane = nxt
     in_order(S)
     return True
 
@@ -189,7 +182,7 @@ def advance(S: int, until: float) -> int:
     Return TOLD if there are events to read, GROW if a log is full or the next arrival has no record yet, and OVER if
     `until` is infinite and nothing can ever happen any more; else NOTHING.
     """
-    W, T = world(S), tables(S)
+    W = world(S)
     forever = until == INF
     until = min(until, W.end)
     W.quiet_s = -INF
@@ -214,7 +207,7 @@ def advance(S: int, until: float) -> int:
                 if until <= soon:
                     W.now = max(now, until)
                     return NOTHING
-                if not form_all(S, T):
+                if not form_all(S):
                     return GROW
                 continue
             if look and (W.turn_head >= 0 or W.rivals > 0):
@@ -249,7 +242,7 @@ def advance(S: int, until: float) -> int:
                 return GROW
             continue
         receive(S, r)
-        b = T.route[req_at(S, r).model]
+        b = route_at(S)[req_at(S, r).model]
         if b >= 0:
             admit_now(S, r, b, next_seq(S))
         tell(S, E_ARRIVED, r, -1, 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.blocks import drop_blocks, remote_of, target, within_reach
+from harness.engines.sim.kernel.blocks import account_of, drop_blocks, target
 from harness.engines.sim.kernel.events import done, tell
-from harness.engines.sim.kernel.lanes import cut_at, dirty, unbound, wake
+from harness.engines.sim.kernel.lanes import cut_at, dirty, unbound, wake, wake_both
 from harness.engines.sim.kernel.links import release
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
 from harness.engines.sim.kernel.pages import enlist, strike
@@ -89,17 +89,12 @@ def join(S: int, b: int, r: int) -> None:
     q.last_tick = B.tick + q.output - q.made
     B.context += q.length
     brings = int(q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length)
-    f = remote_of(S, b, r)
-    if f < 0:
-        B.residues[(q.length - B.tick) % W.block_tokens] += 1
-        B.brought += brings
-    else:
-        F = remote_at(S, f)
-        B.far += 1
-        F.count += 1
-        F.context += q.length
-        F.residues[(q.length - B.tick) % W.block_tokens] += 1
-        F.brought += brings
+    F = remote_at(S, account_of(S, b, r))
+    B.far += int(F.inst != B.inst)
+    F.count += 1
+    F.context += q.length
+    F.residues[(q.length - B.tick) % W.block_tokens] += 1
+    F.brought += brings
     push(S, b, RUNNING, r, 0)
     heap_insert(S, b, r)
     enlist(S, b, r)
@@ -117,17 +112,12 @@ def leave_run(S: int, b: int, r: int) -> None:
     strike(S, b, r)
     steps = B.tick - q.joined_tick
     brought = int(steps == 0 and q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length)
-    f = remote_of(S, b, r)
-    if f < 0:
-        B.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
-        B.brought -= brought
-    else:
-        F = remote_at(S, f)
-        B.far -= 1
-        F.count -= 1
-        F.context -= q.length + steps
-        F.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
-        F.brought -= brought
+    F = remote_at(S, account_of(S, b, r))
+    B.far -= int(F.inst != B.inst)
+    F.count -= 1
+    F.context -= q.length + steps
+    F.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
+    F.brought -= brought
     if W.log_tokens and steps > 0:
         log_stay(S, r, b)
     q.made += steps
@@ -163,7 +153,7 @@ def settle_kv(S: int, b: int, r: int) -> None:
 
     If its batch cannot attend to the KV where it lies, the member is listed as away instead.
     """
-    if within_reach(S, b, r):
+    if account_of(S, b, r) >= 0:
         park(S, b, r)
     else:
         req_at(S, r).state = AWAY
@@ -220,8 +210,7 @@ def unlist(S: int, r: int) -> None:
             batch_at(S, b).started -= 1
         elif q.home >= 0:
             batch_at(S, b).swapped -= 1  # members that it held up may be brought back, or let in
-            wake(S, 2 * b)
-            wake(S, 2 * b + 1)
+            wake_both(S, b)
         if batch_at(S, b).count[WAITING] == 0:
             unbound(S, b)
         elif was_head:
@@ -229,8 +218,7 @@ def unlist(S: int, r: int) -> None:
     elif q.state == RUN:
         leave_run(S, b, r)
         if batch_at(S, b).stalled:  # the others may need less than what the batch waits for
-            wake(S, 2 * b)
-            wake(S, 2 * b + 1)
+            wake_both(S, b)
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
         batch_at(S, b).parked_context -= q.length

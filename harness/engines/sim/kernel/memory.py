@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.buddy import has_chunk
+from harness.engines.sim.kernel.buddy import has_chunk, most_bytes
+from harness.engines.sim.kernel.walks import remotes, transfers
 from harness.engines.sim.state import *
 
 
@@ -66,6 +67,15 @@ def keep(S: int, i: int, nbytes: int) -> None:
 
 
 @jit
+def is_on(S: int, i: int, g: int) -> bool:
+    """Tell whether an instance is on a GPU."""
+    for j in range(inst_at(S, i).gpu_count):
+        if inst_at(S, i).gpus[j] == g:
+            return True
+    return False
+
+
+@jit
 def asked_bytes(S: int, x: int) -> int:
     """Return the bytes that a load or move that still waits for memory will take on each of its GPUs."""
     X = xfer_at(S, x)
@@ -82,14 +92,10 @@ def promised(S: int, g: int) -> int:
     if not W.elastic or total == 0:
         return total
     total = 0
-    x = W.transfer_head
-    while x >= 0:
+    for x in transfers(S, world(S).transfer_head):
         X = xfer_at(S, x)
-        if X.stage == GRANT:
-            for j in range(inst_at(S, X.inst).gpu_count):
-                if inst_at(S, X.inst).gpus[j] == g:
-                    total += asked_bytes(S, x)
-        x = X.next
+        if X.stage == GRANT and is_on(S, X.inst, g):
+            total += asked_bytes(S, x)
     return total
 
 
@@ -132,27 +138,8 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 
 @jit
-def needs(S: int, b: int, d0: int, k: int) -> int:
-    """Return the blocks that a batch's running members with local KV take in decode steps at ticks d0 .. d0 + k - 1."""
-    W = world(S)
-    if W.reserves:
-        return 0
-    bt = W.block_tokens
-    B = batch_at(S, b)
-    total = 0
-    if k >= bt:
-        total = (k // bt) * (B.count[RUNNING] - B.far)
-        k %= bt
-    at = (1 - d0) % bt
-    for _ in range(k):
-        total += B.residues[at]
-        at = at - 1 if at > 0 else bt - 1
-    return total
-
-
-@jit
-def needs_far(S: int, f: int, d0: int, k: int) -> int:
-    """Return the blocks that running members take in remote KV account f in decode steps at ticks d0 .. d0 + k - 1."""
+def needs(S: int, f: int, d0: int, k: int) -> int:
+    """Return the blocks that a batch's decode steps take in its account f at ticks d0 .. d0 + k - 1."""
     W = world(S)
     if W.reserves:
         return 0
@@ -169,9 +156,8 @@ def needs_far(S: int, f: int, d0: int, k: int) -> int:
 def shares_gpu(S: int, i: int, j: int) -> bool:
     """Tell whether two instances have a GPU in common."""
     for x in range(inst_at(S, i).gpu_count):
-        for y in range(inst_at(S, j).gpu_count):
-            if inst_at(S, i).gpus[x] == inst_at(S, j).gpus[y]:
-                return True
+        if is_on(S, j, inst_at(S, i).gpus[x]):
+            return True
     return False
 
 
@@ -183,11 +169,9 @@ def touches(S: int, b: int, i: int) -> bool:
     """
     if shares_gpu(S, i, batch_at(S, b).inst):
         return True
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in remotes(S, b):
         if remote_at(S, f).count > 0 and shares_gpu(S, i, remote_at(S, f).inst):
             return True
-        f = remote_at(S, f).next
     return False
 
 
@@ -196,11 +180,9 @@ def holds(S: int, b: int, i: int) -> bool:
     """Tell whether a batch uses the KV account of an instance: as its own, or for remote KV of its running members."""
     if batch_at(S, b).inst == i:
         return True
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in remotes(S, b):
         if remote_at(S, f).count > 0 and remote_at(S, f).inst == i:
             return True
-        f = remote_at(S, f).next
     return False
 
 
@@ -212,12 +194,7 @@ def never(S: int, i: int, n: int) -> bool:
         return False
     I = inst_at(S, i)
     h = max(0, I.granule * packed(S, i, n) - I.kept)
-    if I.limit >= 0 and h > I.limit:
-        return True
-    for j in range(I.gpu_count):
-        if h > gpu_at(S, I.gpus[j]).cap - I.footprint:
-            return True
-    return False
+    return h > most_bytes(S, i) or (I.limit >= 0 and h > I.limit)
 
 
 @jit
@@ -227,9 +204,5 @@ def watermark(S: int, i: int) -> int:
     if W.unlimited or W.watermark <= 0.0:
         return 0
     I = inst_at(S, i)
-    total = I.limit
-    if total < 0:
-        total = gpu_at(S, I.gpus[0]).cap - I.footprint
-        for j in range(1, I.gpu_count):
-            total = min(total, gpu_at(S, I.gpus[j]).cap - I.footprint)
+    total = I.limit if I.limit >= 0 else most_bytes(S, i)
     return int(math.floor(W.watermark * (total // I.block_bytes)))

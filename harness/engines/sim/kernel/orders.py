@@ -6,15 +6,16 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.blocks import drop_blocks, target
 from harness.engines.sim.kernel.buddy import free_chunk
 from harness.engines.sim.kernel.events import done, over
-from harness.engines.sim.kernel.lanes import cut, freed, step_of, wake
+from harness.engines.sim.kernel.lanes import cut_both, freed, step_of, wake_both
 from harness.engines.sim.kernel.links import new_transfer, release, route_kv
 from harness.engines.sim.kernel.lists import push, unlink
-from harness.engines.sim.kernel.members import end, in_step, queue, refuse, settle_kv, turn_down, unlist
+from harness.engines.sim.kernel.members import end, in_step, queue, quit_batch, refuse, settle_kv, turn_down, unlist
 from harness.engines.sim.kernel.memory import never
 from harness.engines.sim.kernel.pages import give
 from harness.engines.sim.kernel.reuse import give_up
 from harness.engines.sim.kernel.waits import charge, mark
-from harness.engines.sim.kernel.weights import leave, set_weights
+from harness.engines.sim.kernel.walks import listed
+from harness.engines.sim.kernel.weights import set_weights
 from harness.engines.sim.state import *
 
 
@@ -39,12 +40,9 @@ def catch_up(S: int, r: int) -> None:
 def pending(S: int, b: int) -> None:
     """Carry out the pending actions on those members of a batch that are in no step any more."""
     for lst in (WAITING, RUNNING, PARKED):
-        r = batch_at(S, b).ends[2 * lst]
-        while r >= 0:
-            nxt = req_at(S, r).next
+        for r in listed(S, b, lst):
             if not in_step(S, r):
                 catch_up(S, r)
-            r = nxt
 
 
 @jit
@@ -84,8 +82,7 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         q.pending = what
     else:
         turn_down(S, what, arg)
-    cut(S, 2 * q.batch)
-    cut(S, 2 * q.batch + 1)
+    cut_both(S, q.batch)
 
 
 @jit
@@ -109,19 +106,13 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
     q = req_at(S, r)
     i = batch_at(S, b).inst
     charge(S, r, W.now)
-    if q.state != HELD:
-        unlist(S, r)
-        old = q.batch
-        q.batch = b
-        inst_at(S, i).members += 1
-        q2 = batch_at(S, old).inst
-        inst_at(S, q2).members -= 1
-        if inst_at(S, q2).state == DRAINING and inst_at(S, q2).members == 0:
-            leave(S, q2)
-    else:
-        q.batch = b
-        inst_at(S, i).members += 1
+    inst_at(S, i).members += 1
+    if q.state == HELD:
         q.admit = W.now
+    else:
+        unlist(S, r)
+        quit_batch(S, r)
+    q.batch = b
     q.seq = seq
     if W.lookahead_steps > 0:
         n = lane_at(S, 2 * b)
@@ -141,8 +132,7 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
             batch_at(S, b).started += 1
         else:
             batch_at(S, b).swapped += 1
-        wake(S, 2 * b)
-        wake(S, 2 * b + 1)
+        wake_both(S, b)
     else:
         drop_blocks(S, r)  # a partly built KV does not travel
         queue(S, b, r, 0)
@@ -160,8 +150,7 @@ def swapped_out(S: int, r: int) -> None:
     q.prefilled = target(S, r)
     q.piece = 0
     push(S, b, WAITING, r, 1)
-    wake(S, 2 * b)
-    wake(S, 2 * b + 1)
+    wake_both(S, b)
     catch_up(S, r)
 
 
@@ -205,10 +194,8 @@ def movables(S: int, b: int, discard: int) -> int:
     """Count the members of a batch whose KV is `movable`."""
     n = 0
     for lst in range(4):
-        r = batch_at(S, b).ends[2 * lst]
-        while r >= 0:
+        for r in listed(S, b, lst):
             n += int(movable(S, r, discard))
-            r = req_at(S, r).next
     return n
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import cut, pool_of, step_of
 from harness.engines.sim.kernel.memory import put
+from harness.engines.sim.kernel.walks import accounts, lanes_in
 from harness.engines.sim.state import *
 
 
@@ -192,13 +193,11 @@ def fill_begun(S: int, i: int) -> None:
     """Find pages for all blocks of an account that were taken by steps that have begun."""
     if not world(S).paged or inst_at(S, i).is_host:
         return
-    lane = gpu_at(S, gpu_at(S, inst_at(S, i).gpus[0]).pool).head
-    while lane >= 0:
+    for lane in lanes_in(S, gpu_at(S, inst_at(S, i).gpus[0]).pool):
         n = lane_at(S, lane)
         b = lane >> 1
         if n.busy == SPAN and (batch_at(S, b).inst == i or batch_at(S, b).far > 0):
             fill_steps(S, b, batch_at(S, b).tick + step_of(S, lane))
-        lane = n.next
 
 
 @jit
@@ -206,11 +205,8 @@ def fill_step(S: int, b: int) -> None:
     """Find pages for the blocks of a batch's next step, after the blocks of other batches' steps that began earlier."""
     if not world(S).paged:
         return
-    fill_begun(S, batch_at(S, b).inst)
-    f = batch_at(S, b).remote
-    while f >= 0:
+    for f in accounts(S, b):
         fill_begun(S, remote_at(S, f).inst)
-        f = remote_at(S, f).next
     batch_at(S, b).filled = batch_at(S, b).tick  # a step of this tick may have been filled and then lost all members
     fill_steps(S, b, batch_at(S, b).tick + 1)
 
@@ -239,13 +235,11 @@ def alternates(S: int, lane: int) -> bool:
     """
     b = lane >> 1
     some = False
-    x = gpu_at(S, pool_of(S, lane)).head
-    while x >= 0:
+    for x in lanes_in(S, pool_of(S, lane)):
         n = lane_at(S, x)
         if x >> 1 != b and n.decodes > 0 and model_of(S, x >> 1) == model_of(S, b):
             some = True
             cut(S, x)
-        x = n.next
     return some
 
 

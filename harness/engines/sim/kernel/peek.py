@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, solo_at, steps_to
-from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, needs_far, promised
+from harness.engines.sim.kernel.memory import held_bytes, is_on, kv_bytes, needs, promised
 from harness.engines.sim.kernel.steps import tally
 from harness.engines.sim.kernel.waits import charge, log_stay, mark, ran_for
+from harness.engines.sim.kernel.walks import accounts, lanes_in, pieces_from
 from harness.engines.sim.state import *
 
 
@@ -40,12 +41,10 @@ def ahead(S: int, b: int, i: int) -> int:
         return 0
     D, k = batch_at(S, b).tick, lane_at(S, lane).steps
     begun = min(k, stepped(S, lane) + 1)
-    if batch_at(S, b).inst == i:
-        return needs(S, b, D, k) - needs(S, b, D, begun)
-    f = batch_at(S, b).remote
-    while f >= 0 and remote_at(S, f).inst != i:
-        f = remote_at(S, f).next
-    return needs_far(S, f, D, k) - needs_far(S, f, D, begun) if f >= 0 else 0
+    for f in accounts(S, b):
+        if remote_at(S, f).inst == i:
+            return needs(S, f, D, k) - needs(S, f, D, begun)
+    return 0
 
 
 @jit
@@ -87,15 +86,11 @@ def peek_free(S: int, g: int) -> int:
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)
     for b in range(W.n_batches):
-        i, f = batch_at(S, b).inst, batch_at(S, b).remote
-        while i >= 0:
+        for f in accounts(S, b):
+            i = remote_at(S, f).inst
             n = ahead(S, b, i)
-            if n > 0:
-                for j in range(inst_at(S, i).gpu_count):
-                    if inst_at(S, i).gpus[j] == g:
-                        free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
-            i = remote_at(S, f).inst if f >= 0 else -1
-            f = remote_at(S, f).next if f >= 0 else -1
+            if n > 0 and is_on(S, i, g):
+                free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
     return free
 
 
@@ -167,8 +162,7 @@ def settle(S: int, t: float) -> None:
     """
     W = world(S)
     for p in range(W.n_gpus):
-        lane = gpu_at(S, p).head
-        while lane >= 0:
+        for lane in lanes_in(S, p):
             n = lane_at(S, lane)
             B = batch_at(S, lane >> 1)
             done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
@@ -183,12 +177,9 @@ def settle(S: int, t: float) -> None:
                     j = stepped(S, lane)
                     B.tick += j
                     tally(S, lane, j)
-            r = n.pieces
-            while r >= 0:
+            for r in pieces_from(S, n.pieces):
                 ran_for(S, r, wall, done, off)
                 mark(S, r, t)
-                r = req_at(S, r).next_piece
-            lane = n.next
     for g in range(W.n_gpus):
         G = gpu_at(S, g)
         G.kv_byte_s += G.kv_bytes * (t - G.kv_since)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, shorten, steps_to
 from harness.engines.sim.kernel.lent import demand_on, lend, slowed
+from harness.engines.sim.kernel.walks import demands, lanes_in
 from harness.engines.sim.state import *
 
 SWEEPS = 3  # over the lanes of a pool, after which the part of the time that each is on its GPUs hardly changes
@@ -53,20 +54,16 @@ def share(S: int, p: int) -> None:
     P = gpu_at(S, p)
     P.touched = 0
     if W.alone or (P.lanes == 1 and lane_at(S, P.head).lent < 0):
-        lane = P.head
-        while lane >= 0:
+        for lane in lanes_in(S, p):
             if W.sliced:
                 set_part(S, lane, 1.0)
             set_rate(S, lane, lane_at(S, lane).max_rate)
-            lane = lane_at(S, lane).next
     else:
         take_turns(S, p)
-        if W.n_remotes > 0:
+        if W.n_remotes > W.n_batches:
             lend(S, p)
-        lane = P.head
-        while lane >= 0:
+        for lane in lanes_in(S, p):
             set_rate(S, lane, lane_at(S, lane).given)
-            lane = lane_at(S, lane).next
     next_end(S, p)
 
 
@@ -80,18 +77,14 @@ def take_turns(S: int, p: int) -> None:
     waiting. It is found by up to SWEEPS sweeps over the lanes.
     """
     W = world(S)
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         n.stretch = 1.0
         n.given = 1.0
         n.round_s = 0.0
-        d = n.demand
-        while d >= 0:
+        for d in demands(S, n.demand):
             e = demand_at(S, d)
             gpu_at(S, e.gpu).round_s = 0.0
-            d = e.next
-        lane = n.next
     for _ in range(SWEEPS):
         add_turns(S, p)
         if not stretch(S, p):
@@ -99,8 +92,7 @@ def take_turns(S: int, p: int) -> None:
     for _ in range(SWEEPS if W.sliced else 0):
         add_slices(S, p)
         slice_out(S, p)
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         beside = 1.0 - n.duty + n.duty * n.stretch
         if W.sliced:  # `given` is the part of the time of its GPUs in which its kernels wait for no other process
@@ -110,24 +102,19 @@ def take_turns(S: int, p: int) -> None:
         n.given = n.max_rate / beside
         if n.slow != 1.0 and not W.sliced:
             n.given = slowed(n.max_rate, n.given, n.slow)
-        lane = n.next
 
 
 @jit
 def add_turns(S: int, p: int) -> None:
     """Set the seconds of a round that each lane's turn takes, and adjust the rounds of its GPUs by the change."""
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         on = n.duty * n.stretch
         was = n.round_s
         n.round_s = on / (1.0 - n.duty + on) * n.fills * n.turn_s
-        d = n.demand
-        while d >= 0:
+        for d in demands(S, n.demand):
             e = demand_at(S, d)
             gpu_at(S, e.gpu).round_s += n.round_s - was
-            d = e.next
-        lane = n.next
 
 
 @jit
@@ -138,12 +125,10 @@ def stretch(S: int, p: int) -> bool:
     """
     W = world(S)
     changed = False
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         most = 1.0
-        d = n.demand
-        while d >= 0:
+        for d in demands(S, n.demand):
             e = demand_at(S, d)
             if n.partition == 0 and not W.sliced:
                 G = gpu_at(S, e.gpu)
@@ -151,10 +136,8 @@ def stretch(S: int, p: int) -> bool:
                     most = max(most, n.fills + (G.round_s - n.round_s) / n.turn_s)
             else:
                 most = max(most, among(S, p, lane, d))
-            d = e.next
         changed = changed or n.stretch != most
         n.stretch = most
-        lane = n.next
     return changed
 
 
@@ -169,8 +152,7 @@ def among(S: int, p: int, lane: int, d: int) -> float:
     W = world(S)
     n = lane_at(S, lane)
     meet, asked, apart = 0.0, demand_at(S, d).hbm * n.max_rate, 0
-    x = gpu_at(S, p).head
-    while x >= 0:
+    for x in lanes_in(S, p):
         y = lane_at(S, x)
         e = demand_on(S, x, demand_at(S, d).gpu)
         if x != lane and e >= 0 and not (W.sliced and y.process != n.process):
@@ -179,7 +161,6 @@ def among(S: int, p: int, lane: int, d: int) -> float:
                 apart = 1
             else:
                 meet += y.round_s
-        x = y.next
     most = n.fills + meet / n.turn_s if meet > 0.0 else 1.0
     if apart:
         k = cost_at(S)[inst_at(S, batch_at(S, lane >> 1).inst).cost]
@@ -192,14 +173,12 @@ def slice_s(S: int, p: int, lane: int) -> float:
     """Return the GPU seconds of a lane's step if it is the longest of its process and sets the time slice, else 0."""
     n = lane_at(S, lane)
     turn = n.duty * n.stretch * n.slice_s / n.max_rate
-    x = gpu_at(S, p).head
-    while x >= 0:
+    for x in lanes_in(S, p):
         y = lane_at(S, x)
         if x != lane and y.process == n.process:
             other = y.duty * y.stretch * y.slice_s / y.max_rate
             if other > turn or (other == turn and x < lane):
                 return 0.0
-        x = y.next
     return turn
 
 
@@ -210,18 +189,14 @@ def add_slices(S: int, p: int) -> None:
     for g in range(W.n_gpus):
         if gpu_at(S, g).pool == p:
             gpu_at(S, g).round_s = 0.0
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         turn = slice_s(S, p, lane)
         on = n.duty * (n.stretch / n.given)
         n.round_s = on / (1.0 - n.duty + on) * max(turn, W.quantum_s) * (1.0 + W.switching) if turn > 0.0 else 0.0
-        d = n.demand
-        while d >= 0:
+        for d in demands(S, n.demand):
             e = demand_at(S, d)
             gpu_at(S, e.gpu).round_s += n.round_s
-            d = e.next
-        lane = n.next
 
 
 @jit
@@ -231,22 +206,16 @@ def slice_out(S: int, p: int) -> None:
     It is 1 if the process is alone on its GPUs.
     """
     W = world(S)
-    lane = gpu_at(S, p).head
-    while lane >= 0:
+    for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         turn = slice_s(S, p, lane)
         if turn > 0.0:
             slice_ = max(turn, W.quantum_s) * (1.0 + W.switching)
             longest = turn
-            d = n.demand
-            while d >= 0:
+            for d in demands(S, n.demand):
                 others = gpu_at(S, demand_at(S, d).gpu).round_s - n.round_s
                 if others > 0.0:
                     longest = max(longest, slice_ + others)
-                d = demand_at(S, d).next
-            x = gpu_at(S, p).head
-            while x >= 0:
+            for x in lanes_in(S, p):
                 if lane_at(S, x).process == n.process:
                     lane_at(S, x).given = turn / longest
-                x = lane_at(S, x).next
-        lane = n.next

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import freed, step_of
-from harness.engines.sim.kernel.memory import held_bytes, needs, needs_far, put
+from harness.engines.sim.kernel.memory import held_bytes, is_on, needs, put
 from harness.engines.sim.kernel.waits import loaded
+from harness.engines.sim.kernel.walks import accounts
 from harness.engines.sim.state import *
 
 
@@ -67,15 +68,6 @@ def dequeue(S: int, x: int) -> None:
 
 
 @jit
-def is_on(S: int, i: int, g: int) -> bool:
-    """Tell whether an instance is on a GPU."""
-    for j in range(inst_at(S, i).gpu_count):
-        if inst_at(S, i).gpus[j] == g:
-            return True
-    return False
-
-
-@jit
 def full_bytes(S: int, i: int) -> int:
     """Return the bytes that an account takes on each GPU for the steps begun so far and for its cached blocks."""
     I = inst_at(S, i)
@@ -95,18 +87,13 @@ def note_unbegun(S: int, g: int) -> None:
     for i in range(world(S).n_insts):
         inst_at(S, i).unbegun = 0
     for b in range(world(S).n_batches):
-        i = batch_at(S, b).inst
         for lane in (2 * b, 2 * b + 1):
             n = lane_at(S, lane)
             d = batch_at(S, b).tick
-            if n.busy == SPAN and is_on(S, i, g):
-                inst_at(S, i).unbegun += needs(S, b, d, n.steps) - needs(S, b, d, step_of(S, lane))
-            f = batch_at(S, b).remote if n.busy == SPAN and n.lent >= 0 else -1
-            while f >= 0:
-                if is_on(S, remote_at(S, f).inst, g):
-                    more = needs_far(S, f, d, n.steps) - needs_far(S, f, d, step_of(S, lane))
-                    inst_at(S, remote_at(S, f).inst).unbegun += more
-                f = remote_at(S, f).next
+            for f in accounts(S, b):
+                i = remote_at(S, f).inst
+                if n.busy == SPAN and is_on(S, i, g):
+                    inst_at(S, i).unbegun += needs(S, f, d, n.steps) - needs(S, f, d, step_of(S, lane))
 
 
 @jit

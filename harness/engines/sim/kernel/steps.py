@@ -9,22 +9,23 @@ from harness.engines.sim.kernel.blocks import target
 from harness.engines.sim.kernel.compose import compose
 from harness.engines.sim.kernel.cost import noise, power_below, speed
 from harness.engines.sim.kernel.events import tell
-from harness.engines.sim.kernel.far import far_context, hold_far, span_far
+from harness.engines.sim.kernel.far import hold_far, span_far
 from harness.engines.sim.kernel.lanes import activate, dirty, off_s, retire, segment, solo_at, wake
 from harness.engines.sim.kernel.lists import unlink
 from harness.engines.sim.kernel.members import end, leave_run, rest, set_parked
-from harness.engines.sim.kernel.memory import fits, needs, needs_far, put
+from harness.engines.sim.kernel.memory import fits, needs, put
 from harness.engines.sim.kernel.orders import pending
 from harness.engines.sim.kernel.pages import alternates, fill_steps
 from harness.engines.sim.kernel.price import price
 from harness.engines.sim.kernel.reuse import publish
 from harness.engines.sim.kernel.waits import log_stay, made_first, mark, ran_for
+from harness.engines.sim.kernel.walks import accounts, pieces_from, remotes
 from harness.engines.sim.kernel.weights import elsewhere, leave, set_weights
 from harness.engines.sim.state import *
 
 
 @jit
-def form(S: int, T: Tables, lane: int) -> None:
+def form(S: int, lane: int) -> None:
     """Decide what an idle lane does next, and start it."""
     decodes, pieces, single = compose(S, lane)
     if pieces == 0 and decodes == 0:
@@ -46,25 +47,23 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.part_since = W.now
     n.lent = -1
     c = inst_at(S, i).cost
-    k = T.cost[c]
+    k = cost_at(S)[c]
     n.partition = 0
     n.max_rate = 1.0
     if n.sms > 0:
         n.partition = 2 * n.sms + (lane & 1)
-        n.max_rate = speed(T, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
+        n.max_rate = speed(S, c, n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms, decodes, int(pieces > 0))
     n.slow = W.co_run * (k.pre_slow if pieces > 0 else k.dec_slow)
     W.steps += int(n.layers_left == 0)  # a later slice of a step is not counted as a step
     if pieces > 0:
         tokens, area, out = 0, 0.0, decodes  # area: pairs of causal attention; out: tokens that are sampled
-        r = n.pieces
-        while r >= 0:
+        for r in pieces_from(S, n.pieces):
             q = req_at(S, r)
             tokens += q.piece
             area += q.piece * (q.prefilled + 0.5 * q.piece)
             if q.prefilled + q.piece == target(S, r):
                 out += 1
-            r = q.next_piece
-        context = float(B.context - far_context(S, b)) if decodes > 0 else 0.0
+        context = float(remote_at(S, B.near).context) if decodes > 0 else 0.0
         _, _, solo = price(S, lane, decodes, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
@@ -77,11 +76,8 @@ def form(S: int, T: Tables, lane: int) -> None:
     else:
         span(S, lane, decodes, c, single)
     if decodes > 0:
-        B.brought = 0
-        f = B.remote
-        while f >= 0:
+        for f in accounts(S, b):
             remote_at(S, f).brought = 0
-            f = remote_at(S, f).next
     if n.turn != NO_TURN:
         n.in_turn = 1
         if n.turn == ORDERED:
@@ -112,13 +108,9 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
         steps = min(steps, span_far(S, lane, c, base, host))
     else:
         floor_s = base + (k.att0 + k.att1 * decodes)  # a step takes the larger of a floor and a line over context
+        floor_s = floor_s + host if k.serial else max(floor_s, host)
+        empty_s = base + (k.dec0 + k.dec1 * decodes) + (host if k.serial else 0.0)
         slope = k.dec2 * decodes
-        if k.serial:
-            floor_s += host
-            empty_s = base + (k.dec0 + k.dec1 * decodes) + host
-        else:
-            floor_s = max(floor_s, host)
-            empty_s = base + (k.dec0 + k.dec1 * decodes)
         now_s = empty_s + k.dec2 * B.context
         if now_s >= floor_s:
             n.first_s = now_s
@@ -146,29 +138,27 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
     steps = 1 if single else max(steps, 1)  # single: a member that lost its pages is let in at the next boundary
     if W.paged and alternates(S, lane):  # batches of a model on these GPUs take pages in turn, a step at a time
         steps = 1
-    f = B.remote if B.far > 0 else -1
-    while f >= 0:
-        steps = hold_far(S, b, f, steps)
-        f = remote_at(S, f).next
+    if B.far > 0:
+        for f in remotes(S, b):
+            steps = hold_far(S, b, f, steps)
     # `grow` has taken the blocks of the first step, or members brought them
-    first = 0 if W.reserves else B.residues[(1 - B.tick) % W.block_tokens]
-    more = needs(S, b, B.tick, steps) - first
+    first = needs(S, B.near, B.tick, 1)
+    more = needs(S, B.near, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
         while hi - lo > 1:
             mid = (lo + hi) // 2
-            if fits(S, i, needs(S, b, B.tick, mid) - first, 1):
+            if fits(S, i, needs(S, B.near, B.tick, mid) - first, 1):
                 lo = mid
             else:
                 hi = mid
         steps = lo
-        more = needs(S, b, B.tick, steps) - first
+        more = needs(S, B.near, B.tick, steps) - first
     put(S, i, more)
-    f = B.remote if B.far > 0 else -1
-    while f >= 0:  # an account elsewhere gets back blocks that it took for more steps than these
-        F = remote_at(S, f)
-        put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
-        f = F.next
+    if B.far > 0:
+        for f in remotes(S, b):  # an account elsewhere gets back blocks that it took for more steps than these
+            F = remote_at(S, f)
+            put(S, F.inst, needs(S, f, B.tick, steps) - needs(S, f, B.tick, F.ahead))
     n.busy = SPAN
     n.steps = steps
     n.work = solo_at(S, lane, steps)
@@ -207,10 +197,8 @@ def end_step(S: int, lane: int) -> None:
         B.clock_slice += off
         B.tick += n.steps
         B.context += n.decodes * n.steps
-        f = B.remote
-        while f >= 0:
+        for f in accounts(S, b):
             remote_at(S, f).context += remote_at(S, f).count * n.steps
-            f = remote_at(S, f).next
         B.seq_steps += n.decodes * n.steps
         fill_steps(S, b, B.tick)
         while B.root >= 0 and req_at(S, B.root).last_tick == B.tick:

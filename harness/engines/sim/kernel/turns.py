@@ -10,6 +10,7 @@ from harness.engines.sim.kernel.members import rest
 from harness.engines.sim.kernel.memory import touches
 from harness.engines.sim.kernel.reuse import shed
 from harness.engines.sim.kernel.waits import flag, usable
+from harness.engines.sim.kernel.walks import listed, remotes, transfers, turns
 from harness.engines.sim.state import *
 
 
@@ -101,7 +102,6 @@ def busy(S: int, i: int) -> bool:
 @jit
 def stuck(S: int, lane: int) -> bool:
     """Tell whether an idle lane with members waits in vain: nothing that is under way could let it step."""
-    W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
@@ -111,28 +111,22 @@ def stuck(S: int, lane: int) -> bool:
     if n.resized:
         return False
     if lane != 2 * b or n.kind == MIXED:
-        r = B.ends[2 * ELSEWHERE]
-        while r >= 0:
+        for r in listed(S, b, ELSEWHERE):
             if req_at(S, r).state == MOVE:
                 return False
-            r = req_at(S, r).next
         here = B.count[RUNNING] + B.count[PARKED] + (B.swapped if lane != 2 * b else B.count[WAITING])
         if here == 0:
             return True
     if busy(S, i):
         return False
-    f = B.remote
-    while f >= 0:
+    for f in remotes(S, b):
         if remote_at(S, f).count > 0 and busy(S, remote_at(S, f).inst):
             return False
-        f = remote_at(S, f).next
-    x = W.transfer_head
-    while x >= 0:
+    for x in transfers(S, world(S).transfer_head):
         X = xfer_at(S, x)
         begun = X.stage != LINK or X.parts > 0  # a move may still wait for its request's step
         if begun and (touches(S, b, X.inst) or (X.source >= 0 and touches(S, b, X.source))):
             return False
-        x = X.next
     return True
 
 
@@ -142,10 +136,8 @@ def settle_turns(S: int) -> bool:
 
     Return False if a log is full.
     """
-    lane = world(S).turn_head
-    while lane >= 0:
+    for lane in turns(S):
         n = lane_at(S, lane)
-        nxt = n.next_turn
         if n.busy == IDLE:
             if not spare(S, 0):
                 return False
@@ -153,7 +145,6 @@ def settle_turns(S: int) -> bool:
                 end_turn(S, lane, EMPTY)
             elif stuck(S, lane):
                 end_turn(S, lane, STUCK)
-        lane = nxt
     return True
 
 

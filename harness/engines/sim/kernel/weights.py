@@ -5,9 +5,9 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.buddy import has_chunk, take_chunk
 from harness.engines.sim.kernel.events import done
-from harness.engines.sim.kernel.lanes import cut, freed, give_back, wake
+from harness.engines.sim.kernel.lanes import cut_both, freed, give_back, wake_both
 from harness.engines.sim.kernel.links import add_part, launch, new_transfer
-from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep
+from harness.engines.sim.kernel.memory import asked_bytes, exceeds, keep
 from harness.engines.sim.kernel.pages import take
 from harness.engines.sim.kernel.reuse import forget_cached, shed
 from harness.engines.sim.kernel.waits import clocks, loaded, out_s, usable
@@ -31,11 +31,9 @@ def set_weights(S: int, i: int, state: int) -> None:
     for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
             if state == LEAVING:
-                cut(S, 2 * b)
-                cut(S, 2 * b + 1)
+                cut_both(S, b)
             elif usable(S, i):
-                wake(S, 2 * b)
-                wake(S, 2 * b + 1)
+                wake_both(S, b)
 
 
 @jit
@@ -155,10 +153,8 @@ def granted(S: int, x: int) -> bool:
     i = X.inst
     if W.unlimited:
         return True
-    if X.kind == SHIFT:
-        h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
-        if (inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit) or not has_chunk(S, i, X.blocks):
-            return False
+    if X.kind == SHIFT and (exceeds(S, i, X.blocks, 1) or not has_chunk(S, i, X.blocks)):
+        return False
     for j in range(inst_at(S, i).gpu_count):
         g = gpu_at(S, inst_at(S, i).gpus[j])
         if g.barred or g.used + asked_bytes(S, x) > g.cap:

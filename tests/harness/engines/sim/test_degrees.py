@@ -122,16 +122,6 @@ def test_two_degrees_of_one_model_at_once() -> None:
     assert rows[1]["done_ns"] - rows[1]["first_ns"] < rows[0]["done_ns"] - rows[0]["first_ns"]
 
 
-def test_kv_on_either_degree() -> None:
-    sim = Sim(config())
-    start(sim, jobs(0.0, 0.0))
-    until(sim, 0.05)
-    blocks = 7  # 101 tokens and as many as were made by then: 112 at most
-    assert all(sim.view().request(r).made_tokens in range(1, 12) for r in (0, 1))
-    assert [sim.view().kv("m", g).used_bytes for g in range(3)] == [16 * blocks * TOKEN[tp] for tp in (1, 2, 2)]
-    assert [sim.view().request(r).kv_bytes for r in (0, 1)] == [16 * blocks * TOKEN[tp] for tp in (1, 2)]
-
-
 def test_a_load_brings_each_gpu_its_part() -> None:
     sim = Sim(config())
     sim.take(jobs(100.0))

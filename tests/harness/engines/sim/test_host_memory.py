@@ -130,34 +130,6 @@ def test_hosts_hold_the_models_of_the_highest_planned_rates_until_others_are_loa
     assert seconds(engine, Load(a)) == pytest.approx([from_host])  # leaving a GPU leaves the host as it is
 
 
-def test_two_loads_of_weights_that_are_not_there_both_read_the_disk() -> None:
-    engine = begun(config(SIZE))
-    a = [Load(Inst("a", (g,))) for g in (0, 1)]
-    from_disk = engine.cluster.profile.load_s(a[0].inst, "host", from_disk=True)
-    assert seconds(engine, *a) == pytest.approx([from_disk, 2 * from_disk - 0.01])  # one after the other
-
-
-def test_nodes_have_a_memory_each() -> None:
-    engine = begun(config(SIZE, node_gpus=1))
-    assert (models_of(engine, 0), models_of(engine, 1)) == ("b", "b")
-    seconds(engine, Load(Inst("a", (1,))))
-    assert (models_of(engine, 0), models_of(engine, 1)) == ("b", "a")
-
-
-def test_weights_placed_before_the_start_were_read_last() -> None:
-    assert models_of(begun(config(SIZE), Load(Inst("a", (0,))), Load(Inst("c", (1,))))) == "c"
-
-
-def test_a_load_withdrawn_while_it_waits_for_memory_read_nothing() -> None:
-    c = config(SIZE, gpus=1, pool_bytes=SIZE + GIB)
-    engine = begun(c, Load(Inst("b", (0,))))
-    engine.do(Load(Inst("a", (0,))))
-    assert engine.view().weights(Inst("a", Host())) == "loading"
-    engine.do(Evict(Inst("a", (0,)), drain=False))
-    assert models_of(engine) == ""  # b had made room
-    assert engine.view().weights(Inst("a", Host())) == "out"
-
-
 def test_a_slow_loader_hides_behind_a_slower_disk() -> None:
     priced = machine(config(0))
     spec = priced.spec

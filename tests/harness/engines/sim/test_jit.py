@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from numba.core.caching import NullCache
 
 from harness import target
 from harness.engines.sim import jit
+from harness.engines.sim.kernel import walks
 from tests.cases import cases
 
 HOME = Path(jit.__file__).parents[1]
@@ -44,3 +46,9 @@ def test_the_cache_lies_with_the_sources_and_earlier_ones_go(tmp_path: Path, mon
     assert left == [other]  # of another target
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     assert jit.cache_dir(tmp_path) == folder
+
+
+@pytest.mark.skipif(jit.DISABLED, reason="nothing is compiled")
+def test_a_generator_is_no_file_of_the_cache() -> None:
+    """Else numba raises KeyError where it compiles a further caller in a later process."""
+    assert isinstance(walks.accounts._cache, NullCache)  # type: ignore[attr-defined]

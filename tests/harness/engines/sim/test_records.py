@@ -98,7 +98,7 @@ def read(source: str) -> Iterator[tuple[str, str]]:
         def of(value: ast.expr, known: dict[str, str] = known) -> str | None:
             if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
                 return ACCESSORS.get(value.func.id)
-            if isinstance(value, ast.Subscript) and ast.unparse(value.value) in {"T.cost", "cost_at(S)"}:
+            if isinstance(value, ast.Subscript) and ast.unparse(value.value) == "cost_at(S)":
                 return "COST"
             return known.get(value.id) if isinstance(value, ast.Name) else None
 

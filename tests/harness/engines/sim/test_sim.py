@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -10,15 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from harness.engines.costs import shapes
-from harness.engines.costs.quantities import gpu
-from harness.engines.machine import Config, Served, granule_bytes
+from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.loop.system import find
-from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
-from harness.policy.events import Arrived
-from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
+from harness.policy.types import Jobs, Plan
 from harness.rows.record import SCHEMA
 from harness.rows.record import WAITS as CAUSES
 from harness.run.spec import Spec
@@ -101,63 +96,6 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     places = zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)
     assert set(places) == {("a", "0"), ("b", "1+2")}
     assert (t.column("first_ns").to_numpy() <= t.column("done_ns").to_numpy()).all()
-
-
-def test_a_page_of_an_8b_is_128_mib() -> None:
-    config = Config((Served("m", shape("llama-3.1-8b")),))
-    assert granule_bytes(config, config.models[0], elastic=True) == 128 * MIB
-    assert Sim(config, {"kv": "elastic"}).cluster.models["m"].page_bytes == 128 * MIB
-    assert Sim(config).cluster.models["m"].page_bytes == 16 * shapes.kv_token_bytes(config.models[0].shape)
-
-
-def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
-    config = Config((Served("m", shape("llama-3.1-8b")),))
-    sim = Sim(config, {"kv": "elastic"})
-    batch = Batch(Inst("m", (0,)))
-    for action in (Load(batch.inst), Run(batch), Admit("m", batch)):
-        sim.do(action)
-    sim.take(asked("m", [0.0] * 8, 0, 600, 600))
-    sim.begin(frozenset({Arrived}), False)
-    used = []
-    for t in (0.5, 1.0, math.inf):
-        while sim.poll(t) is not None:
-            pass
-        used.append(sim.view().kv("m", 0).used_bytes)
-    need = 8 * 608 * shapes.kv_token_bytes(config.models[0].shape)
-    assert all(x % (128 * MIB) == 0 for x in used)
-    assert need <= used[0] <= used[1] <= 3 * need
-    assert used[2] == 0
-
-
-def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
-    llama, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
-    room = 2 * weights + 512 * MIB  # of a GPU: two models, and half of the KV of the longest request
-    fraction = (room + 1) / gpu("h100").mem_bytes
-    sim = Sim(Config(tuple(Served(m, llama) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=fraction))
-    view, here, there = sim.view(), Batch(Inst("a", (0,))), Inst("a", (1,))
-    for action in (Load(here.inst), Run(here, "prefill"), Admit("a", here), Load(there), Load(Inst("b", (1,)))):
-        sim.do(action)
-    sim.take(asked("abc", [0.0], 0, 8000, 100))
-    sim.begin(frozenset(), False)
-
-    def seen(at_s: float) -> tuple[str, int, int, str]:
-        while sim.poll(at_s) is not None:
-            pass
-        batch = view.batch(here)
-        return view.request(0).transit, batch.away, batch.waiting_to_move, view.weights(Inst("c", (1,)))
-
-    assert seen(10.0) == ("none", 0, 0, "out")  # its prompt is done, and no lane decodes
-    sim.do(Move(0, (1,)))
-    sim.do(Load(Inst("c", (1,))))
-    assert seen(11.0) == ("waiting", 1, 1, "waiting")
-    assert view.request(0).home == (0,)
-    sim.do(Evict(Inst("b", (1,))))  # the KV goes first, and leaves no room for c
-    assert seen(11.0 + 1e-6) == ("moving", 1, 0, "waiting")
-    assert seen(12.0) == ("none", 1, 0, "waiting")  # its batch is elsewhere
-    assert view.request(0).home == (1,)
-    sim.do(Drop(0))
-    assert seen(12.0 + 1e-6)[3] == "loading"
-    assert seen(13.0)[3] == "in"
 
 
 def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -63,24 +64,23 @@ def in_kernel(
     return [1 / S.lanes["given"].item(2 * k) for k in range(len(lanes))]
 
 
-class Running(NamedTuple):
-    """The fields of a step that the oracle reads."""
-
-    place: tuple[int, ...]
-    top: float
-    demand: tuple[float, float]
-    duty: float
-    fill: float
-    kernels_s: float
-    part: str | None
-    limits: tuple[float, float]
-
-
 def in_oracle(lanes: Sequence[Lane]) -> list[float]:
     """Return the same in the oracle."""
     limits = TURNS["apart"], TURNS["crowd"]
-    steps = [Running((0,), 1.0, (0.0, x.h), x.u, x.fill, x.turn_s, x.part or None, limits) for x in lanes]
-    return [1 / rate for rate in oracle.beside(cast("list[oracle.Step]", steps))]
+    steps: list[Any] = [
+        SimpleNamespace(
+            place=(0,),
+            top=1.0,
+            demand=(0.0, x.h),
+            duty=x.u,
+            fill=x.fill,
+            kernels_s=x.turn_s,
+            part=x.part or None,
+            limits=limits,
+        )
+        for x in lanes
+    ]
+    return [1 / rate for rate in oracle.beside(steps)]
 
 
 D1, D64 = Lane(4.793 / 32), Lane(7.228 / 32)  # decode steps of 1 and 64 sequences of an 8B on an H200

@@ -48,29 +48,6 @@ def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
 
 
 @cases("seed", range(20))
-def test_new_names_change_nothing_else(seed: int) -> None:
-    w = world(seed)
-    new = {m.name: f"z{9 - k}" for k, m in enumerate(w.config.models)}
-
-    def named(x: object) -> object:
-        if isinstance(x, Inst):
-            return Inst(new[x.model], x.place)
-        if isinstance(x, Batch):
-            return Batch(Inst(new[x.inst.model], x.inst.place), x.tag)
-        return new.get(x, x) if isinstance(x, str) else x
-
-    script = [
-        (t, type(a)(**{f: named(getattr(a, f)) for f in a.__dataclass_fields__}))  # type: ignore[arg-type]
-        for t, a in w.script
-    ]
-    config = replace(w.config, models=tuple(m._replace(name=new[m.name]) for m in w.config.models))
-    other = replace(w, config=config, script=script, jobs=replace(w.jobs, models=tuple(new[m] for m in w.jobs.models)))
-    R, R2 = drive(w, END_S)[0].S.requests, drive(other, END_S)[0].S.requests
-    for name in ("first", "done", *CAUSES):
-        np.testing.assert_array_equal(R[name], R2[name])
-
-
-@cases("seed", range(20))
 def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
     w = world(seed)
     t = w.machine.tables
@@ -225,16 +202,6 @@ def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: flo
     gpus = sim.S.gpus
     assert gpus["flop_s"][:2].tolist() == pytest.approx([0.5, 0.5 * (1 + part)])
     assert gpus["busy_s"][:2].tolist() == pytest.approx([end_s, end_s])
-
-
-def test_littles_law() -> None:
-    w = prefill_queue(0.5, 1.2, 20_000)
-    got, a = latency(w), w.jobs.arrival_s
-    span = float((a + got).max())
-    stamps = np.concatenate([np.stack([a, np.ones_like(a)], 1), np.stack([a + got, -np.ones_like(a)], 1)])
-    stamps = stamps[np.argsort(stamps[:, 0], kind="stable")]
-    inside = float((np.cumsum(stamps[:-1, 1]) * np.diff(stamps[:, 0])).sum()) / span
-    assert inside == pytest.approx(len(a) / span * got.mean(), rel=1e-9)
 
 
 def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing() -> None:

@@ -1,14 +1,7 @@
-"""Pages of elastic memory: kvcached's rule by hand, in the oracle, and in a simulated run."""
+"""Pages of elastic memory: kvcached's rule by hand, in the oracle."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from tests.harness.engines.sim.kernel.replayed_pages import Pages as Replayed
-from tests.harness.engines.sim.kernel.replayed_pages import replayed, simulated
 from tests.harness.engines.sim.oracle import Pages
 
 
@@ -28,26 +21,3 @@ def test_of_two_pages_a_request_frees_the_one_with_its_first_blocks_is_filled_fi
     assert long == [0, 0, 1, 1]
     pages.give(long)
     assert pages.take(3) == [0, 0, 1]
-
-
-@given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=40))
-def test_the_oracle_has_the_pages_that_the_replay_has(blocks: int, steps: list[tuple[bool, int]]) -> None:
-    ours, theirs, held = Pages(blocks), Replayed(blocks), list[list[int]]()
-    for takes, n in steps:
-        if takes:
-            expected = ours.count(n)
-            held.append(ours.take(n))
-            assert held[-1] == [theirs.take() for _ in range(n)]
-            assert len(ours.taken) == expected
-        elif held:
-            gone = held.pop(n % len(held))
-            ours.give(gone)
-            theirs.give(gone)
-        assert ours.taken == theirs.used
-
-
-def test_a_simulated_run_counts_the_pages_of_its_requests(tmp_path: Path) -> None:
-    """Its rows do not say when a prompt's step began, so that the replay takes its blocks some milliseconds late."""
-    pages = replayed(simulated(2.5, tmp_path))
-    assert abs(pages.replayed / pages.counted - 1) < 0.02
-    assert pages.counted > 1.3 * pages.packed

@@ -30,13 +30,12 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.bases import base_specs
-from tests.bench import bench
 from tests.cases import cases
 from tests.harness.engines.sim.kernel.agree import END_S, M0
 from tests.harness.engines.sim.kernel.test_corners import ADMIT, FAR, OTHER, SERVE, agreed, small
 from tests.harness.engines.sim.oracle import CAUSES
 from tests.harness.engines.sim.world import SHAPE, World, drive
-from tests.harness.engines.sim.worlds import SHARED, WILD, world
+from tests.harness.engines.sim.worlds import WILD, world
 from tests.there import there
 from tests.traces.test_prefix import chains, converted, lines, lru_tokens
 from tests.workloads.asked import asked
@@ -228,29 +227,6 @@ def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
         assert cache.stats() == {**bare.stats(), "hit_share": 0.0}
 
 
-def test_prompts_that_share_nothing_run_as_without_a_cache() -> None:
-    work = alike([range(20 * r, 20 * r + 20) for r in range(40)], 330, 40)
-    cached, other = served(work), served(replace(work, prefix=None))
-    for name in ("first", "done", *CAUSES):
-        np.testing.assert_array_equal(cached.S.requests[name], other.S.requests[name])
-    assert cached.stats() == {**other.stats(), "hit_share": 0.0}
-
-
-@cases("first", [SHARED, SHARED + 40])
-def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
-    hits = 0
-    for seed in range(first, first + 40):
-        w = world(seed)
-        hit_tokens, prefix = drive(w)[0].S.requests["found"], there(w.jobs.prefix)
-        rows = np.repeat(np.arange(len(w.jobs)), np.diff(prefix.offsets))
-        shared = np.bincount(prefix.ids)[prefix.ids] > 1
-        most = prefix.block_tokens * np.bincount(rows, shared, len(w.jobs))
-        assert (hit_tokens <= np.minimum(most, w.jobs.prompt_tokens - 1)).all()
-        assert (hit_tokens % w.config.block_tokens)[hit_tokens >= 0].max(initial=0) == 0
-        hits += int((hit_tokens > 0).sum())
-    assert hits > 50
-
-
 # ---------------------------------------------------------------- what a run says
 
 
@@ -306,23 +282,3 @@ def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
     assert "hit_share" not in record.meta(off)["stats"]
     ttft_s = [requests.rows(record.read(folder)).ttft_s.mean() for folder in (on, off)]
     assert ttft_s[0] < 0.5 * ttft_s[1]
-
-
-def compared(*words: str) -> str:
-    """Return the lines that `bench compare` prints of one rate and seed."""
-    asks = "compare --systems dedicated --rate-scale 1 --seeds 1 --no-plot --slo absolute:ttft=1,tpot=0.1"
-    result = bench(*asks.split(), *words)
-    assert result.exit_code == 0
-    return result.output
-
-
-def test_a_comparison_says_whether_prompts_find_what_earlier_ones_left(told: str, tmp_path: Path) -> None:
-    here = ["--trace", told, "--models", "llama-3.1-8b", "-o", str(tmp_path)]
-    on, off = compared(*here), compared(*here, "--no-prefix-cache")
-    assert " · prefix cache · " in on
-    assert "hits %" in on
-    assert " · no prefix cache · " in off
-    assert "hits %" not in off
-    bare = ["--trace", "sample", "--models", "llama-3.2-1b", "-o", str(tmp_path)]
-    assert "prefix cache" not in compared(*bare)
-    assert " · no prefix cache: the trace has no ids of blocks\n" in compared(*bare, "--prefix-cache", "--all")

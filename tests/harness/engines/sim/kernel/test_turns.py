@@ -144,22 +144,6 @@ def test_only_a_prefill_runs_in_slices(order: Run) -> None:
     assert [(e.action, e.failed) for _, e in told if isinstance(e, Done)] == [(order, "never")]
 
 
-def test_a_turn_of_as_many_steps() -> None:
-    ends = turns(clock(1), [[Run(M0, "prefill", steps=1)], [Run(M0, "decode", steps=7)], [Run(M0, steps=2)]], 5.0)
-    assert [(t, e.phase, e.why, e.steps) for t, e in ends[:3]] == [
-        (0.125, "prefill", "steps", 1),
-        (0.125 + 7 / 4, "decode", "steps", 7),
-        (0.125 + 9 / 4, "mixed", "steps", 2),
-    ]
-
-
-def test_prompts_one_a_turn_in_round_robin() -> None:
-    rota: list[list[Action]] = [[Run(b, "prefill", steps=1, seqs=1)] for b in (M0, M1)]
-    ends = turns(clock(n=3), rota, 0.8)
-    assert [(t, e.batch, e.why) for t, e in ends[:6]] == [((k + 1) / 8, (M0, M1)[k % 2], "steps") for k in range(6)]
-    assert [(t, e.why, e.steps, e.ran_s) for t, e in ends[6:]] == [(0.75, "empty", 0, 0.0)] * 3
-
-
 def test_weights_that_come_late_cost_no_quota() -> None:
     w = clock(1)
     assert turns(w, [[Run(M0, for_s=0.3)]], 9.0)[0] == (0.375, TurnEnded(M0, "mixed", "time", 2, 0.375))
