@@ -90,14 +90,6 @@ class Trial(NamedTuple):
     limits: Mapping[str, int]  # bytes of KV that the script gave to models
     late: Sequence[str] = ()  # processes that close() left, in words
 
-    def ended(self) -> dict[int, list[Finished]]:
-        """Return the Finished events that the policy heard, by request."""
-        by_request: dict[int, list[Finished]] = {}
-        for _, event in self.heard:
-            if isinstance(event, Finished):
-                by_request.setdefault(event.rid, []).append(event)
-        return by_request
-
 
 # ------------------------------------------------------------------ trials
 
@@ -136,7 +128,10 @@ def run(name: str, case: Case) -> Trial | None:
             engine = made(name, case.gpus, case.room_tokens)
         script = Script(case, engine)
         replay(script, engine, case.jobs, end_s=LONGEST_S)
-        rows = [row for part in engine.rows() for row in checked(part, script).to_pylist()]
+        parts = list(engine.rows())
+        if not all(part.schema.equals(SCHEMA) for part in parts):
+            script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
+        rows = [row for part in parts for row in part.to_pylist()]
         kv_bytes, end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
         if not all(isinstance(value, float) for value in engine.stats().values()):
             script.seen.append(("rows", "stats() holds what is no float"))
@@ -145,13 +140,6 @@ def run(name: str, case: Case) -> Trial | None:
     engine.close()
     left = [f"process {pid} is left" for pid in sorted(children() - before)]
     return Trial(case, engine, script.heard, script.seen, rows, end_s, kv_bytes, script.limits, left)
-
-
-def checked(part: Any, script: Script) -> Any:
-    """Return a batch of rows unchanged, and note a breach if its schema is not SCHEMA."""
-    if not part.schema.equals(SCHEMA):
-        script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
-    return part
 
 
 def children() -> set[int]:
@@ -243,14 +231,17 @@ def ends(trial: Trial) -> Iterator[Breach]:
 
     The run is over once the last request ends, so the event of that end need not be reported.
     """
-    told, last_ns = trial.ended(), max((row["done_ns"] or 0 for row in trial.rows), default=0)
+    told, last_ns = dict[int, list[str]](), max((row["done_ns"] or 0 for row in trial.rows), default=0)
+    for _, event in trial.heard:
+        if isinstance(event, Finished):
+            told.setdefault(event.rid, []).append(event.state)
     for row in trial.rows:
         r, state = row["id"], row["state"]
         if state not in STATES or state == "unfinished":
             yield Breach(f"request {r} is {state}")
         if trial.case.all_done and state != "done":
             yield Breach(f"request {r} is {state}, and nothing was in its way")
-        heard = [end.state for end in told.get(r, ())]
+        heard = told.get(r, [])
         if Finished in trial.engine.tells and heard != [state] and (heard or row["done_ns"] != last_ns):
             yield Breach(f"request {r} is {state}, and its end was reported as {heard}")
     if trial.case.script is dropped:

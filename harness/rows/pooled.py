@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from harness.rows.estimate import Estimate
-from harness.rows.statistics import MIRROR, falling
+from harness.rows.statistics import MIRROR, falling, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ def shares(c: Counts) -> Shares:
     if c.units < FEWEST:
         return Shares(share, np.zeros_like(share), np.ones_like(share))
     some = missed > 0
-    few = (_t(c.units) / Z) ** 2  # a variance from few units is itself uncertain
+    few = (t_quantile(c.units) / Z) ** 2  # a variance from few units is itself uncertain
     variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has at least one miss
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
     # A window that is rare and bad may not show until the next rate.
@@ -159,7 +159,7 @@ def slope(c: Counts, level: float) -> Estimate | None:
     n = c.units
     if n < FEWEST:
         return Estimate(rise / run, None, None, n)
-    half = _t(n) * float(np.sqrt(((relative[j] - relative[i]) ** 2).sum()))
+    half = t_quantile(n) * float(np.sqrt(((relative[j] - relative[i]) ** 2).sum()))
     return Estimate(rise / run, (rise - half) / run, (rise + half) / run, n)
 
 
@@ -206,7 +206,7 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
         return Estimate(gap, None, None, n)
     least = max(abs(gap), 1.0 / min(total)) / min(total)  # a miss is an event by itself, and one more may come
     variance = max(float(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()), least)
-    half = _t(n) * math.sqrt(variance)
+    half = t_quantile(n) * math.sqrt(variance)
     return Estimate(gap, gap - half, gap + half, n)
 
 
@@ -343,13 +343,6 @@ def _at(c: Counts, rate_rps: float) -> int:
     if not len(at):
         raise ValueError(f"nothing ran at {rate_rps:g} req/s")
     return int(at[0])
-
-
-def _t(n: int) -> float:
-    """Return the half width of a 95 % t interval of n units, in standard errors."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(n - 1, 0.975))
 
 
 def _mover(gap: float, below: float, above: float, r: float) -> float:

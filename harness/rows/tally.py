@@ -35,14 +35,6 @@ UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at
 BITS = 16  # bits by which one pass ranks many numbers
 
 
-def share(scores: Floats, weights: Floats | None = None) -> float:
-    """Average the scores of the offered requests, each by its weight (default 1); NaN if none was offered."""
-    if weights is None:
-        return float(scores.mean()) if len(scores) else math.nan
-    whole = float(weights.sum())
-    return float((scores * weights).sum()) / whole if whole else math.nan
-
-
 def jain(values: Iterable[float]) -> float:
     """Compute Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
     x = np.fromiter(values, np.float64)

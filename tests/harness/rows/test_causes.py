@@ -12,7 +12,6 @@ from harness.answers import explain
 from harness.engines.servers.account import failures
 from harness.rows import causes, record
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.requests import limits
 from tests.cases import cases
 from tests.harness.rows.test_metrics import rows, table
 from tests.there import there
@@ -192,16 +191,6 @@ def test_excess_is_what_it_takes_beyond_alone() -> None:
     named = {(part, wait): excess_s[0, part, k] for part in (0, 1) for k, wait in enumerate(record.WAITS)}
     above = {key: round(x, 9) for key, x in named.items() if x > 1e-12}
     assert above == {(0, "load"): 0.8, (1, "compute"): 1.1, (1, "contention"): 0.6}
-
-
-def test_of_an_earlier_schema_the_whole_life_stands_for_either_part() -> None:
-    requests = rows(LATE_FIRST)
-    old = type(requests)(
-        **{name: getattr(requests, name) for name in requests.__slots__}
-        | {"ttft_waits_s": np.full_like(requests.waits_s, math.nan)}
-    )
-    np.testing.assert_array_equal(causes.excess_s(old)[:, 0], causes.excess_s(old)[:, 1])
-    assert causes.parts_missed(old, limits(old, SLO), "both").tolist() == [[True, False, False]]
 
 
 def test_no_miss_has_no_cause() -> None:
