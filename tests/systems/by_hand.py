@@ -1,4 +1,4 @@
-"""Constant costs, and views of what a test says, for policies that tests drive by hand."""
+"""Constant costs, and views of what a test says, for policies that tests drive by hand; and runs in the simulator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
+from harness.engines.machine import Config
+from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
+from harness.loop import system
+from harness.loop.recorder import Recorder
+from harness.loop.replay import replay
 from harness.policy.actions import Action
-from harness.policy.types import Batch, Host, Inst
+from harness.policy.types import Batch, Host, Inst, Jobs
 from harness.policy.view import BatchState, KvState
 
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -50,6 +57,17 @@ class Seen:
 
     def kv(self, model: str, gpu: int) -> KvState:
         return KvState(0, None, self.room)
+
+
+def ran(
+    make: Any, config: Config, jobs: Jobs, *, log: Recorder | None = None, **fields: Any
+) -> tuple[pa.Table, Sim, Any]:
+    """Run a system, by name or class, with the engine's options that it asks for; return rows, engine and policy."""
+    make = system.find(make) if isinstance(make, str) else make
+    engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
+    policy = make(engine.cluster, **fields)
+    replay(policy, engine, jobs, log=log)
+    return pa.Table.from_batches(engine.rows()), engine, policy
 
 
 def of(actions: Iterable[Action], kind: type) -> list[Any]:

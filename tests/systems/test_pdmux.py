@@ -324,20 +324,6 @@ def test_phases_that_never_meet_are_alternation() -> None:
         np.testing.assert_allclose(split[stamp], whole[stamp], rtol=0, atol=1e-9)
 
 
-def test_one_token_prompts_are_alternation() -> None:
-    jobs = stream(60, 8.0, (100, 3000), (1, 2))
-    split, whole = served(PDMux, jobs)[0], served(Whole, jobs)[0]
-    np.testing.assert_allclose(split.S.requests["done"], whole.S.requests["done"], rtol=0, atol=1e-9)
-
-
-class Whole(Chunked):
-    """The same with whole prompts, before decodes."""
-
-    def on(self, event: Any, view: Any) -> Any:
-        for action in super().on(event, view):
-            yield Run(action.batch, chunk_tokens=0) if isinstance(action, Run) else action
-
-
 def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -> None:
     jobs = stream(150, 1.2, (2000, 6000), (100, 300))
     engine, log = served(PDMux, jobs)
@@ -366,41 +352,6 @@ def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
     context = 730 + np.mean([row["made_tokens"] - len(tokens) for row, tokens in zip(rows, late, strict=False)])
     assert context == pytest.approx(1000, rel=0.1)
     assert max(np.diff(tokens).max() for tokens in late) / 1e9 == pytest.approx(0.505, rel=0.05)
-
-
-class Lanes(Chunked):
-    """Both phases side by side with whole prompts, on SMs of their own or, without any, wherever they find some."""
-
-    sms: tuple[int | None, int | None] = (None, None)
-
-    def on(self, event: Any, view: Any) -> Any:
-        for action in super().on(event, view):
-            if isinstance(action, Run):
-                yield Run(action.batch, "prefill", chunk_tokens=0, sms=self.sms[0])
-                yield Run(action.batch, "decode", sms=self.sms[1])
-            else:
-                yield action
-
-
-class Split(Lanes):
-    sms = (96, 36)
-
-
-def test_what_prefill_loses_to_chunks_are_the_sms_that_decode_holds() -> None:
-    """The cause that figures/pdmux.toml names: without a partition the same lanes come up to chunks of 512 tokens."""
-    draw, n = np.random.default_rng(1), 400
-    prompts = np.clip(draw.lognormal(5.8, 1.2, n), 8, 8000).astype(np.int32)
-    outputs = np.clip(draw.lognormal(5.2, 0.9, n), 2, 1500).astype(np.int32)
-    jobs = replace(stream(n, 6.0, (1, 2), (1, 2)), prompt_tokens=prompts, output_tokens=outputs)
-
-    def p95_s(make: Any, **fields: Any) -> float:
-        rows = served(make, jobs, **fields)[0].S.requests
-        return float(np.quantile(rows["first"] - rows["arrival"], 0.95))
-
-    split, chunks = p95_s(PDMux), p95_s(Chunked, tau=512)
-    assert split > 1.3 * chunks
-    assert p95_s(Lanes) == pytest.approx(chunks, rel=0.15)
-    assert p95_s(Split) == pytest.approx(split, rel=0.1)
 
 
 def test_preemption_brings_short_prompts_their_first_tokens_sooner() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.sim import state
@@ -342,15 +342,3 @@ def test_a_request_waits_longer_than_the_limit_until_an_arrival_drops_it(third_s
     else:
         assert R["state"][1] == state.DONE
         assert R["first"][1] > R["done"][0]
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_no_request_is_lost(data: st.DataObject) -> None:
-    row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
-    rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    order, most = data.draw(st.sampled_from(["fcfs", "srtf"])), data.draw(st.integers(1, 8))
-    gpus, refuse = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3]))
-    R, _, engine = simulated(rows, 4, gpus, refuse, make=ServerlessLlmReleased, order=order, most=most)
-    assert (R["state"] == state.DONE).all()
-    assert not engine.S.insts["blocks"].any()

@@ -12,15 +12,14 @@ import pytest
 
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
-from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
 from harness.policy.types import Cluster, Gpu, Gpus, Infeasible, Inst, Model, Plan, Request, UserError
 from systems.swap import Swap, place_of
 from tests.cases import cases
+from tests.systems.by_hand import ran
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -455,10 +454,8 @@ def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
         plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
     )
     jobs = asked("ab", [10.0, 10.01], [0, 1], 100, [200, 5], 1.0, 0.1)
-    fields = Swap.presets[preset]
-    engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
-    replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]
-    rows = [row for batch in engine.rows() for row in batch.to_pylist()]
+    table, engine, _ = ran(Swap, config, jobs, **Swap.presets[preset])
+    rows = table.to_pylist()
     assert {row["state"] for row in rows} == {"done"}
     load_s = engine.cluster.profile.load_s(Inst("b", (0,)), way)
     assert load_s > quantities.ladder("h100")[way].fixed_s
