@@ -257,16 +257,6 @@ def test_a_folder_is_read_in_few_steps(folder: str, most: int) -> None:
     assert len(chain(graph)) <= most, " > ".join(chain(graph))
 
 
-def test_a_chain_is_the_longest_way_down() -> None:
-    assert chain({"a": {"b", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"c"}}) == ["a", "b", "c", "d"]
-    assert len(inside("run")) > 10
-
-
-def test_engines_in_front_of_servers_are_known_by_their_imports() -> None:
-    assert {"engines.attach", "engines.llamacpp", "engines.vllm"} <= OF_SERVERS
-    assert not {"engines.sim", "engines.torch"} & OF_SERVERS
-
-
 def test_engines_do_not_build_on_each_other() -> None:
     packages = {
         "sim": "harness.engines.sim",
