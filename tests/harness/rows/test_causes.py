@@ -111,44 +111,12 @@ def test_a_miss_has_its_known_cause(definition: str, request_: dict[str, Any], w
     assert cause(definition, request_) == wait
 
 
-def test_parts_that_are_swapped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that looks at the other part names another cause wherever one part alone was missed."""
-    right = causes.parts_missed
-
-    def other(*given: Any) -> Any:
-        first, after, gap = right(*given).T
-        return np.column_stack([after | gap, first, np.zeros_like(gap)])
-
-    monkeypatch.setattr(causes, "parts_missed", other)
-    wrong = [(name, wait) for name, request, wait in KNOWN if cause(name, request) != wait]
-    assert len(wrong) >= 15
-
-
 def test_its_longest_gap_is_told_of_a_request() -> None:
     text = "\n".join(explain.request(table(THINLY), 0, SLO))
     (line,) = (line for line in text.splitlines() if "its longest gap between two tokens, 0.54 s: " in line)
     assert " 0.45 s (83 %), " in line
     assert "longest gap" not in "\n".join(explain.request(table(STALLED), 0, SLO))  # not known
     assert "longest gap" not in "\n".join(explain.request(table(THINLY), 0, {"a": (1.0, 0.6)}))
-
-
-def test_a_miss_by_its_whole_decode_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that explains a long gap by all that came after the first token names what was spread thinly."""
-    right = causes.parts_missed
-
-    def whole(*given: Any) -> Any:
-        first, after, gap = right(*given).T
-        return np.column_stack([first, after | gap, np.zeros_like(gap)])
-
-    monkeypatch.setattr(causes, "parts_missed", whole)
-    assert cause("itl", THINLY) == "contention"
-
-
-def test_stored_parts_that_are_swapped_are_noticed() -> None:
-    requests = rows(LATE_FIRST)
-    swapped = rows({**LATE_FIRST, "ttft_kv": 0.0, "kv": 2.5})
-    assert requests.waits_s.tolist() == swapped.waits_s.tolist()
-    assert causes.main(requests, SLO, "ttft") != causes.main(swapped, SLO, "ttft")
 
 
 def test_a_request_that_failed_missed_for_that_whatever_it_waited_for() -> None:

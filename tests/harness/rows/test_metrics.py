@@ -68,13 +68,6 @@ def rows(*requests: dict[str, Any]) -> Rows:
     return arrays(table(*requests))
 
 
-def test_an_entry_says_what_a_definition_is() -> None:
-    for name, entry in DEFINITIONS.items():
-        assert entry.formula.endswith(".")
-        assert set(entry.judges) <= {"ttft", "tpot"}
-        assert set(entry.beside) <= DEFINITIONS.keys() - {name}
-
-
 def met(name: str, r: Rows, slo: requests.Slo) -> Any:
     return None if (scores := DEFINITIONS[name].score(r, slo)) is None else scores.tolist()
 

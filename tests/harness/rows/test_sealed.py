@@ -267,13 +267,6 @@ def test_the_rows_of_a_run_are_no_scored_table(store: Store) -> None:
         mistake(bench("plot", store.scored.parent, *name), store.scored, "column run is missing")
 
 
-def test_damaged_turns_are_one_line(store: Store) -> None:
-    turns = store.rows.parent / record.TURNS
-    for data, says in ((b"PAR1", "not a Parquet file of bench"), (store.rows.read_bytes(), "column phase is missing")):
-        turns.write_bytes(data)
-        mistake(bench("plot", turns.parent), turns, says)
-
-
 # ------------------------------------------------------------------ runs that are made again
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -165,15 +163,6 @@ def test_the_age_is_set_by_a_variable(tmp_path: Path, pods: Pods, monkeypatch: p
         record.write(tmp_path / "run", [], {})
 
 
-def test_the_clock_of_this_machine_does_not_matter(tmp_path: Path, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    nest = left_by(pods, "other", tmp_path, DEAD)
-    pods("here")
-    for wrong_s in (0.0, time.time() + 1000 * DAY_S):
-        monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: wrong_s)
-        whole.clean(tmp_path)
-        assert nest.exists()
-
-
 def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Pods) -> None:
     def meanwhile() -> Iterator[pa.RecordBatch]:
         yield batch(10)
@@ -188,18 +177,6 @@ def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path,
     with pytest.raises(UserError, match="its temporary folder was removed by a machine whose clock differs"):
         record.write(tmp_path / "run", meanwhile(), META, side={"x": 1})
     assert names(tmp_path) == []
-
-
-def test_no_lock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    for _ in range(2):
-        record.write(tmp_path / "run", [batch(3)], META)
-    whole.clean(tmp_path)
-    assert names(tmp_path) == ["run"]
 
 
 def paused(monkeypatch: pytest.MonkeyPatch, n: int, then: Callable[[], object]) -> list[float]:
