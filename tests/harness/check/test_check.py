@@ -167,10 +167,6 @@ def test_a_quoted_rule_frees_of_the_law_about_idle_gpus_and_is_printed(tmp_path:
     assert "`leaves_idle` is no text" in failure.message
 
 
-def test_other_laws_are_left_out_where_one_is_asked_for(tmp_path: Path) -> None:
-    assert check(str(broken("loses_request", tmp_path)), only="memory", case="calm") == []
-
-
 GOOD = '''
 """Says what it does."""
 from harness.policy.actions import Admit, Load, Run
@@ -414,11 +410,6 @@ def test_cases_are_as_hard_as_they_say() -> None:
     assert room.gpus > sum(m.tp for m in room.models)
     assert len(tried("refused").refused) > 1
     assert {m.tp for m in every["tensor-parallel"].config.models} == {1, 2}
-
-
-def test_cases_are_drawn_anew_for_another_seed_and_alike_for_the_same() -> None:
-    first, same, other = (workloads.cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
-    assert first.tolist() == same.tolist() != other.tolist()
 
 
 @cases("share", [0.0, 0.3, 0.9, 1.0])

@@ -22,7 +22,7 @@ from harness.study.study import AXES
 from tests.bench import bench, mistake
 from tests.cases import cases
 from tests.fuzz.odd import GONE, changed
-from tests.fuzz.results import COMPARE, Store, facts, flipped, rewrite
+from tests.fuzz.results import COMPARE, Store, facts, rewrite
 from tests.harness.rows.test_record import META, batch
 from tests.plots.test_plots import GRID
 
@@ -109,7 +109,9 @@ def test_tables_without_digests_are_read(store: Store) -> None:
 
 
 def flip(path: Path) -> None:
-    path.write_bytes(flipped(path.read_bytes(), random.Random(1))[0])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
 
 
 def test_a_damaged_run_is_made_again_and_told(store: Store, whole: Store) -> None:
