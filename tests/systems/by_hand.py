@@ -15,8 +15,9 @@ from harness.loop import system
 from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action
+from harness.policy.events import Event
 from harness.policy.types import Batch, Host, Inst, Jobs
-from harness.policy.view import BatchState, KvState
+from harness.policy.view import BatchState, KvState, RequestState, Weights
 
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
@@ -51,12 +52,26 @@ class Seen:
     now_s: float = 0.0
     batches: dict[str, BatchState] = field(default_factory=dict)
     room: int = 1 << 40
+    used_bytes: int = 0
+    made: int = 0  # tokens of every request
+    state: Weights = "in"  # of all weights
 
     def batch(self, batch: Batch) -> BatchState:
         return self.batches.get(batch.inst.model, EMPTY)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        return KvState(0, None, self.room)
+        return KvState(self.used_bytes, None, self.room)
+
+    def request(self, rid: int) -> RequestState:
+        return RequestState(None, self.made, 0, None)
+
+    def weights(self, inst: Inst) -> Weights:
+        return self.state
+
+
+def told(policy: Any, event: Event, view: Seen | None = None) -> list[Action]:
+    """Return a policy's answer to an event."""
+    return list(policy.on(event, view or Seen()))
 
 
 def ran(

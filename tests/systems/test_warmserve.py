@@ -16,27 +16,13 @@ from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Woke
 from harness.policy.placement import one_request
 from harness.policy.types import GIB, Infeasible, Inst, Plan, Request
-from harness.policy.view import KvState
 from systems.warmserve import BATCH, Copy, Scored, Traffic, WarmServe, nested, weighted
 from tests.cases import cases
-from tests.systems.by_hand import of
+from tests.systems.by_hand import Seen, of, told
 from tests.workloads.asked import asked
 from workloads.models import shape
 
 SMALL = "llama-3.2-1b"
-
-
-class Seen:
-    """A view of nothing but what a test says."""
-
-    def __init__(self, now_s: float = 0.0, used_bytes: int = 0, weights: str = "in") -> None:
-        self.now_s, self.used_bytes, self.state = now_s, used_bytes, weights
-
-    def kv(self, *_: Any) -> KvState:
-        return KvState(self.used_bytes, None, 0)
-
-    def weights(self, _: Inst) -> str:
-        return self.state
 
 
 def made(
@@ -52,11 +38,6 @@ def preset(name: str) -> dict[str, Any]:
     return dict(WarmServe.presets[name])
 
 
-def told(policy: WarmServe, event: Any, view: Seen | None = None) -> list[Action]:
-    seen: Any = view or Seen()
-    return list(policy.on(event, seen))
-
-
 def arrive(policy: WarmServe, rid: int, model: str, at_s: float = 0.0) -> list[Action]:
     return told(policy, Arrived(Request(rid, model, at_s, 100, math.inf, math.inf)), Seen(at_s))
 
@@ -67,7 +48,7 @@ def end(policy: WarmServe, *rids: int, at_s: float) -> None:
 
 
 def tick(policy: WarmServe, at_s: float, used_bytes: int = 0) -> list[Action]:
-    return told(policy, Woke("tick"), Seen(at_s, used_bytes))
+    return told(policy, Woke("tick"), Seen(at_s, used_bytes=used_bytes))
 
 
 def prewarm(policy: WarmServe) -> list[tuple[str, Any]]:
@@ -454,7 +435,7 @@ def test_turns_place_a_model_after_the_other_on_the_first_gpus_without_it() -> N
 def test_what_cannot_be_loaded_is_forgotten_and_comes_again_when_something_changes() -> None:
     policy = made(1, 1, gpus=2, rate=0.1)
     first, _ = of(told(policy, Woke("start")), Load)
-    told(policy, Done(first, "never"), Seen(weights="out"))
+    told(policy, Done(first, "never"), Seen(state="out"))
     assert [copy.inst.model for copy in policy.copies] == ["b"]
     assert of(arrive(policy, 0, "b"), Admit)
     assert of(tick(policy, 0.5), Load) == [first]
