@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.rows.memo import column, once, places
+from harness.rows.memo import along, column, once, places
 from harness.rows.pooled import Counts
 from harness.rows.statistics import Curve
 
@@ -43,10 +43,10 @@ Windows = dict[int, dict[float, Counted]]  # a seed maps x to its counts
 def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
     """Return the counts of each run of a label, keyed by model ("" if pooled), by seed and by x.
 
-    `over` is pooled or model. Infeasible and skipped
+    If the table has no x, runs are keyed by their rate scale instead. `over` is pooled or model. Infeasible and skipped
     runs are left out. Where a row has no counts, they are computed from the number of requests and the value.
     """
-    names = ("infeasible", "skipped", "model", "seed", "x", "n", "value")
+    names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
     stored = _counted(table)
     by_model: dict[str, Windows] = {}

@@ -182,7 +182,7 @@ def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
 def _unfit(rows: pa.Table, system: str) -> list[float]:
     """List every x at which a system had no room."""
     mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
-    return [float(x) for x in pc.unique(rows.filter(mine)["x"]).to_pylist()]
+    return [float(x) for x in pc.unique(rows.filter(mine)[memo.along(rows)]).to_pylist()]
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
@@ -209,7 +209,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
     """Return the rows of the seeds with the most runs, without seeds that were added later near one level only."""
-    every = rows.select(["seed", "label", "x"]).to_pandas().drop_duplicates()
+    every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()
     return rows if len(widest) == len(runs) else rows.filter(pc.is_in(rows["seed"], pa.array(widest)))

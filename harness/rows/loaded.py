@@ -162,7 +162,8 @@ def _attained(path: Path) -> pd.DataFrame:
     pooled = frame[frame["over"] == "pooled"].rename(columns={"value": "attainment"})
     worst = frame[frame["over"] == "worst"].set_index("run")["value"]
     pooled = pooled.assign(worst_model=pooled["run"].map(worst.groupby(level=0).first()), sweep=path.parent.name)
-    kept: pd.DataFrame = pooled[["run", *SCORED]].drop_duplicates()
+    names = [name for name in ("run", *SCORED) if name in pooled.columns]
+    kept: pd.DataFrame = pooled[names].drop_duplicates()
     return kept.astype({"run": "str", "label": "str"})
 
 

@@ -48,3 +48,8 @@ def places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
     for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
         places.setdefault(key, []).append(i)
     return places
+
+
+def along(table: pa.Table) -> str:
+    """Return the name of the column that varies along a curve."""
+    return "x" if "x" in table.column_names else "rate_scale"

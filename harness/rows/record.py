@@ -365,12 +365,12 @@ def _facts(path: Path, *_stamp: int) -> Facts:
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 
-def table(path: Path, form: pa.Schema) -> pa.Table:
-    """Read the columns of `form` of a stored table. Raises Damaged, and FileNotFoundError."""
+def table(path: Path, form: pa.Schema, absent: frozenset[str] = frozenset()) -> pa.Table:
+    """Read a stored table with the columns of `form`; `absent` may be missing. Raises Damaged, FileNotFoundError."""
     with sealed.reading(path):
         sealed.intact(path, rows=True)
-        rows = pq.read_table(path, columns=form.names, memory_map=True)
-    sealed.columns(path, rows, form)
+        rows = pq.read_table(path, memory_map=True)
+    sealed.columns(path, rows, form, absent)
     return rows
 
 

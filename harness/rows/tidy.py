@@ -87,7 +87,7 @@ def stored(path: Path) -> pa.Table:
     Raises Damaged, also for a rate that is not above 0 and for a missing model or count, and FileNotFoundError.
     """
     record.present(path, record.footer(path))
-    table = record.table(path, STORED)
+    table = record.table(path, STORED, absent=frozenset({"condition", "x"}))  # only those of studies have them
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
         raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
