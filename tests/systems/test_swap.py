@@ -125,15 +125,6 @@ def test_a_collated_queue_swaps_twice() -> None:
     assert x.end(1) == "-b +c 2 5"
 
 
-def test_a_collated_queue_can_starve_whom_it_passes() -> None:
-    x = Router("llama-swap")
-    x.ask("ab")
-    for rid in range(2, 50):  # one more before the last one ends
-        assert x.ask("a") == str(rid)
-        assert x.end(0 if rid == 2 else rid - 1) == ""
-    assert 1 not in x.sent
-
-
 def test_who_is_starting_is_not_stopped() -> None:
     x = Router("llama-swap")
     assert x.ask("bc") == "-a +b 0"
@@ -325,11 +316,6 @@ def test_pinned_models_stay_beside_a_group_that_swaps() -> None:
 def test_a_setting_of_some_models_without_effect_is_refused(preset: str, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         Router(preset, "abc", **fields)
-
-
-def test_a_server_may_stay_for_longer_than_a_day() -> None:
-    x = Router("ollama", "ab", keep="a=1e9")
-    assert x.policy.keeps_s["a"] == 1e9
 
 
 def test_a_group_that_is_not_exclusive_comes_beside_one_that_is() -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from harness.engines.machine import Config, Served, cluster
-from harness.engines.sim.engine import Sim
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Woke
 from harness.policy.placement import one_request
@@ -19,7 +17,6 @@ from harness.policy.types import GIB, Infeasible, Inst, Plan, Request
 from systems.warmserve import BATCH, Copy, Scored, Traffic, WarmServe, nested, weighted
 from tests.cases import cases
 from tests.systems.by_hand import Seen, of, told
-from tests.workloads.asked import asked
 from workloads.models import shape
 
 SMALL = "llama-3.2-1b"
@@ -451,25 +448,3 @@ def test_what_never_fits_is_infeasible(tps: tuple[int, ...], fields: dict[str, A
 
 
 # ------------------------------------------------------------------ on the engine
-
-
-def served(**fields: Any) -> tuple[list[str], float]:
-    """States, and the 99th percentile of TTFT, of six models on two GPUs."""
-    names = tuple(f"{k}" for k in range(6))
-    rng = np.random.default_rng(2)
-    starts = np.sort(np.concatenate([rng.uniform(0, 3, 8) + 45 * k for k in range(6)]))
-    work = asked(names, starts, np.repeat(np.arange(6) % 3, 8), 500, 60)
-    plan = {m: Plan(0.1, 500, 60, "test") for m in names}
-    engine = Sim(Config(tuple(Served(m, shape("llama-3.1-8b"), 1) for m in names), gpus=2, plan=plan))
-    replay(WarmServe(engine.cluster, **fields), engine, work)
-    rows = [row for part in engine.rows() for row in part.to_pylist()]
-    ttft_s = [(row["first_ns"] - row["arrival_ns"]) / 1e9 for row in rows if row["state"] == "done"]
-    return [row["state"] for row in rows], float(np.quantile(ttft_s, 0.99))
-
-
-def test_prewarmed_models_start_sooner_than_on_demand() -> None:
-    warm, cold = served(), served(**preset("on-demand"))
-    assert set(warm[0]) == set(cold[0]) == {"done"}
-    assert warm[1] < 1.0
-    assert cold[1] > 10.0
-    assert warm[1] < served(prewarm="none")[1] < cold[1]  # weights load in the same way, none ahead of time

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from harness.rows import by_window, requests, scoring, summaries, tally, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import SCHEMA, STATES, WAITS, write_table
-from harness.rows.requests import Rows, in_window, take
+from harness.rows.requests import Rows, in_window
 from harness.rows.requests import rows as arrays
 from tests.cases import cases
 
@@ -358,16 +358,6 @@ def test_models_add_up(requests: list[dict[str, Any]], slo: requests.Slo) -> Non
         worst, mean = min(by_model.values()), np.average(each, weights=weights)
         assert worst <= mean + 1e-12
         assert math.isnan(index := tally.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
-
-
-@given(requests=REQUESTS, slo=SLO)
-def test_taking_all_is_all(requests: list[dict[str, Any]], slo: requests.Slo) -> None:
-    r = rows(*requests)
-    halves = [take(r, r.model == code) for code in range(len(r.models))]
-    assert sum(map(len, halves)) == len(r)
-    for name, whole in scores(r, slo).items():
-        parts = [scores(h, slo)[name] for h in halves]
-        assert sorted(x for part in parts for x in part) == sorted(whole)
 
 
 # ------------------------------------------------------------------ the tidy table

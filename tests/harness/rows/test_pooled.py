@@ -299,33 +299,6 @@ def test_intervals_cover_closely() -> None:
     calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
 
 
-def drawn(reps: int, windows: int) -> tuple[float, float]:
-    """Return coverage, and equals told apart, where a window's draw decides its misses."""
-    rng, covered, told = np.random.default_rng(7), Tally(), list[bool]()
-    for _ in range(reps):
-        ours, third = worlds((3.0, 1.0), 4.0, windows, rng, block_s=600.0, spread=1.0)
-        (other,) = worlds((3.0,), 4.0, windows, rng, block_s=600.0, spread=1.0)
-        covered.add(crossing(ours, LEVEL), 3.0)
-        covered.add(ratio(ours, third, LEVEL), 3.0)
-        told.append(verdict(ratio(ours, other, LEVEL)).p < 0.05)
-    return covered.coverage, float(np.mean(told))
-
-
-def test_windows_that_are_drawn_whole_are_the_unit() -> None:
-    """36 windows cover and equals are rarely told apart."""
-    coverage, sided = drawn(60, 36)
-    assert coverage >= 0.88
-    assert sided <= 0.1
-
-
-@pytest.mark.full
-@cases(("windows", "least"), [(36, 0.92), (18, 0.88)])
-def test_windows_that_are_drawn_whole_are_the_unit_closely(windows: int, least: float) -> None:
-    coverage, sided = drawn(300, windows)
-    assert coverage >= least
-    assert sided <= 0.075
-
-
 def ours() -> dict[tuple[str, str], Counts]:
     """Return the misses of the bench's own runs, by models and system: a unit a window (misses.py)."""
     rows = pq.read_table(misses.FILE).to_pandas()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -298,29 +297,3 @@ def test_a_policys_slo_without_its_seconds_is_one_line(store: Store) -> None:
 
 
 # ------------------------------------------------------------------ in the way
-
-
-@cases("put", [lambda path: path.mkdir(), lambda path: path.symlink_to(path.name), lambda path: path.write_text("x")])
-def test_something_in_the_way_is_one_line(put: Callable[[Path], object], store: Store, tmp_path: Path) -> None:
-    def instead(path: Path) -> None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        put(path)
-
-    here = store.copy(tmp_path / "other")
-    instead(here.rows)
-    instead(here.scored)
-    mistake(bench("explain", here.rows.parent, "--misses"), here.run)
-    mistake(bench("plot", here.scored.parent, "--figure", "compare"), here.sweep)
-    instead(here.top)
-    words = [("explain", here.top, "--misses"), ("plot", here.top)]
-    for argv in words if here.top.is_dir() else [*words, (*COMPARE, "-o", here.top)]:
-        result = bench(*argv)  # where a path leads nowhere, click says how the command is used before
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert str(here.top) in result.stderr.splitlines()[-1]
-
-
-def test_side_facts_that_are_none_are_left_out(store: Store) -> None:
-    for text in ("[]", "{", json.dumps({"cpu_s": "x", "requests": None})):
-        (store.rows.parent / record.SIDE).write_text(text)
-        shutil.rmtree(next(store.top.glob("prism-*")))
-        assert bench(*COMPARE, "-o", store.top).exit_code == 0
