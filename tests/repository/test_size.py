@@ -73,21 +73,6 @@ lines"""
 '''
 
 
-def test_what_counts() -> None:
-    lines = COUNTED.splitlines()
-    assert [lines[k - 1].strip() for k in sorted(rules(COUNTED))] == [
-        "K = 3  # counts: a number of the paper",
-        "class Mine:",
-        "@property",
-        "def on(self, event):",
-        'said = """two',
-        'lines"""',
-        "return (  # counts",
-        "said",
-        ")",
-    ]
-
-
 def test_lines_of_code_are_those_without_prose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(COUNTED)
     main([str(tmp_path), str(tmp_path / "mine.py")])

@@ -141,11 +141,6 @@ def test_a_donor_keeps_its_floor() -> None:
     assert policy.Q[0]["b"] == policy.llms["b"].floor
 
 
-def test_quotas_may_stay() -> None:
-    _, actions = started(cluster({"a": 1.0}), adapt_s=0.0)
-    assert not [x for x in actions if isinstance(x, Wake)]
-
-
 names = st.sampled_from("abcdef")
 
 

@@ -6,19 +6,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines.machine import Config, Served, cluster
-from harness.engines.sim.engine import Sim
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import Batch, Inst, Jobs, Request
+from harness.policy.types import Batch, Inst, Request
 from systems.slinfer import AHEAD, Job, Slinfer
 from tests.cases import cases
 from tests.systems.by_hand import Flat, Seen, of, told
-from tests.workloads.asked import asked
 from workloads.models import shape
 
 TTFT_S, TPOT_S = 2.0, 0.25
@@ -242,41 +238,6 @@ def test_a_worker_without_requests_stays_for_a_second() -> None:
     assert not of(told(policy, Woke("idle"), Seen(4.0)), Evict)
     told(policy, Finished(1, None, "done"), Seen(5.0))
     assert of(told(policy, Woke("idle"), Seen(6.0)), Evict) == [Evict(Inst(m, GPU), drain=True)]
-
-
-# ------------------------------------------------------------------ on the engine
-
-
-def jobs(models: tuple[str, ...], n: int = 150, gap_s: float = 0.3) -> Jobs:
-    draw = np.random.default_rng(3)
-    arrival_s = np.cumsum(draw.exponential(gap_s, n))
-    model, prompt, output = (draw.integers(*ends, n, np.int32) for ends in ((0, len(models)), (50, 2000), (5, 100)))
-    return asked(models, arrival_s, model, prompt, output, TTFT_S, TPOT_S)
-
-
-def served(known: Config, work: Jobs, control_s: float = 0.0, **fields: Any) -> dict[str, list[Any]]:
-    engine = Sim(known)
-    replay(Slinfer(engine.cluster, **fields), engine, work, control_s=control_s)
-    rows = [row for part in engine.rows() for row in part.to_pylist()]
-    return {key: [row[key] for row in rows] for key in ("state", "arrival_ns", "first_ns")}
-
-
-def test_more_models_than_fit_are_served_and_what_ends_late_was_dropped() -> None:
-    kinds = ["llama-3.2-3b"] * 3 + ["llama-3.1-8b"] * 3
-    names = tuple(f"{k}-{name}" for k, name in enumerate(kinds))
-    known = Config(tuple(Served(m, shape(of), 1, TTFT_S, TPOT_S) for m, of in zip(names, kinds, strict=True)))
-    rows = served(known, jobs(names))
-    assert set(rows["state"]) <= {"done", "dropped"}
-    done = [k for k, state in enumerate(rows["state"]) if state == "done"]
-    assert len(done) > 0.7 * len(rows["state"])
-    late = [k for k in done if rows["first_ns"][k] - rows["arrival_ns"][k] > 1e9 * TTFT_S]
-    assert len(late) < 0.1 * len(done)
-
-
-def test_a_request_that_comes_to_an_idle_worker_is_served_though_limits_take_effect_later() -> None:
-    known = Config((Served("m", shape("llama-3.2-1b"), 1, TTFT_S, TPOT_S),))
-    work = replace(jobs(("m",), n=40), arrival_s=np.arange(40.0) * 0.9)  # each within a second of the last one's end
-    assert served(known, work, control_s=0.005)["state"] == ["done"] * 40
 
 
 def test_a_request_that_was_dropped_in_its_step_is_told_to_be_prefilled_after_its_end() -> None:
