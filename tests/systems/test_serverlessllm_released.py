@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.sim import state
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, Entry, Group, ServerlessLlmReleased
-from tests.cases import cases
 from tests.systems.test_serverlessllm import FLAT, simulated
 
 
@@ -328,17 +326,3 @@ def test_an_interrupted_request_computes_its_prompt_and_its_tokens_again() -> No
     last = again + sum(p.step_s(inst, 1, 200 + k) for k in range(tokens + 1, 1500))
     assert R["first"] == pytest.approx([first, other], rel=1e-9)
     assert R["done"] == pytest.approx([last, done], rel=1e-9)
-
-
-@cases(("third_s", "dropped"), [(1.4, False), (1.6, True)])
-def test_a_request_waits_longer_than_the_limit_until_an_arrival_drops_it(third_s: float, dropped: bool) -> None:
-    """Request 1 waits behind request 0 for more than 1 s from 0.5 s on; without a later arrival it is served."""
-    rows = [(0.0, 0, 200, 1800), (0.5, 1, 200, 5), (third_s, 0, 200, 5)]
-    R, *_ = simulated(rows, 2, 1, make=ServerlessLlmReleased, drop_s=1.0)
-    assert R["done"][0] > 2.5
-    if dropped:
-        assert R["state"][1] == state.DROPPED
-        assert R["done"][1] == pytest.approx(third_s)
-    else:
-        assert R["state"][1] == state.DONE
-        assert R["first"][1] > R["done"][0]

@@ -19,7 +19,6 @@ from harness.check.laws import LAWS, otherwise
 from harness.check.new import write
 from harness.check.purity import impure
 from harness.check.trial import Subject, Trial, needs, run
-from harness.loop.standing import Standing
 from harness.policy.actions import Action, Evict, Load, Move, Run, Wake
 from harness.policy.types import Batch, Host, Inst, UserError
 from tests.bench import bench, ok
@@ -34,7 +33,6 @@ CLASS, HEARS = "class AdmitsEach:", "hears: frozenset[type] = frozenset({Woke, A
 PLACE = "m: Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))"
 N, EVENT, EACH, RUN = "n = len(cluster.gpus)", "match event:", "for batch in self.batches.values():", "yield Run(batch)"
 ARRIVED, ADMIT = "case Arrived(request):", "yield Admit(request.id, self.batches[request.model])"
-AGAIN = Standing.again
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "over_the_card": ("memory served idle", {PLACE: PLACE.replace("(k + j) % n", "j")}),
     "hash_order": ("deterministic", {EACH: "for batch in set(self.batches.values()):"}),

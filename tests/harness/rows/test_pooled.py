@@ -269,8 +269,12 @@ class Tally:
         return float(np.mean(self.logs))
 
 
-def calibrated(reps: int, least: float, off: float, off_flat: float, wrong: float) -> None:
-    """Check that intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
+@pytest.mark.parametrize(
+    ("reps", "least", "off", "off_flat", "wrong"),
+    [(60, 0.85, 0.05, 0.12, 0.08), pytest.param(1000, 0.92, 0.03, 0.05, 0.05, marks=pytest.mark.full)],
+)
+def test_intervals_cover(reps: int, least: float, off: float, off_flat: float, wrong: float) -> None:
+    """Intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
     rng = np.random.default_rng(11)
     told = pairs = 0
     for at in SIZES:
@@ -288,15 +292,6 @@ def calibrated(reps: int, least: float, off: float, off_flat: float, wrong: floa
             assert abs(alone.bias) <= (off_flat if scarce else off), f"{where}: bias {alone.bias:+.3f}"
             told, pairs = told + same, pairs + reps
     assert told / pairs <= wrong, f"{told} of {pairs} equals are told apart"
-
-
-def test_intervals_cover() -> None:
-    calibrated(60, least=0.85, off=0.05, off_flat=0.12, wrong=0.08)
-
-
-@pytest.mark.full
-def test_intervals_cover_closely() -> None:
-    calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
 
 
 def ours() -> dict[tuple[str, str], Counts]:
