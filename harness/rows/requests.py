@@ -196,14 +196,14 @@ def norm_s(rows: Rows) -> Floats:
 
 def quantile(values: Floats, q: float) -> float:
     """Return the linear-interpolation quantile; a missing value (NaN) counts as infinite. NaN for no values."""
-    ranked = np.sort(np.where(np.isnan(values), np.inf, values))
+    return interpolated(np.sort(np.where(np.isnan(values), np.inf, values)), q)
+
+
+def interpolated(ranked: Floats, q: float) -> float:
+    """Return the linear-interpolation quantile of values in ascending order; NaN for no values."""
     if not len(ranked):
         return math.nan
-    return interpolated((len(ranked) - 1) * q, ranked)
-
-
-def interpolated(place: float, ranked: Mapping[int, float] | Floats) -> float:
-    """Return the value at a fractional rank, from 0, by linear interpolation between the ranks below and above."""
+    place = (len(ranked) - 1) * q
     low, share = int(place), place - int(place)
     if share == 0.0 or ranked[low] == ranked[low + 1]:
         return float(ranked[low])

@@ -112,7 +112,7 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
             yield Value(f"missed_{name}_{wait}", "pooled", None, n, value)
     for name, value in sums.pooled.values(sums.window_s, sums.quantiles()).items():
         yield Value(name, "pooled", None, n, _known(value))
-    for code, quantiles in sums.by_model() if by_model else ():
+    for code, quantiles in sums.by_model().items() if by_model else ():
         for name, value in sums.each[code].values(sums.window_s, quantiles).items():
             yield Value(name, "model", models[code], counts[code], _known(value))
     for name, value in utilisation(run.meta.get("stats") or {}).items():

@@ -28,7 +28,6 @@ from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1
 O, B = 100.0, 10
-THETA = B * O / (B * PREFILL_S + O * STEP_S)  # 333.3 tokens a second
 D = O * STEP_S
 
 
