@@ -369,20 +369,15 @@ def refusals(trial: Trial) -> Iterator[Breach]:
     """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
-        yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in failed if _odd(trial, done))
+        # the script `swapped` evicts models that are out, and loads models that are leaving
+        explained = (Load, Evict) if trial.case.script is swapped else ()
+        odd = (done for done in failed if not isinstance(done.action, explained))
+        yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in odd)
         return
     arrivals = sum(isinstance(event, Arrived) for _, event in trial.heard)
     for action, why in impossible(trial.engine.cluster).items():
         if (times := sum(done.action == action for done in failed)) != arrivals:
             yield Breach(f"{brief(action)} was refused {times} of {arrivals} times: {why}")
-
-
-def _odd(trial: Trial, refusal: Done) -> bool:
-    """Tell whether a refusal has no explanation.
-
-    Only the script `swapped` explains some, as it evicts models that are out and loads models that are leaving.
-    """
-    return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
 
 
 def able(name: str) -> Iterator[Breach]:

@@ -72,20 +72,18 @@ class Attained:
 
     missed: Floats  # has a row for each model and a column for each block of the window, as has `asked`
     asked: Floats
-    met: Floats  # has a weighted sum for each model, as has `whole`
-    whole: Floats
+    met: Floats  # has a weighted sum for each model
     scores: float = 0.0  # is weighted
-    weights: float = 0.0
     causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(causes.CAUSES), np.int64))  # of misses
 
     @property
     def share(self) -> float:
         """The weighted mean of the scores; NaN if nothing was offered."""
-        return self.scores / self.weights if self.weights else math.nan
+        return self.scores / float(self.asked.sum()) if self.asked.any() else math.nan
 
     def per_model(self, models: Sequence[str]) -> dict[str, float]:
         """Return the mean score of each model that was offered requests."""
-        return {name: float(t / c) for name, t, c in zip(models, self.met, self.whole, strict=True) if c}
+        return {name: float(t / c) for name, t, c in zip(models, self.met, self.asked.sum(axis=1), strict=True) if c}
 
 
 @dataclass
@@ -144,8 +142,7 @@ class Tally:
         self.models, self.window_s = models, window_s
         n, blocks = len(models), max(1, round(window_s / BLOCK_S))
         self.attained = {
-            name: Attained(np.zeros((n, blocks)), np.zeros((n, blocks)), np.zeros(n), np.zeros(n))
-            for name in definitions
+            name: Attained(np.zeros((n, blocks)), np.zeros((n, blocks)), np.zeros(n)) for name in definitions
         }
         self.lacks: set[str] = set()  # definitions that need token times, of a run without
         self.offered = np.zeros(n, np.int64)  # counts the requests of each model
@@ -187,9 +184,7 @@ class Tally:
         sums.missed += missed
         sums.asked += asked
         sums.met += np.bincount(rows.model, scores * weights, len(self.models))
-        sums.whole += np.bincount(rows.model, weights, len(self.models))
         sums.scores += float((scores * weights).sum())
-        sums.weights += float(weights.sum())
         if why:
             sums.causes += causes.counts(rows, slo, name, scores)
 
