@@ -103,13 +103,8 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def fitted(curve: Curve) -> list[Point]:
-    """Return a curve's points in order of x, each with its value in the non-increasing fit.
-
-    Raises ValueError for no points.
-    """
+    """Return a curve's points in order of x, each with its value in the non-increasing fit."""
     points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
-    if not points:
-        raise ValueError("a crossing needs at least one point")
     return [Point(x, y, fit) for (x, y), fit in zip(points, falling([y for _, y in points]), strict=True)]
 
 
