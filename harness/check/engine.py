@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -54,15 +54,19 @@ HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 
 @dataclass
-class Script:
-    """A policy that follows a case's script, and records events, their times, and what is wrong with the view."""
+class Trial:
+    """A case as it was run by a policy that follows its script: events, rows, memory and breaches."""
 
     case: Case
     engine: Engine
     options: Mapping[str, Option] = field(default_factory=dict)
     heard: list[tuple[float, Event]] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)  # bytes of KV that it gave to models
+    limits: dict[str, int] = field(default_factory=dict)  # bytes of KV that the script gave to models
     seen: list[tuple[str, str]] = field(default_factory=list)  # law, what breaks it
+    rows: Sequence[Mapping[str, Any]] = ()
+    end_s: float = 0.0
+    kv_bytes: int = 0  # held at the end
+    late: Sequence[str] = ()  # processes that close() left, in words
 
     def __post_init__(self) -> None:
         self.uses = frozenset({"Load", "Run", "Admit"}) | self.case.needs
@@ -75,20 +79,6 @@ class Script:
         actions = tuple(self.case.script(event, self.engine.cluster))
         self.limits |= {a.model: a.kv_bytes for a in actions if isinstance(a, Limit) and a.kv_bytes is not None}
         return actions
-
-
-class Trial(NamedTuple):
-    """A case as it was run: events, rows, memory and breaches."""
-
-    case: Case
-    engine: Engine
-    heard: Sequence[tuple[float, Event]]
-    seen: Sequence[tuple[str, str]]
-    rows: Sequence[Mapping[str, Any]]
-    end_s: float
-    kv_bytes: int  # held at the end
-    limits: Mapping[str, int]  # bytes of KV that the script gave to models
-    late: Sequence[str] = ()  # processes that close() left, in words
 
 
 # ------------------------------------------------------------------ trials
@@ -126,20 +116,20 @@ def run(name: str, case: Case) -> Trial | None:
         if case.gpus > 1 or case.room_tokens:
             engine.close()
             engine = made(name, case.gpus, case.room_tokens)
-        script = Script(case, engine)
-        replay(script, engine, case.jobs, end_s=LONGEST_S)
+        trial = Trial(case, engine)
+        replay(trial, engine, case.jobs, end_s=LONGEST_S)
         parts = list(engine.rows())
         if not all(part.schema.equals(SCHEMA) for part in parts):
-            script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
-        rows = [row for part in parts for row in part.to_pylist()]
-        kv_bytes, end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
+            trial.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
+        trial.rows = [row for part in parts for row in part.to_pylist()]
+        trial.kv_bytes, trial.end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
         if not all(isinstance(value, float) for value in engine.stats().values()):
-            script.seen.append(("rows", "stats() holds what is no float"))
+            trial.seen.append(("rows", "stats() holds what is no float"))
     finally:
         engine.close()
     engine.close()
-    left = [f"process {pid} is left" for pid in sorted(children() - before)]
-    return Trial(case, engine, script.heard, script.seen, rows, end_s, kv_bytes, script.limits, left)
+    trial.late = [f"process {pid} is left" for pid in sorted(children() - before)]
+    return trial
 
 
 def children() -> set[int]:
