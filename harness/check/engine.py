@@ -360,7 +360,7 @@ def refusals(trial: Trial) -> Iterator[Breach]:
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
         # the script `swapped` evicts models that are out, and loads models that are leaving
-        explained = (Load, Evict) if trial.case.script is swapped else ()
+        explained: tuple[type[Action], ...] = (Load, Evict) if trial.case.script is swapped else ()
         odd = (done for done in failed if not isinstance(done.action, explained))
         yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in odd)
         return
