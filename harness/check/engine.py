@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -54,15 +54,19 @@ HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
 
 
 @dataclass
-class Script:
-    """A policy that follows a case's script, and records events, their times, and what is wrong with the view."""
+class Trial:
+    """A case as it was run by a policy that follows its script: events, rows, memory and breaches."""
 
     case: Case
     engine: Engine
     options: Mapping[str, Option] = field(default_factory=dict)
     heard: list[tuple[float, Event]] = field(default_factory=list)
-    limits: dict[str, int] = field(default_factory=dict)  # bytes of KV that it gave to models
+    limits: dict[str, int] = field(default_factory=dict)  # bytes of KV that the script gave to models
     seen: list[tuple[str, str]] = field(default_factory=list)  # law, what breaks it
+    rows: Sequence[Mapping[str, Any]] = ()
+    end_s: float = 0.0
+    kv_bytes: int = 0  # held at the end
+    late: Sequence[str] = ()  # processes that close() left, in words
 
     def __post_init__(self) -> None:
         self.uses = frozenset({"Load", "Run", "Admit"}) | self.case.needs
@@ -75,28 +79,6 @@ class Script:
         actions = tuple(self.case.script(event, self.engine.cluster))
         self.limits |= {a.model: a.kv_bytes for a in actions if isinstance(a, Limit) and a.kv_bytes is not None}
         return actions
-
-
-class Trial(NamedTuple):
-    """A case as it was run: events, rows, memory and breaches."""
-
-    case: Case
-    engine: Engine
-    heard: Sequence[tuple[float, Event]]
-    seen: Sequence[tuple[str, str]]
-    rows: Sequence[Mapping[str, Any]]
-    end_s: float
-    kv_bytes: int  # held at the end
-    limits: Mapping[str, int]  # bytes of KV that the script gave to models
-    late: Sequence[str] = ()  # processes that close() left, in words
-
-    def ended(self) -> dict[int, list[Finished]]:
-        """Return the Finished events that the policy heard, by request."""
-        by_request: dict[int, list[Finished]] = {}
-        for _, event in self.heard:
-            if isinstance(event, Finished):
-                by_request.setdefault(event.rid, []).append(event)
-        return by_request
 
 
 # ------------------------------------------------------------------ trials
@@ -134,24 +116,20 @@ def run(name: str, case: Case) -> Trial | None:
         if case.gpus > 1 or case.room_tokens:
             engine.close()
             engine = made(name, case.gpus, case.room_tokens)
-        script = Script(case, engine)
-        replay(script, engine, case.jobs, end_s=LONGEST_S)
-        rows = [row for part in engine.rows() for row in checked(part, script).to_pylist()]
-        kv_bytes, end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
+        trial = Trial(case, engine)
+        replay(trial, engine, case.jobs, end_s=LONGEST_S)
+        parts = list(engine.rows())
+        if not all(part.schema.equals(SCHEMA) for part in parts):
+            trial.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
+        trial.rows = [row for part in parts for row in part.to_pylist()]
+        trial.kv_bytes, trial.end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
         if not all(isinstance(value, float) for value in engine.stats().values()):
-            script.seen.append(("rows", "stats() holds what is no float"))
+            trial.seen.append(("rows", "stats() holds what is no float"))
     finally:
         engine.close()
     engine.close()
-    left = [f"process {pid} is left" for pid in sorted(children() - before)]
-    return Trial(case, engine, script.heard, script.seen, rows, end_s, kv_bytes, script.limits, left)
-
-
-def checked(part: Any, script: Script) -> Any:
-    """Return a batch of rows unchanged, and note a breach if its schema is not SCHEMA."""
-    if not part.schema.equals(SCHEMA):
-        script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
-    return part
+    trial.late = [f"process {pid} is left" for pid in sorted(children() - before)]
+    return trial
 
 
 def children() -> set[int]:
@@ -243,14 +221,17 @@ def ends(trial: Trial) -> Iterator[Breach]:
 
     The run is over once the last request ends, so the event of that end need not be reported.
     """
-    told, last_ns = trial.ended(), max((row["done_ns"] or 0 for row in trial.rows), default=0)
+    told, last_ns = dict[int, list[str]](), max((row["done_ns"] or 0 for row in trial.rows), default=0)
+    for _, event in trial.heard:
+        if isinstance(event, Finished):
+            told.setdefault(event.rid, []).append(event.state)
     for row in trial.rows:
         r, state = row["id"], row["state"]
         if state not in STATES or state == "unfinished":
             yield Breach(f"request {r} is {state}")
         if trial.case.all_done and state != "done":
             yield Breach(f"request {r} is {state}, and nothing was in its way")
-        heard = [end.state for end in told.get(r, ())]
+        heard = told.get(r, [])
         if Finished in trial.engine.tells and heard != [state] and (heard or row["done_ns"] != last_ns):
             yield Breach(f"request {r} is {state}, and its end was reported as {heard}")
     if trial.case.script is dropped:
@@ -378,20 +359,15 @@ def refusals(trial: Trial) -> Iterator[Breach]:
     """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
-        yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in failed if _odd(trial, done))
+        # the script `swapped` evicts models that are out, and loads models that are leaving
+        explained: tuple[type[Action], ...] = (Load, Evict) if trial.case.script is swapped else ()
+        odd = (done for done in failed if not isinstance(done.action, explained))
+        yield from (Breach(f"{brief(done.action)} was refused: {done.failed}") for done in odd)
         return
     arrivals = sum(isinstance(event, Arrived) for _, event in trial.heard)
     for action, why in impossible(trial.engine.cluster).items():
         if (times := sum(done.action == action for done in failed)) != arrivals:
             yield Breach(f"{brief(action)} was refused {times} of {arrivals} times: {why}")
-
-
-def _odd(trial: Trial, refusal: Done) -> bool:
-    """Tell whether a refusal has no explanation.
-
-    Only the script `swapped` explains some, as it evicts models that are out and loads models that are leaving.
-    """
-    return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
 
 
 def able(name: str) -> Iterator[Breach]:

@@ -379,18 +379,9 @@ def prints(trial: Trial) -> list[str]:
 
 
 FILE_LAWS: Mapping[str, Callable[[str], Iterator[Breach]]] = {"pure": pure, "starts": starts, "declared": named}
+_OF_TRIAL = (declared, fresh_view, livelock, survives, stands, patient, memory, served, idle, replayed, blind)
 TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
-    "declared": declared,
-    "fresh-view": fresh_view,
-    "livelock": livelock,
-    "survives": survives,
-    "stands": stands,
-    "patient": patient,
-    "memory": memory,
-    "served": served,
-    "idle": idle,
-    "replayed": replayed,
-    "blind": blind,
+    law.__name__.replace("_", "-"): law for law in _OF_TRIAL
 }
 LAWS: Mapping[str, str] = {  # what each law says; they are reported in this order
     law: inspect.getdoc(f) or "" for law, f in {**FILE_LAWS, **TRIAL_LAWS, "deterministic": deterministic}.items()

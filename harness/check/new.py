@@ -47,76 +47,17 @@ class TITLE:
                 yield Admit(name, batch)  # a standing route: all requests of this model join the batch
 '''
 
-
-CLASSES = """\
-# SLOs by class of model: bench compare --slo classes:FILE. Seconds from a request's arrival to its first token (ttft_s)
-# and between tokens (tpot_s). bench new wrote this; change names and numbers.
-
-[class.interactive]
-ttft_s = 0.5
-tpot_s = 0.05
-
-[class.batch]
-ttft_s = 10.0
-tpot_s = 0.2
-
-[models]  # the first pattern that matches a model's name holds
-"*chat*" = "interactive"
-"*" = "batch"
-"""
-
-SET = """\
-# Models that share GPUs: bench size --models FILE. `bench list models` has the shapes.
-
-[[model]]
-name = "chat"  # a stream of the trace with this name is its traffic, unless `stream = "..."` says another
-shape = "llama-3.1-8b"
-
-[[model]]
-name = "code"
-shape = "qwen-2.5-7b"
-tp = 1  # GPUs that hold one copy
-
-[[model]]
-name = "rag"
-shape = "llama-3.2-3b"
-"""
-
-STUDY = """\
-# Systems under conditions: bench study ./FILE. The fewest GPUs on which each holds 99 % of TTFT and TPOT SLOs; for one
-# trace and one model set bench size answers that without a file.
-
-systems = ["prism", "elastic", "static"]
-along = "gpus"
-at = [1, 4]  # the least and the most that are tried
-sample = { rule = "bracket" }
-quick = { seeds = 2, window_s = 600.0 }
-slo = "absolute:ttft=1,tpot=0.1"
-level = 0.99
-layout = "fleet"
-
-[spec]
-models = "light8"
-trace = "hyperbolic-like"
-
-[[condition]]
-name = "as it is"
-
-[[condition]]
-name = "twice the traffic"
-spec = { rate_scale = 2.0 }
-"""
-
-FILES = {"classes.toml": CLASSES, "set.toml": SET, "study.toml": STUDY}  # the end of a file's name maps to its text
+TEMPLATES = Path(__file__).with_name("templates")
+FILES = ("classes.toml", "set.toml", "study.toml")  # templates by the end of a file's name; they say FILE for the whole
 
 
 def write(path: Path) -> None:
     """Write the template that a file's name asks for. Raises UserError if the path exists, or no template matches."""
     if path.suffix == ".toml":
-        text = next((text for name, text in FILES.items() if path.name.endswith(name)), None)
-        if text is None:
+        form = next((name for name in FILES if path.name.endswith(name)), None)
+        if form is None:
             raise UserError(f"{path}: name it as one of {', '.join(FILES)}, with other words before it if you like")
-        text = text.replace("FILE", path.name)
+        text = (TEMPLATES / form).read_text("utf-8").replace("FILE", path.name)
     else:
         if path.suffix != ".py" or not path.stem.isidentifier():
             raise UserError(f"{path}: name it like a Python module, as in mine.py, or {', '.join(FILES)}")

@@ -18,8 +18,6 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from harness.check.cases import IDLE, Case
 from harness.check.findings import Breach
 from harness.engines import machine
@@ -285,10 +283,6 @@ class Stand:
         limitless: bool = False,
         watched: bool = True,
     ) -> None:
-        self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
-        self.fidelity, self.cluster = engine.fidelity, engine.cluster
-        self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
-        self.lacks = engine.lacks
         self.refused: list[Action] = []
         self.held: list[Held] = []
         self._engine, self._refuse, self._note = engine, refuse, note
@@ -298,21 +292,9 @@ class Stand:
         self._stands: list[Action] = []  # orders refused for now, oldest first, except Run
         self._due: list[Action] = []  # these are to be issued again before anything else
 
-    def ready(self) -> None:
-        """See Engine."""
-        self._engine.ready()
-
-    def close(self) -> None:
-        """See Engine."""
-        self._engine.close()
-
-    def take(self, jobs: Jobs) -> None:
-        """See Engine."""
-        self._engine.take(jobs)
-
-    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """See Engine."""
-        self._engine.begin(hears, oracle, end_s)
+    def __getattr__(self, name: str) -> Any:
+        """Return what the inner engine has of this name: its fields, and the methods that nothing is added to here."""
+        return getattr(self._engine, name)
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""
@@ -362,28 +344,12 @@ class Stand:
         self._look()
         return refusal
 
-    def view(self) -> View:
-        """See Engine."""
-        return self._engine.view()
-
-    def idle(self) -> bool:
-        """See Engine."""
-        return self._engine.idle()
-
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """See Engine."""
-        return self._engine.rows()
-
-    def stats(self) -> Mapping[str, float]:
-        """See Engine."""
-        return self._engine.stats()
-
     def _look(self) -> None:
         if not self._watched:
             return
         by_gpu = held_bytes(self._engine)
         for g, (weights, kv) in enumerate(by_gpu):
-            have = self.cluster.gpus[g].mem_bytes
+            have = self._engine.cluster.gpus[g].mem_bytes
             if kv < 0 or (weights + kv > have and not self._limitless):
                 self._note("memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}")
         now = held(self._engine, by_gpu)
@@ -434,7 +400,7 @@ def run(
         return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
     probe = Probe(policy, engine.cluster, len(jobs), reach)
     limitless = policy.options.get("memory") == "unlimited"
-    stand = Stand(engine, case.refuse, probe.note, case.config, limitless, watched)
+    stand: Any = Stand(engine, case.refuse, probe.note, case.config, limitless, watched)
     if end_s is None:
         end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes, hears=probe.hears)

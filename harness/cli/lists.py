@@ -209,7 +209,7 @@ def gpu_rows() -> Rows:
     rows: Rows = [head]
     for gpu in map(quantities.gpu, quantities.gpu_kinds()):
         rates = (gpu.flops / 1e12, gpu.hbm / 1e12, gpu.h2d / 1e9, gpu.nvlink / 1e9)
-        on = ", ".join(host for host, kinds in checked.pairs().items() if gpu.kind in kinds) or "no"
+        on = ", ".join(host for host, kinds in checked.PAIRS.items() if gpu.kind in kinds) or "no"
         memory = f"{gpu.mem_bytes / GIB:.1f}"
         rows.append((gpu.kind, gpu.name, memory, str(gpu.sms), *(f"{rate:g}" for rate in rates), on))
     return rows

@@ -15,27 +15,13 @@ from harness.rows.pooled import Counts
 from harness.rows.statistics import Curve
 
 
-def curves(
-    table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
-) -> dict[int, Curve]:
-    """Return a label's values of `definition` along `axis`, for each seed; `over` is pooled, mean or worst.
-
-    `axis` is offered_rps or a column of numbers. An infeasible run, which offered nothing, is placed at the rate that
-    other labels' runs offered at its seed and rate scale.
-    """
-    by = column(table, "rate_scale" if axis == "offered_rps" else axis)
-    seeds, values, rows = column(table, "seed"), column(table, "value"), places(table)
-    rate = dict[tuple[int, float], float]()
-    if axis == "offered_rps":
-        offered = [i for key, at in rows.items() if key[1:] == ("offered_rps", "pooled") for i in at]
-        for i in (*sorted(offered), *rows.get((label, "offered_rps", "pooled"), ())):  # its own, last, replace others
-            if values[i] is not None:
-                rate[seeds[i], by[i]] = values[i]
+def curves(table: pa.Table, label: str, definition: str, axis: str) -> dict[int, Curve]:
+    """Return a label's pooled values of a definition along a column of numbers, for each seed."""
+    xs, seeds, values = (column(table, name) for name in (axis, "seed", "value"))
     by_seed: dict[int, dict[float, float]] = {}
-    for i in rows.get((label, definition, over), ()):
-        x = rate.get((seeds[i], by[i])) if axis == "offered_rps" else by[i]
-        if x is not None and not math.isnan(x):
-            by_seed.setdefault(seeds[i], {})[float(x)] = math.nan if values[i] is None else values[i]
+    for i in places(table).get((label, definition, "pooled"), ()):
+        if not math.isnan(xs[i]):
+            by_seed.setdefault(seeds[i], {})[float(xs[i])] = math.nan if values[i] is None else values[i]
     return {seed: by_seed[seed] for seed in sorted(by_seed)}
 
 
@@ -58,7 +44,7 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
     """Return the counts of each run of a label, keyed by model ("" if pooled), by seed and by x.
 
     If the table has no x, runs are keyed by their rate scale instead. `over` is pooled or model. Infeasible and skipped
-    runs are left out. Where a table has no counts, they are computed from the number of requests and the value.
+    runs are left out. Where a row has no counts, they are computed from the number of requests and the value.
     """
     names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
     columns = [column(table, name) for name in names]
@@ -77,8 +63,6 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
 @once
 def _counted(table: pa.Table) -> dict[int, Counted]:
     """Return the counts of each row that has counts, summed over the blocks of its window."""
-    if "offered" not in table.column_names:
-        return {}
     missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
     ends = zip(*(each.offsets.to_numpy() for each in (missed, offered)), strict=True)
     values = [each.values.to_numpy() for each in (missed, offered)]

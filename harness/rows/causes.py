@@ -36,12 +36,9 @@ HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 def excess_s(rows: Rows) -> Floats:
     """Compute the seconds of each request beyond those it takes alone: (requests, parts, causes).
 
-    Parts are until the first token, after it, and the longest gap. Where the first two are not known (files of schema
-    1), each is the request's whole life.
+    Parts are until the first token, after it, and the longest gap.
     """
-    known = ~np.isnan(rows.ttft_waits_s)
-    first = np.where(known, rows.ttft_waits_s, rows.waits_s)
-    after = np.where(known, rows.waits_s - rows.ttft_waits_s, rows.waits_s)
+    first, after = rows.ttft_waits_s, rows.waits_s - rows.ttft_waits_s
     told = ~np.isnan(rows.gap_waits_s)
     parts = np.stack([first, after, np.where(told, rows.gap_waits_s, after)], axis=1)
     step_s = rows.alone_s[:, 1] / np.where(told[:, COMPUTE], np.maximum(rows.output_tokens - 1, 1), 1)

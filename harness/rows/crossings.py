@@ -249,11 +249,8 @@ def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: flo
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
     """Return two numbers that support a crossing: the misses at the nearest x that was run, and the windows."""
-    sides = _windows(rows, panel["axis"], system, definition, "pooled")
-    c = _counts(sides, "pooled", {seed for side in sides for seed in side})
-    if c is None:
-        return 0, 0
-    return round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), len(sides[0])
+    c = counts(rows, panel["axis"], system, definition)
+    return (0, 0) if c is None else (round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), c.units)
 
 
 def ratio(

@@ -54,10 +54,6 @@ FORMS = {
 }  # a file's facts have this form
 
 VERSION = 2  # `schema` of the files that are written and read; a new nullable column does not raise it
-META = (
-    "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
-    "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served", "arithmetic",
-)  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
 SOLO_COLUMNS = pa.schema([pa.field(name, pa.float64(), nullable=False) for name in ("ttft_s", "tpot_s")])
@@ -350,7 +346,7 @@ def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
 
 
 def meta(folder: str | os.PathLike[str]) -> Facts:
-    """Read the facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
+    """Read the facts of a run (`forms.RUN`), from the file's footer alone. Raises UserError where there is no run."""
     about: Facts = _opened(Path(folder), footer, parts.facts)
     return about
 
@@ -369,22 +365,12 @@ def _facts(path: Path, *_stamp: int) -> Facts:
     return sealed.facts(path, FORMS.get(path.name, {}))
 
 
-def table(
-    path: str | os.PathLike[str],
-    form: pa.Schema,
-    columns: Sequence[str] | None = None,
-    absent: frozenset[str] = frozenset(),
-) -> pa.Table:
-    """Read a stored table with the columns of `form`, of which only `columns` are read; `absent` may be missing.
-
-    Raises Damaged, and FileNotFoundError.
-    """
-    path = Path(path)
+def table(path: Path, form: pa.Schema, absent: frozenset[str] = frozenset()) -> pa.Table:
+    """Read a stored table with the columns of `form`; `absent` may be missing. Raises Damaged, FileNotFoundError."""
     with sealed.reading(path):
         sealed.intact(path, rows=True)
-        rows = pq.read_table(path, columns=columns, memory_map=True)
-    wanted = form if columns is None else pa.schema([field for field in form if field.name in columns])
-    sealed.columns(path, rows, wanted, absent)
+        rows = pq.read_table(path, memory_map=True)
+    sealed.columns(path, rows, form, absent)
     return rows
 
 
@@ -484,7 +470,7 @@ def runs(path: str | os.PathLike[str]) -> list[Path]:
         if not any(part.startswith((".", parts.STAGED)) for part in p.relative_to(path).parts)
     } | set(parts.under(path))
     if not folders and (path / SWEEP).is_file():
-        names = table(path / SWEEP, pa.schema([("run", pa.string())]), ["run"]).column("run").unique().to_pylist()
+        names = table(path / SWEEP, pa.schema([("run", pa.string())])).column("run").unique().to_pylist()
         folders = {path.parent / name for name in names if exists(path.parent / name)}
     if not folders:
         raise UserError(f"{path}: no runs here; name a folder that bench wrote (bench compare makes one)")

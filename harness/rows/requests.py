@@ -7,7 +7,7 @@ TTFT, the time to first token, is first token - intended arrival. TPOT, the time
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,10 +29,6 @@ class Tokens:
 
     ns: NDArray[np.int64]
     at: NDArray[np.int64]
-
-    def __iter__(self) -> Iterator[Floats]:
-        """Yield each request's stamps in seconds."""
-        return (self.ns[a:b] / 1e9 for a, b in zip(self.at[:-1], self.at[1:], strict=True))
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -71,7 +67,7 @@ class Rows:
     first_tokens: NDArray[np.int32]  # tokens of the first chunk
     state: NDArray[np.int32]  # indexes record.STATES
     waits_s: Floats  # (requests, causes), in the order of record.WAITS
-    ttft_waits_s: Floats  # counts up to the first token; NaN: not known
+    ttft_waits_s: Floats  # counts up to the first token
     gap_waits_s: Floats  # counts within the longest gap between two tokens; NaN: not known, or no gap
     alone_s: Floats  # (requests, 2): its prefill's and decode's steps alone; NaN: not known
     tokens: Tokens | None
@@ -200,14 +196,14 @@ def norm_s(rows: Rows) -> Floats:
 
 def quantile(values: Floats, q: float) -> float:
     """Return the linear-interpolation quantile; a missing value (NaN) counts as infinite. NaN for no values."""
-    ranked = np.sort(np.where(np.isnan(values), np.inf, values))
+    return interpolated(np.sort(np.where(np.isnan(values), np.inf, values)), q)
+
+
+def interpolated(ranked: Floats, q: float) -> float:
+    """Return the linear-interpolation quantile of values in ascending order; NaN for no values."""
     if not len(ranked):
         return math.nan
-    return interpolated((len(ranked) - 1) * q, ranked)
-
-
-def interpolated(place: float, ranked: Mapping[int, float] | Floats) -> float:
-    """Return the value at a fractional rank, from 0, by linear interpolation between the ranks below and above."""
+    place = (len(ranked) - 1) * q
     low, share = int(place), place - int(place)
     if share == 0.0 or ranked[low] == ranked[low + 1]:
         return float(ranked[low])

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from harness.rows import causes, record, setting
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.requests import Limits, Rows, Slo, extent, in_window, limits, of_models, rows, take
-from harness.rows.tally import Tally, jain, share
+from harness.rows.requests import Limits, Slo, extent, in_window, limits, of_models, rows, take
+from harness.rows.tally import Tally, jain
 from harness.rows.tidy import CAPS, HELD, HITS, ORDER, RUN_SCHEMA, TABLE_SCHEMA, WAKES, WEIGHTS, WORD
 
 
@@ -69,21 +69,15 @@ def score(
         "infeasible": infeasible,
     }
     count = len(values)
-    columns = {name: _repeat(about.get(name), kind, count) for name, kind in RUN_SCHEMA}
+    columns = {name: [about.get(name)] * count for name, _ in RUN_SCHEMA}
     names = TABLE_SCHEMA.names[len(RUN_SCHEMA) :]
     columns |= dict(zip(names, zip(*values, strict=True), strict=True))
     arrays = [_array(columns[f.name], f.type) for f in TABLE_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=TABLE_SCHEMA)
 
 
-def _repeat(value: Any, kind: pa.DataType, count: int) -> Any:
-    return pa.array([value] * count, pa.string() if kind == WORD else kind)
-
-
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if kind == WORD:
-        return pa.array(values, pa.string()).dictionary_encode()
-    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+    return pa.array(values, pa.string()).dictionary_encode() if kind == WORD else pa.array(values, kind)
 
 
 class Value(NamedTuple):
@@ -108,7 +102,7 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
             continue
         each = of.per_model(models)
         yield Value(name, "pooled", None, n, _known(of.share), of.missed.sum(axis=0), of.asked.sum(axis=0))
-        yield Value(name, "mean", None, n, _known(share(np.array(list(each.values())))))
+        yield Value(name, "mean", None, n, float(np.mean(list(each.values()))) if each else None)
         yield Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
         yield Value(name, "jain", None, n, _known(jain(each.values())))
         for model, value in each.items():
@@ -118,7 +112,7 @@ def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Coll
             yield Value(f"missed_{name}_{wait}", "pooled", None, n, value)
     for name, value in sums.pooled.values(sums.window_s, sums.quantiles()).items():
         yield Value(name, "pooled", None, n, _known(value))
-    for code, quantiles in sums.by_model() if by_model else ():
+    for code, quantiles in sums.by_model().items() if by_model else ():
         for name, value in sums.each[code].values(sums.window_s, quantiles).items():
             yield Value(name, "model", models[code], counts[code], _known(value))
     for name, value in utilisation(run.meta.get("stats") or {}).items():
@@ -151,13 +145,6 @@ def tallied(
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def measures(offered: Rows, slo: Slo, window_s: float) -> dict[str, float]:
-    """Compute the measures beside attainment, of offered rows: rates, latencies, shares; units in the names."""
-    sums = Tally(offered.models, window_s, len(offered), ())
-    sums.measure(offered, limits(offered, slo), by_model=False)
-    return sums.pooled.values(window_s, sums.quantiles())
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:

@@ -38,10 +38,15 @@ def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-m
 
 def _t(x: Floats) -> tuple[float, float]:
     """Return the ends of mean +- t_{0.975, n-1} s / sqrt(n)."""
+    half = t_quantile(len(x)) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
+def t_quantile(n: int) -> float:
+    """Return the half width of a 95 % t interval of n values, in standard errors."""
     from scipy.special import stdtrit
 
-    half = float(stdtrit(len(x) - 1, 0.975)) * float(x.std(ddof=1)) / math.sqrt(len(x))
-    return float(x.mean()) - half, float(x.mean()) + half
+    return float(stdtrit(n - 1, 0.975))
 
 
 def _bca(x: Floats) -> tuple[float, float]:
@@ -98,13 +103,8 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def fitted(curve: Curve) -> list[Point]:
-    """Return a curve's points in order of x, each with its value in the non-increasing fit.
-
-    Raises ValueError for no points.
-    """
+    """Return a curve's points in order of x, each with its value in the non-increasing fit."""
     points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
-    if not points:
-        raise ValueError("a crossing needs at least one point")
     return [Point(x, y, fit) for (x, y), fit in zip(points, falling([y for _, y in points]), strict=True)]
 
 

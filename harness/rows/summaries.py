@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,28 +24,23 @@ BINDS = 0.01  # above this share a cap is part of the result, and reported
 @once
 def invalid(table: pa.Table) -> dict[str, str]:
     """Return the labels with an invalid run, each with the first reason and the number of such runs."""
-    if "invalid" not in table.column_names:  # stored before there were real servers
-        return {}
     frame = table.select(["label", "run", "invalid"]).to_pandas().drop_duplicates("run")
-    reasons = {}
-    for label, runs in frame.groupby("label", observed=True, sort=False):
-        bad = runs["invalid"].dropna()
-        if len(bad):
-            of = f"{len(bad)} of {len(runs)} runs: " if len(runs) > 1 else ""
-            reasons[str(label)] = f"{of}{bad.iloc[0]}"
-    return reasons
+    return _reasons(frame, "invalid", lambda bad, runs: f"{bad} of {runs} runs: " if runs > 1 else "")
 
 
 def infeasible(table: pa.Table) -> dict[str, str]:
     """Return the labels with an infeasible run, each with the first reason and the number of such runs."""
     point = ["label", "rate_scale", "seed"]
-    frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point)
+    frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point).sort_values(point)
+    return _reasons(frame, "infeasible", lambda bad, runs: f"in {bad} of {runs} runs: " if bad < runs else "")
+
+
+def _reasons(frame: pd.DataFrame, name: str, of: Callable[[int, int], str]) -> dict[str, str]:
+    """Return the labels that have a reason of this name, each with what `of` says of their number and the first."""
     reasons = {}
-    for label, runs in frame.sort_values(point[1:]).groupby("label", observed=True):
-        bad = runs["infeasible"].dropna()
-        if len(bad):
-            of = f"in {len(bad)} of {len(runs)} runs: " if len(bad) < len(runs) else ""
-            reasons[str(label)] = f"{of}{bad.iloc[0]}"
+    for label, runs in frame.groupby("label", observed=True, sort=False):
+        if bad := runs[name].dropna().tolist():
+            reasons[str(label)] = of(len(bad), len(runs)) + bad[0]
     return reasons
 
 

@@ -11,17 +11,16 @@ cannot improve them. Per-token measures of a run without token times are None, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness import spilled
 from harness.rows import causes
 from harness.rows.definitions import DEFINITIONS, both
-from harness.rows.requests import Limits, Rows, interpolated, norm_s, quantile, take, tpot_s
+from harness.rows.requests import Limits, Rows, interpolated, norm_s, take, tpot_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,16 +30,7 @@ if TYPE_CHECKING:
 QUANTILES = (50, 95, 99)
 LATENCIES = ("ttft", "tpot", "e2e")
 BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are independent
-UNDEFINED = -1.0  # a TPOT of a request that has none, as all its tokens came at once
-BITS = 16  # bits by which one pass ranks many numbers
-
-
-def share(scores: Floats, weights: Floats | None = None) -> float:
-    """Average the scores of the offered requests, each by its weight (default 1); NaN if none was offered."""
-    if weights is None:
-        return float(scores.mean()) if len(scores) else math.nan
-    whole = float(weights.sum())
-    return float((scores * weights).sum()) / whole if whole else math.nan
+UNDEFINED = -math.inf  # a TPOT of a request that has none, as all its tokens came at once
 
 
 def jain(values: Iterable[float]) -> float:
@@ -82,20 +72,18 @@ class Attained:
 
     missed: Floats  # has a row for each model and a column for each block of the window, as has `asked`
     asked: Floats
-    met: Floats  # has a weighted sum for each model, as has `whole`
-    whole: Floats
+    met: Floats  # has a weighted sum for each model
     scores: float = 0.0  # is weighted
-    weights: float = 0.0
     causes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(causes.CAUSES), np.int64))  # of misses
 
     @property
     def share(self) -> float:
         """The weighted mean of the scores; NaN if nothing was offered."""
-        return self.scores / self.weights if self.weights else math.nan
+        return self.scores / float(self.asked.sum()) if self.asked.any() else math.nan
 
     def per_model(self, models: Sequence[str]) -> dict[str, float]:
         """Return the mean score of each model that was offered requests."""
-        return {name: float(t / c) for name, t, c in zip(models, self.met, self.whole, strict=True) if c}
+        return {name: float(t / c) for name, t, c in zip(models, self.met, self.asked.sum(axis=1), strict=True) if c}
 
 
 @dataclass
@@ -154,8 +142,7 @@ class Tally:
         self.models, self.window_s = models, window_s
         n, blocks = len(models), max(1, round(window_s / BLOCK_S))
         self.attained = {
-            name: Attained(np.zeros((n, blocks)), np.zeros((n, blocks)), np.zeros(n), np.zeros(n))
-            for name in definitions
+            name: Attained(np.zeros((n, blocks)), np.zeros((n, blocks)), np.zeros(n)) for name in definitions
         }
         self.lacks: set[str] = set()  # definitions that need token times, of a run without
         self.offered = np.zeros(n, np.int64)  # counts the requests of each model
@@ -174,13 +161,13 @@ class Tally:
         tpot = tpot_s(rows)
         seconds = {
             "ttft": rows.ttft_s,
-            "tpot": np.where(rows.done & np.isnan(tpot), UNDEFINED, tpot),  # unfinished ones keep NaN: infinite
-            "e2e": np.where(rows.done, rows.e2e_s, np.nan),
+            "tpot": np.where(rows.done & np.isnan(tpot), UNDEFINED, tpot),
+            "e2e": np.where(rows.done, rows.e2e_s, np.inf),
         }
         here = slice(self.pooled.offered, self.pooled.offered + len(rows))
         self._model[here] = rows.model
         for name, values in seconds.items():
-            self._seconds[name][here] = values
+            self._seconds[name][here] = np.where(np.isnan(values), np.inf, values)  # one that never came
         self.pooled.add(rows, slo)
         for code in np.unique(rows.model).tolist() if by_model else ():
             which = rows.model == code
@@ -197,130 +184,39 @@ class Tally:
         sums.missed += missed
         sums.asked += asked
         sums.met += np.bincount(rows.model, scores * weights, len(self.models))
-        sums.whole += np.bincount(rows.model, weights, len(self.models))
         sums.scores += float((scores * weights).sum())
-        sums.weights += float(weights.sum())
         if why:
             sums.causes += causes.counts(rows, slo, name, scores)
 
     def quantiles(self) -> dict[str, float]:
         """Return the quantiles of each latency, as `ttft_p50_s`."""
-        return {
-            f"{name}_p{q}_s": value
-            for name in LATENCIES
-            for q, value in zip(QUANTILES, self._of_many(name), strict=True)
-        }
+        quantiles: dict[str, float] = {}
+        for name, stored in self._seconds.items():
+            seconds = spilled.like(self.pooled.offered, np.float64)
+            seconds[:] = stored[: len(seconds)]
+            spilled.release(stored)
+            quantiles |= _quantiles(name, seconds)
+        return quantiles
 
-    def by_model(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the quantiles of each model that was offered requests, as `quantiles` does."""
-        counts = self.offered
-        told: dict[int, dict[str, float]] = {code: {} for code in np.flatnonzero(counts).tolist()}
-        for name in LATENCIES:
-            for group in _groups(counts):
-                if len(group) == 1 and counts[group[0]] > spilled.MOST_HELD:
-                    of = {group[0]: self._of_many(name, group[0])}
-                else:
-                    of = dict(self._of_few(name, group))
-                for code, values in of.items():
-                    told[code] |= {f"{name}_p{q}_s": value for q, value in zip(QUANTILES, values, strict=True)}
-        yield from told.items()
-
-    def _of_few(self, name: str, group: Sequence[int]) -> Iterator[tuple[int, list[float]]]:
-        """Yield the quantiles of models whose requests are few enough to be held."""
-        parts = [
-            (self._model[z][which], self._seconds[name][z][which])
-            for z in self._cuts(name)
-            for which in [np.isin(self._model[z], group)]
-        ]
-        model, seconds = (np.concatenate(column) for column in zip(*parts, strict=True))
-        for code in group:
-            mine = _defined(seconds[model == code])
-            yield code, [quantile(mine, q / 100) for q in QUANTILES]
-
-    def _of_many(self, name: str, code: int | None = None) -> list[float]:
-        """Return the quantiles of all requests, or of those of one model. Many requests are read in two passes."""
-
-        def values() -> Iterator[Floats]:
-            for z in self._cuts(name):
-                seconds = self._seconds[name][z]
-                yield _defined(seconds if code is None else seconds[self._model[z] == code])
-
-        n = sum(map(len, values()))
-        if n <= spilled.MOST_HELD:
-            held = np.concatenate([np.zeros(0), *values()])
-            return [quantile(held, q / 100) for q in QUANTILES]
-        places = [(n - 1) * q / 100 for q in QUANTILES]
-        of = _ranked(values, {rank for place in places for rank in (int(place), min(int(place) + 1, n - 1))})
-        return [interpolated(place, of) for place in places]
-
-    def _cuts(self, name: str) -> Iterator[slice]:
-        return spilled.pieces(self.pooled.offered, self._model, self._seconds[name])
+    def by_model(self) -> dict[int, dict[str, float]]:
+        """Return the quantiles of each model that was offered requests, as `quantiles` does."""
+        begins = np.cumsum(self.offered) - self.offered
+        quantiles: dict[int, dict[str, float]] = {code: {} for code in np.flatnonzero(self.offered).tolist()}
+        for name, stored in self._seconds.items():
+            seconds, ends = spilled.like(self.pooled.offered, np.float64), begins.copy()  # lie together by model
+            for z in spilled.pieces(len(seconds), seconds, self._model, stored):
+                model = self._model[z]
+                counts = np.bincount(model, minlength=len(ends))
+                first = ends - (np.cumsum(counts) - counts)
+                seconds[np.repeat(first, counts) + np.arange(len(model))] = stored[z][np.argsort(model, kind="stable")]
+                ends += counts
+            for code, of in quantiles.items():
+                of |= _quantiles(name, seconds[begins[code] : ends[code]])
+        return quantiles
 
 
-def _defined(seconds: Floats) -> Floats:
-    kept: Floats = seconds[seconds != UNDEFINED]
-    return kept
-
-
-def _groups(counts: NDArray[np.int64]) -> Iterator[list[int]]:
-    """Yield models in groups whose requests fit into memory together; a model that does not fit is alone."""
-    group, held = list[int](), 0
-    for code in np.flatnonzero(counts).tolist():
-        if group and held + counts[code] > spilled.MOST_HELD:
-            yield group
-            group, held = [], 0
-        group.append(code)
-        held += int(counts[code])
-    if group:
-        yield group
-
-
-def _ranked(values: Callable[[], Iterator[Floats]], ranks: Collection[int], bits: int = 0) -> dict[int, float]:
-    """Return the values at `ranks`, from 0, among many values; a missing value (NaN) counts as infinite.
-
-    One pass counts the values by the `BITS` bits that follow their first `bits` bits. Another pass collects and sorts
-    the values that have the same bits there as a wanted value. If these are too many to hold, they are ranked by later
-    bits.
-    """
-    counts = np.zeros(1 << BITS, np.int64)
-    for part in values():
-        counts += np.bincount(_digit(part, bits), minlength=len(counts))
-    below, ranked = np.cumsum(counts) - counts, dict[int, float]()
-    places = {rank: int(np.searchsorted(below, rank, "right")) - 1 for rank in ranks}
-    few = {place: list[Any]() for place in places.values() if counts[place] <= spilled.MOST_HELD}
-    for place in {*places.values()} - few.keys():
-        mine = [rank for rank in ranks if places[rank] == place]
-        inside = partial(_with_digit, values, place, bits)
-        if bits + BITS == 64:  # no bits are left: these values are equal
-            ranked |= dict.fromkeys(mine, next(float(part[0]) for part in inside() if len(part)))
-        else:
-            of = _ranked(inside, [rank - int(below[place]) for rank in mine], bits + BITS)
-            ranked |= {rank: of[rank - int(below[place])] for rank in mine}
-    for part in values() if few else ():
-        digits = _digit(part, bits)
-        for place, parts in few.items():
-            parts.append(part[digits == place])
-    ordered = {place: np.sort(_known(np.concatenate(parts))) for place, parts in few.items()}
-    return ranked | {rank: float(ordered[k][rank - below[k]]) for rank, k in places.items() if k in few}
-
-
-def _with_digit(values: Callable[[], Iterator[Floats]], digit: int, bits: int) -> Iterator[Floats]:
-    for part in values():
-        yield _known(part)[_digit(part, bits) == digit]
-
-
-def _known(seconds: Floats) -> Floats:
-    known: Floats = np.where(np.isnan(seconds), np.inf, seconds)
-    return known
-
-
-def _digit(seconds: Floats, bits: int) -> NDArray[np.int64]:
-    """Return the `BITS` bits of each number that follow its first `bits` bits.
-
-    They are taken from a code whose order is that of the numbers.
-    """
-    number = _known(seconds).view(np.int64)
-    number = np.where(number < 0, ~number, number | np.int64(-(1 << 63)))
-    behind = number.view(np.uint64) >> np.uint64(64 - BITS - bits)
-    digits: NDArray[np.int64] = (behind & np.uint64((1 << BITS) - 1)).astype(np.int64)
-    return digits
+def _quantiles(name: str, seconds: Floats) -> dict[str, float]:
+    """Return the quantiles of a latency, whose seconds are sorted in place, in their file if they lie in one."""
+    seconds.sort()
+    defined = seconds[np.searchsorted(seconds, UNDEFINED, "right") :]
+    return {f"{name}_p{q}_s": interpolated(defined, q / 100) for q in QUANTILES}

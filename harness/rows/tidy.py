@@ -78,10 +78,6 @@ STORED = pa.schema(  # describes a table on disk: panels come first
     ]
 )
 
-LATER = frozenset(  # not in tables of every release
-    {"condition", "x", "machine", "fit", "departs", "degrees", "invalid", "missed", "offered"}
-)
-
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
 
 
@@ -91,20 +87,13 @@ def stored(path: Path) -> pa.Table:
     Raises Damaged, also for a rate that is not above 0 and for a missing model or count, and FileNotFoundError.
     """
     record.present(path, record.footer(path))
-    table = record.table(path, STORED, absent=LATER)
+    table = record.table(path, STORED, absent=frozenset({"condition", "x"}))  # only those of studies have them
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
         raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
     of_model = pc.equal(table["over"].cast(pa.string()), "model")
     if (row := pc.index(pc.and_(of_model, pc.is_null(table["model"])), value=True).as_py()) >= 0:
         raise Damaged(f"{path}: row {row}: model is null, and over is model; {WAY_OUT}")
-    counts = [name for name in ("missed", "offered") if name in table.column_names]
-    if len(counts) == 1:
-        (gone,) = {"missed", "offered"} - set(counts)
-        raise Damaged(f"{path}: column {gone} is missing; {WAY_OUT}")
-    if counts:
-        alone = pc.xor(pc.is_null(table["missed"]), pc.is_null(table["offered"]))
-        if pc.any(alone, min_count=0).as_py():
-            row = pc.index(alone, True).as_py()
-            raise Damaged(f"{path}: row {row}: missed or offered is null, and not both; {WAY_OUT}")
+    if (row := pc.index(pc.xor(*(pc.is_null(table[name]) for name in ("missed", "offered"))), value=True).as_py()) >= 0:
+        raise Damaged(f"{path}: row {row}: missed or offered is null, and not both; {WAY_OUT}")
     return table

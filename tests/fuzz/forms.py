@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,17 +42,11 @@ def _of_form(name: str) -> list[st.SearchStrategy[Case]]:
     if name == "spec":  # each field of a spec, whether it stands there or not
         keys = [field for field in Spec.__dataclass_fields__ if f"{field} = " not in sound]
         sound += "".join(f"{key} = 0\n" for key in keys)
-    ways: dict[str, Callable[[Path], object]] = {
-        "a folder": lambda path: path.mkdir(),
-        "a loop": lambda path: path.symlink_to(path),
-        "zeros": lambda path: path.symlink_to("/dev/zero"),
-        "none": lambda path: None,
-    }
     whole = [
         case(what, data, culprit="mine.toml", accept=(name, what) == ("table", "empty"))
         for what, data in odd.NO_TOML.items()
     ]
-    for what, put in ways.items():
+    for what, put in odd.INSTEAD.items():
         stands = case(what, b"", culprit="mine.toml", accept=False)
         whole.append(stands._replace(put=partial(odd.at, "mine.toml", put)))
     wrong = [line[3:-1] for line in lines if line.startswith("#! ")]

@@ -39,6 +39,12 @@ NO_TOML: dict[str, bytes] = {
     "crlf": b"a = 1\r\nb =\r\n",
     "json": b'{"a": 1}',
 }
+INSTEAD: dict[str, Callable[[Path], object]] = {  # what may stand in the place of a file
+    "folder": lambda path: path.mkdir(),
+    "loop": lambda path: path.symlink_to(path),
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "none": lambda path: None,
+}
 # ------------------------------------------------------------------ words of a command line
 
 POOLS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -95,9 +94,10 @@ class Store(NamedTuple):
         yield "misses", ("explain", sweep, "--misses")
         yield "report", ("report", sweep, "-o", str(self.top / "page.html"))
 
-    def of_all(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield commands that read or write whatever stands there."""
-        yield "compare", (*COMPARE, "-o", str(self.top))
+    @property
+    def again(self) -> tuple[str, tuple[str, ...]]:
+        """The command that makes what is damaged or missing again."""
+        return "compare", (*COMPARE, "-o", str(self.top))
 
 
 class Table(NamedTuple):
@@ -129,15 +129,6 @@ def rewrite(path: Path, table: pa.Table, about: Mapping[str, Any]) -> None:
     pq.write_table(table.replace_schema_metadata(stated), path, compression="zstd")
 
 
-def flipped(data: bytes, draw: random.Random) -> tuple[bytes, int]:
-    """Return the bytes with one bit turned over, but none of the seal's mark; and which byte it is in."""
-    mark = data.rfind(SEAL)
-    at = draw.choice([at for at in range(len(data)) if mark < 0 or not mark <= at < mark + len(SEAL)])
-    damaged = bytearray(data)
-    damaged[at] ^= 1 << draw.randrange(8)
-    return bytes(damaged), at
-
-
 def cases(here: Path) -> st.SearchStrategy[Case]:
     """Draw a damage of a table or of what lies beside it, and a command that reads or mends it."""
     whole = made(here)
@@ -148,11 +139,11 @@ def cases(here: Path) -> st.SearchStrategy[Case]:
     sizes: Commands = [("plot", ("plot", answer, "-o", "f")), ("report", ("report", answer, "-o", "p.html"))]
     places = (f"whole/{whole.run}/{ROWS}", f"whole/{whole.sweep}/{SCORED}", f"size/{sized.parent.name}/{SIZED}")
     readers: tuple[Commands, ...] = ([*there.of_run()], [*there.of_sweep()], sizes)
-    others: tuple[Commands, ...] = ([*there.of_all(), next(there.of_sweep())], [*there.of_all()], [])
+    others: tuple[Commands, ...] = ([there.again, next(there.of_sweep())], [there.again], [])
     tables = [Table(*of) for of in zip(("rows", "scored", "size"), places, readers, others, strict=True)]
     top = partial(shutil.copytree, here, dirs_exist_ok=True)
     return st.one_of(
-        *(_damaged(top, table, (here / table.path).read_bytes()) for table in tables),
+        *(_damaged(top, table, here / table.path) for table in tables),
         _beside(top, there),
         _formed(top, there),
     )
@@ -176,11 +167,10 @@ def _case(top: Top, table: Table, what: str, put: Top, *, accept: bool = False) 
     return st.sampled_from([*read, *read, *others]).map(case)
 
 
-def _damaged(top: Top, table: Table, data: bytes) -> st.SearchStrategy[Case]:
+def _damaged(top: Top, table: Table, path: Path) -> st.SearchStrategy[Case]:
     """Draw a damage of a table's bytes, of what stands at its path, of its facts and of its columns."""
-    content = pq.read_table(pa.BufferReader(data))
-    known = {key.decode(): value for key, value in pq.read_metadata(pa.BufferReader(data)).metadata.items()}
-    about = {key: json.loads(value) for key, value in known.items() if not key.startswith(("ARROW", "pandas"))}
+    data, content, about = path.read_bytes(), pq.read_table(path), facts(path)
+    known = pq.read_metadata(path).metadata
     mark = data.rfind(SEAL)
     sealed = range(mark, mark + len(SEAL)) if mark >= 0 else range(0)
     whole = st.one_of(
@@ -214,7 +204,10 @@ def _damaged(top: Top, table: Table, data: bytes) -> st.SearchStrategy[Case]:
 
     first = next(iter(about))
     raw = {"not JSON": "{", "NaN": "NaN", "deep": "[" * 50_000, "not UTF-8": b"\xff\xfe"}
-    texts = [(f"{first} {what}", content.replace_schema_metadata({**known, first: text})) for what, text in raw.items()]
+    texts = [
+        (f"{first} {what}", content.replace_schema_metadata({**known, first.encode(): text}))
+        for what, text in raw.items()
+    ]
     return st.one_of(
         whole,
         whole,
@@ -273,7 +266,7 @@ def _beside(top: Top, there: Store) -> st.SearchStrategy[Case]:
 
         folder = str(there.top / there.run)
         commands = [("plot", folder, "-o", "figure"), ("explain", folder, "--misses", "--slo", "solo")]
-        argvs = [*(argv for _, argv in there.of_run()), *(argv for _, argv in there.of_all()), *commands]
+        argvs = [*(argv for _, argv in there.of_run()), there.again[1], *commands]
         return st.sampled_from(argvs).map(
             lambda argv: Case(f"results/{what} as {name}/{argv[0]} {argv[-1]}", argv, put=anew)
         )
@@ -283,7 +276,7 @@ def _beside(top: Top, there: Store) -> st.SearchStrategy[Case]:
             top(here)
             shutil.copy(next(here.glob(f"whole/{of}")), here / into)
 
-        return st.sampled_from([*commands, *there.of_all()]).map(
+        return st.sampled_from([*commands, there.again]).map(
             lambda pair: Case(
                 f"results/{of} as {into}/{pair[0]}", pair[1], accept="prism" in of or pair[0] == "compare", put=anew
             )

@@ -43,5 +43,5 @@ def cases(here: Path) -> st.SearchStrategy[Case]:
 
         return Case(f"strangers/{key} {name[-20:]!r}/{command[0]}", command[1], put=put)
 
-    commands = [*there.of_run(), *there.of_sweep(), *there.of_all()]
+    commands = [*there.of_run(), *there.of_sweep(), there.again]
     return st.builds(case, st.sampled_from(KEYS), st.sampled_from(NAMES), st.sampled_from(commands))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from tests.fuzz.judge import Case
-from tests.fuzz.odd import at, bits, cuts, words, written
+from tests.fuzz.odd import INSTEAD, at, bits, cuts, words, written
 from tests.fuzz.options import COLUMNS, DRY, LOG
 from traces import schema
 
@@ -133,12 +132,7 @@ def _jsonl() -> list[Case]:
 
 def _files() -> list[Case]:
     every = list[Case]()
-    ways: dict[str, Callable[[Path], object]] = {
-        "junk": lambda path: path.write_bytes(b"\x80\x04junk\xff\0"),
-        "zero": lambda path: path.symlink_to("/dev/zero"),
-        "folder": lambda path: path.mkdir(),
-        "none": lambda path: None,
-    }
+    ways = INSTEAD | {"junk": lambda path: path.write_bytes(b"\x80\x04junk\xff\0")}
     for what, put in ways.items():
         for suffix in (".csv", ".jsonl", ".parquet", ".pkl", ".csv.gz", ".txt", ""):
             name = f"{what}{suffix}"

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness import spilled
 from harness.policy.types import Jobs, Prefix, UserError
-from harness.rows import record, scoring, tally
+from harness.rows import record, scoring
 from harness.run import score
 from harness.run.execute import execute
 from harness.run.resolve import resolve
@@ -200,15 +198,3 @@ def test_scores_in_pieces_are_those_of_a_whole(tmp_path: Path, monkeypatch: pyte
     assert got["missed"].to_pylist() == want["missed"].to_pylist()
     counts = [score.by_model(folder, under, ["both"])["both"] for folder in (run, again)]
     assert all(np.array_equal(a, b) for a, b in zip(*counts, strict=True))
-
-
-@given(st.lists(st.floats(0, 1e9) | st.just(math.inf) | st.just(math.nan), min_size=1, max_size=300), st.data())
-def test_ranks_by_their_bits_are_those_of_a_sort(values: list[float], data: st.DataObject) -> None:
-    many = np.array(values)
-    few = data.draw(st.integers(0, 20))
-    ranks = data.draw(st.sets(st.integers(0, len(values) - 1), min_size=1))
-    ordered = np.sort(np.where(np.isnan(many), np.inf, many))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spilled, "MOST_HELD", few)
-        ranked = tally._ranked(lambda: iter(np.array_split(many, 3)), ranks)
-    assert ranked == {rank: ordered[rank] for rank in ranks}

@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests import ROOT
-from tests.cases import cases
 
 TESTS = """
 import os
@@ -54,12 +51,6 @@ def shared():
     return []
 
 
-@cases("n", [0, 1])
-@pytest.mark.slow
-def test_that_is_left_out(n):
-    raise AssertionError
-
-
 @cases("n", [0, 1, 2])
 def test_that_is_interrupted(n):
     if n == 1:
@@ -71,10 +62,9 @@ def test_that_is_interrupted(n):
 def test_every_case_runs_and_each_failure_has_its_name(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text("")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: or not\n")
     env = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
     env |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}  # narrower, its lines are cut
-    command = [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "-m", "not slow", "test_x.py"]
+    command = [sys.executable, "-m", "pytest", "-v", "-rA", "-p", "no:cacheprovider", "test_x.py"]
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     told = [line for line in run.stdout.splitlines() if line.startswith(("SUB", "FAILED", "PASSED"))]
     assert told == [
@@ -92,12 +82,3 @@ def test_every_case_runs_and_each_failure_has_its_name(tmp_path: Path) -> None:
     ]
     assert "KeyboardInterrupt" in run.stdout
     assert run.returncode == 2
-
-
-def test_what_is_no_table_of_cases_is_refused() -> None:
-    def test(a: int, b: int) -> None: ...
-
-    with pytest.raises(ValueError, match="longer"):
-        cases(("a", "b"), [(1, 2), (1, 2, 3)])(test)
-    with pytest.raises(ValueError, match="test has no cases"):
-        cases(("a", "b"), [])(test)

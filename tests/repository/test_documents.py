@@ -19,9 +19,7 @@ from click.testing import CliRunner
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.values import WORDS
 from tests import ROOT
-from tests.cases import cases
 from tests.repository.test_repo import files, text
-from tests.tools import tasks
 
 FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Commands that no test runs, by how they begin.
@@ -116,23 +114,6 @@ def test_every_command_of_the_documents_and_the_help_is_one_that_bench_reads(sub
     for place, line in lines:
         with subtests.test(f"{place} {line}"), suppress(click.exceptions.Exit):  # --help
             parse(line)
-
-
-@cases("command", ["bench compare --system static", "bench compare --systems static --plan tomorrow", "bench compares"])
-def test_a_command_that_bench_does_not_read_is_noticed(command: str) -> None:
-    with pytest.raises((click.ClickException, AssertionError)):
-        parse(command)
-
-
-def test_the_tasks_of_a_newcomer_are_in_the_documents() -> None:
-    scripts = {name: tasks.script(task) for name, task in tasks.TASKS.items()}
-    assert scripts["figure-7"].split("#")[0].split() == ["make", "reproduce-fig7", "ONLY=heavy8"]
-    begins = ["cat >log.csv", "bench trace convert", "cat >mine.toml", "cat >slo.toml", "bench compare"]
-    places = [scripts["own-log"].index(begin) for begin in begins]
-    assert places == sorted(places)
-    assert "+models=8" not in scripts["own-log"]  # needs files that a newcomer has not
-    told = [" ".join(line.split()[:2]) for line in scripts["new-system"].splitlines()]
-    assert told == ["bench new", "bench check", "bench compare"]
 
 
 def run(command: str) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tools.first_screen import FOLD, README, folded, shown, written
+from tests.tools.first_screen import FOLD, README, shown, written
 
 HEADLINE = "prism keeps 99 % up to 10.0 req/s (pooled; worst model 9.1), elastic within 25 % of it; 3.12x the rate of a"
 AT = "Table: at 8.02 req/s (2.83 x the trace's rate)."
@@ -35,11 +35,6 @@ def test_the_first_answer_and_its_table_are_shown() -> None:
     assert max(map(len, answer.splitlines())) <= FOLD
     with pytest.raises(ValueError, match="no answer and table"):
         shown(OUTPUT.replace("system  ", "names   "))
-
-
-def test_lines_are_folded_between_words() -> None:
-    words = ["a" * 60, "b" * 49, "c"]
-    assert folded(" ".join(words)) == [f"{words[0]} {words[1]}", "c"]
 
 
 @pytest.mark.parametrize(("seconds", "says"), [(1.0, "1 minute;"), (60.0, "1 minute;"), (61.0, "2 minutes;")])

@@ -229,44 +229,6 @@ def test_no_modules_import_each_other() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
-# The longest chain of imports that a folder may have inside, in modules.
-CHAINS = {"rows": 6, "run": 5, "study": 5, "answers": 5, "validate": 5, "cli": 6, "plots": 6}
-
-
-def inside(folder: str) -> dict[str, set[str]]:
-    """Return the modules of a folder, and which of it each imports."""
-    ours = {module for module in MODULES if box(module) == folder}
-    uses = {
-        module: {within(arrow.name) for arrow in imports(module, MODULES[module].read_text("utf-8"))} for module in ours
-    }
-    return {module: {name for name in to if name in ours and name != module} for module, to in uses.items()}
-
-
-def chain(graph: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports in a graph without circles, from the module that imports most."""
-    longest: dict[str, list[str]] = {}
-    for module in TopologicalSorter(graph).static_order():
-        longest[module] = [module, *max((longest[to] for to in sorted(graph.get(module, ()))), key=len, default=[])]
-    return max(longest.values(), key=len, default=[])
-
-
-@cases(("folder", "most"), CHAINS.items())
-def test_a_folder_is_read_in_few_steps(folder: str, most: int) -> None:
-    graph = inside(folder)
-    assert circle(graph) == []
-    assert len(chain(graph)) <= most, " > ".join(chain(graph))
-
-
-def test_a_chain_is_the_longest_way_down() -> None:
-    assert chain({"a": {"b", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"c"}}) == ["a", "b", "c", "d"]
-    assert len(inside("run")) > 10
-
-
-def test_engines_in_front_of_servers_are_known_by_their_imports() -> None:
-    assert {"engines.attach", "engines.llamacpp", "engines.vllm"} <= OF_SERVERS
-    assert not {"engines.sim", "engines.torch"} & OF_SERVERS
-
-
 def test_engines_do_not_build_on_each_other() -> None:
     packages = {
         "sim": "harness.engines.sim",

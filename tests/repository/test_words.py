@@ -175,10 +175,6 @@ def test_help_is_short_sentences_in_words_that_users_know() -> None:
     assert [(text.place, wrong) for text in texts if (wrong := private(text.text) + long(text.text))] == []
 
 
-def test_the_list_of_words_is_short() -> None:
-    assert len(PRIVATE) <= 15
-
-
 def test_planted_habits_are_told() -> None:
     assert private("Where time passes: a name (bench list).") == ["where time passes"]
     assert len(long("A run is " + "very " * 27 + "long. It ends.")) == 1

@@ -1,4 +1,4 @@
-"""Constant costs, and views of what a test says, for policies that tests drive by hand."""
+"""Constant costs, and views of what a test says, for policies that tests drive by hand; and runs in the simulator."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
+from harness.engines.machine import Config
+from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
+from harness.loop import system
+from harness.loop.replay import replay
 from harness.policy.actions import Action
-from harness.policy.types import Batch, Host, Inst
-from harness.policy.view import BatchState, KvState
+from harness.policy.events import Event
+from harness.policy.types import Batch, Host, Inst, Jobs
+from harness.policy.view import BatchState, KvState, RequestState, Weights
+from tests.harness.loop.scripted import Recorder
 
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
@@ -44,12 +52,37 @@ class Seen:
     now_s: float = 0.0
     batches: dict[str, BatchState] = field(default_factory=dict)
     room: int = 1 << 40
+    used_bytes: int = 0
+    made: int = 0  # tokens of every request
+    state: Weights = "in"  # of all weights
 
     def batch(self, batch: Batch) -> BatchState:
         return self.batches.get(batch.inst.model, EMPTY)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        return KvState(0, None, self.room)
+        return KvState(self.used_bytes, None, self.room)
+
+    def request(self, rid: int) -> RequestState:
+        return RequestState(None, self.made, 0, None)
+
+    def weights(self, inst: Inst) -> Weights:
+        return self.state
+
+
+def told(policy: Any, event: Event, view: Seen | None = None) -> list[Action]:
+    """Return a policy's answer to an event."""
+    return list(policy.on(event, view or Seen()))
+
+
+def ran(
+    make: Any, config: Config, jobs: Jobs, *, log: Recorder | None = None, **fields: Any
+) -> tuple[pa.Table, Sim, Any]:
+    """Run a system, by name or class, with the engine's options that it asks for; return rows, engine and policy."""
+    make = system.find(make) if isinstance(make, str) else make
+    engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
+    policy = make(engine.cluster, **fields)
+    replay(policy, engine, jobs, log=log)
+    return pa.Table.from_batches(engine.rows()), engine, policy
 
 
 def of(actions: Iterable[Action], kind: type) -> list[Any]:

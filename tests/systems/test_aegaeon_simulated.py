@@ -1,14 +1,11 @@
-"""Aegaeon in the simulator: one request's path, switches in time, theorem 3.1; and that no KV is ever lost."""
+"""Aegaeon in the simulator: one request's path, switches in time; and that no KV is ever lost."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +21,6 @@ from harness.policy.actions import Action, Admit, Move, Run
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import GIB, Batch, Host, Inst, Jobs, Plan
 from systems.aegaeon import Aegaeon
-from systems.dedicated import Dedicated
 from tests.harness.loop.scripted import Recorder
 from tests.workloads.asked import asked
 from workloads.models import shape
@@ -145,16 +141,6 @@ def test_the_ladder_of_switches() -> None:
     assert ends[-1] > ends[0] + 17.7
 
 
-def test_phases_have_gpus_of_their_own() -> None:
-    rows = [(0.01 * k, k % 3, 100, 40) for k in range(60)]
-    _, did, policy, _ = simulated(rows, config(3, 5))
-    prefills = {g for x in policy.all if x.prefills for g in x.gpus}
-    for d in did:
-        for a in d.actions:
-            if isinstance(a, Run):
-                assert (a.batch.inst.place[0] in prefills) == (a.phase == "prefill")  # type: ignore[index]
-
-
 def test_one_decision_a_turn() -> None:
     """Beside the three that a request has: it came, it was prefilled, it ended."""
     rows = [(0.05 * k, k % 4, 100, 200) for k in range(100)]
@@ -187,59 +173,9 @@ def test_no_kv_is_lost(data: st.DataObject) -> None:
     assert not engine.S.insts["blocks"].any()
 
 
-def test_noise_and_overload() -> None:
-    """Three times more than the GPUs can do: everything ends, in the order of turns."""
-    rows = [(0.002 * k, k % 6, 300, 150) for k in range(600)]
-    R, *_ = simulated(rows, replace(config(6, 3), noise=0.05))
-    assert (R["state"] == state.DONE).all()
-    assert math.isfinite(R["first"].max())
-
-
 def test_a_batch_larger_than_the_cap_moves_as_a_whole() -> None:
     """The engine makes room for the moves of any batch: 130 members where two step at once."""
     rows = [(0.001 * k, k % 2, 50, 40) for k in range(260)]
     R, *_, engine = simulated(rows, config(2, 2, batch_cap=2), qmax_s=0.5)
     assert (R["state"] == state.DONE).all()
     assert engine.S.s["transfer_spare"] >= 0
-
-
-# ------------------------------------------------------------------ theorem 3.1
-
-
-def active(models: int, rate_rps: float, service_s: float) -> float:
-    """Return active models (with a request in service) by Theorem 3.1 of Aegaeon, SOSP 2025.
-
-    As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
-    """
-    return models * -math.expm1(-rate_rps * service_s)
-
-
-def test_active_models_of_the_paper() -> None:
-    """0.037 a second to each of 100 models: 46.55 of them are active where a request takes 16.93 s. The paper prints
-    16.79 s beside it, which gives 46.27."""
-    assert active(100, 0.037, 16.93) == pytest.approx(46.55, abs=0.01)
-    assert active(100, 0.037, 16.79) == pytest.approx(46.27, abs=0.01)
-
-
-def test_active_models_in_the_simulator() -> None:
-    """Poisson arrivals to eight models alone on their GPUs, 1.5 requests at a time: theorem 3.1 within 3 %."""
-    models, n, rate_rps = 8, 4000, 2.0
-    rng = np.random.default_rng(3)
-    rows = [
-        (t, int(m), 100, 400)
-        for t, m in zip(np.cumsum(rng.exponential(1 / (rate_rps * models), n)), rng.integers(0, models, n), strict=True)
-    ]
-    world = config(models, models)
-    engine = Sim(world, {}, priced(models))
-    policy: Any = Dedicated(engine.cluster)
-    replay(policy, engine, jobs(rows, models))
-    R = engine.S.requests
-    busy_s = 0.0
-    for m in range(models):
-        until_s = -math.inf
-        for arrival, done in R[R["model"] == m][["arrival", "done"]].tolist():
-            busy_s += max(0.0, done - max(arrival, until_s))
-            until_s = max(until_s, done)
-    service_s = float((R["done"] - R["arrival"]).mean())
-    assert 0.5 < rate_rps * service_s < 3.0
-    assert busy_s / float(R["done"].max()) == pytest.approx(active(models, rate_rps, service_s), rel=0.03)

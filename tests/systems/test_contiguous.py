@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served, power_above, reserved_blocks
 from harness.engines.sim.engine import Sim
-from harness.loop import system
-from harness.loop.replay import missing, replay
+from harness.loop.replay import missing
 from harness.policy.types import Jobs, Prefix
 from systems.contiguous import Contiguous
 from tests.cases import cases
+from tests.systems import by_hand
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -44,11 +44,7 @@ def jobs(*rows: tuple[float, int, int]) -> Jobs:
 
 def ran(on: Config, load: Jobs, preset: str | None = None, **fields: Any) -> pa.Table:
     """Return the rows of the system with a preset."""
-    make, given = system.find("contiguous"), {**Contiguous.presets.get(preset or "", {}), **fields}
-    options = make(Sim(on).cluster, **given).options
-    engine = Sim(on, options)
-    replay(make(engine.cluster, **given), engine, load)
-    return pa.Table.from_batches(engine.rows())
+    return by_hand.ran(Contiguous, on, load, **{**Contiguous.presets.get(preset or "", {}), **fields})[0]
 
 
 def spans(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -104,10 +104,3 @@ def test_whoever_loses_its_kv_where_it_decodes_prefills_anew() -> None:
     assert stats["preemptions"] > 0
     assert (states == states[0]).all()
     assert stats["moves"] == 80 + stats["preemptions"]
-
-
-def test_several_models_prefill_on_one_gpu_and_decode_on_the_other() -> None:
-    engine = served(config("a", "b", "c"), jobs(60, 50.0, ("a", "b", "c")))
-    assert (engine.S.requests["state"] == engine.S.requests["state"][0]).all()
-    assert engine.stats()["moves"] == 60
-    assert engine.stats()["loads"] == 0  # all were in from the start

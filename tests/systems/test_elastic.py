@@ -7,16 +7,15 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop import system
-from harness.loop.replay import replay
 from harness.policy.types import GIB, Jobs, Plan
 from tests.cases import cases
+from tests.systems.by_hand import ran
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -50,14 +49,6 @@ def jobs(config: Config, arrival_s: Any, model: Any, rng: np.random.Generator) -
     return asked((m.name for m in config.models), arrival_s, model, prompt, output, 0.5, 0.1)
 
 
-def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table, Sim]:
-    """Return a system's rows, and the engine on which it ran."""
-    make = system.find(name)
-    engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
-    replay(make(engine.cluster, **fields), engine, load)
-    return pa.Table.from_batches(engine.rows()), engine
-
-
 @cases(("gpus", "rate_rps", "kv_gib"), [(1, 4.0, 16.0), (1, 12.0, 3.0), (2, 30.0, 4.0)])
 def test_systems_without_their_own_parts_are_elastic_memory(gpus: int, rate_rps: float, kv_gib: float) -> None:
     config = machine(2 * gpus, kv_gib, gpus=gpus, rates=(9.0, 6.0, 4.0, 1.0)[: 2 * gpus])
@@ -84,8 +75,8 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     model = [int(t in (10.0, 200.0) and k > 0 and arrival_s[k - 1] == t) for k, t in enumerate(arrival_s)]
     load = jobs(config, arrival_s, model, np.random.default_rng(1))
     load = replace(load, output_tokens=np.full(len(load), 20, np.int32))
-    awake, never = ran("elastic", config, load)
-    slept, engine = ran("elastic", config, load, idle_s=100.0)
+    awake, never, _ = ran("elastic", config, load)
+    slept, engine, _ = ran("elastic", config, load, idle_s=100.0)
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
     rung = quantities.ladder("h100")["sleep"]
@@ -116,6 +107,6 @@ def test_a_busy_model_never_sleeps() -> None:
     config = replace(machine(1, 8.0), noise=0.0)
     load = jobs(config, [0.0], [0], np.random.default_rng(1))
     load = replace(load, output_tokens=np.array([1000], np.int32))
-    rows, engine = ran("elastic", config, load, idle_s=2.0, check_s=1.0)
+    rows, engine, _ = ran("elastic", config, load, idle_s=2.0, check_s=1.0)
     assert rows["done_ns"].to_pylist()[0] > 5e9
     assert engine.stats()["evicts"] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -14,12 +14,12 @@ from harness.check import cases as workloads
 from harness.check.trial import run, subject
 from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Limit, Load, Move, Run, Wake
-from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.events import Arrived, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request, Sizes
 from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
 from tests.cases import cases
-from tests.systems.by_hand import EMPTY, Seen
+from tests.systems.by_hand import EMPTY, Seen, told
 
 KB = 1000
 
@@ -56,12 +56,6 @@ def cluster(
     plan = {m: Plan(rate, 60.0, 40.0, "test") for m, rate in rates.items()}
     kinds = tuple(Gpu("test", g // node_gpus, mem, 100, tuple(range(10, 100, 10))) for g in range(gpus))
     return Cluster(kinds, models, plan, Flat())
-
-
-def told(policy: MuxServe, event: Event, view: Seen | None = None) -> list[Action]:
-    """Return the answer to an event."""
-    answer: Iterable[Action] = policy.on(event, view or Seen())  # type: ignore[arg-type]
-    return list(answer)
 
 
 def started(world: Cluster, **fields: Any) -> tuple[MuxServe, list[Action]]:
@@ -145,11 +139,6 @@ def test_a_donor_keeps_its_floor() -> None:
     for k in range(1, 30):
         told(policy, Woke("adapt"), Seen(8.0 * k, {"a": look(100 * k, 99, 500)}))
     assert policy.Q[0]["b"] == policy.llms["b"].floor
-
-
-def test_quotas_may_stay() -> None:
-    _, actions = started(cluster({"a": 1.0}), adapt_s=0.0)
-    assert not [x for x in actions if isinstance(x, Wake)]
 
 
 names = st.sampled_from("abcdef")

@@ -15,7 +15,8 @@ from harness.policy.events import Woke
 from harness.policy.types import Cluster, Infeasible, Inst, Sizes
 from systems.muxserve import Estimator, Llm, MuxServe, meshes, on_meshes, published
 from tests.cases import cases
-from tests.systems.test_muxserve import KB, Flat, cluster, started, told
+from tests.systems.by_hand import told
+from tests.systems.test_muxserve import KB, Flat, cluster, started
 
 
 def gpus_of(inst: Inst) -> int:

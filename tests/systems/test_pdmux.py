@@ -23,7 +23,7 @@ from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count, worst
 from tests.cases import cases
 from tests.harness.loop.scripted import Recorder
-from tests.systems.by_hand import EMPTY, Seen
+from tests.systems.by_hand import EMPTY, Seen, told
 from tests.there import there
 from tests.workloads.asked import asked
 from workloads.models import shape
@@ -51,7 +51,7 @@ def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -
 def begun(models: int = 1, **fields: Any) -> PDMux:
     """Return the same system after its start."""
     policy = made(models, **fields)
-    list(policy.on(Woke("start"), Seen()))  # type: ignore[arg-type]
+    told(policy, Woke("start"))
     return policy
 
 
@@ -62,7 +62,7 @@ def state(waiting: int = 0, decoding: int = 0, prefill_tokens: int = 0, ctx_toke
 def arrive(policy: PDMux, view: Seen, rid: int = 0, model: str = "m0", prompt: int = 2048) -> Mapping[Any, Run]:
     """Return the orders that an arrival brings, by lane."""
     event = Arrived(Request(rid, model, 0.0, prompt, 1.0, 0.05))
-    return by_lane(policy.on(event, view))  # type: ignore[arg-type]
+    return by_lane(told(policy, event, view))
 
 
 def by_lane(actions: Any) -> Mapping[Any, Run]:
@@ -105,12 +105,12 @@ def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> 
     assert (orders["m0", "decode"].sms, orders["m0", "prefill"].sms) == (28, 104)
     assert orders["m0", "prefill"].slice_layers == 16
     view.batches["m0"] = state(decoding=3, prefill_tokens=4096, ctx_tokens=9000)  # begun; decodes have ended
-    assert not by_lane(policy.on(Finished(7, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    assert not by_lane(told(policy, Finished(7, Batch(Inst("m0", (0,))), "done"), view))
     view.batches["m0"] = state(prefill_tokens=4096)
-    dry = by_lane(policy.on(Finished(8, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    dry = by_lane(told(policy, Finished(8, Batch(Inst("m0", (0,))), "done"), view))
     assert dry["m0", "prefill"].sms is None
     view.batches["m0"] = state(decoding=1, ctx_tokens=4097)
-    ended = by_lane(policy.on(Prefilled(0, Batch(Inst("m0", (0,)))), view))  # type: ignore[arg-type]
+    ended = by_lane(told(policy, Prefilled(0, Batch(Inst("m0", (0,)))), view))
     assert ended["m0", "decode"].sms is None
 
 
@@ -120,7 +120,7 @@ def test_a_prefill_that_found_no_room_begins_when_an_end_makes_some(rule: str) -
     view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=4000)
     assert not arrive(policy, view)
     view.batches["m0"], view.room = state(waiting=1, decoding=3, prefill_tokens=2048, ctx_tokens=3000), 1 << 40
-    orders = by_lane(policy.on(Finished(9, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    orders = by_lane(told(policy, Finished(9, Batch(Inst("m0", (0,))), "done"), view))
     assert sum(run.sms or 0 for run in orders.values()) == 132
 
 
@@ -190,7 +190,7 @@ def test_the_guard_is_the_most_that_was_measured_on_the_gpu() -> None:
         assert 1 + worst(A100._replace(kind=kind)) == quantities.quantities(kind)["co_run"]["apart"]
     for kind, sms in (("a100-80g", 28), ("h100", 44)):
         policy, view = made(gpu=A100._replace(kind=kind), ahead=0), Seen()
-        list(policy.on(Woke("start"), view))  # type: ignore[arg-type]
+        told(policy, Woke("start"), view)
         view.batches["m0"] = state(waiting=1, decoding=10, prefill_tokens=8192, ctx_tokens=5400)
         assert arrive(policy, view, prompt=8192)["m0", "decode"].sms == sms
 
@@ -211,7 +211,7 @@ def flying(prompt: int = 100_000, ttft_slo_s: float = 10.0, **fields: Any) -> tu
     """Return one prompt in flight since 0, beside nobody: 20 us a token, on 128 of 132 SMs as predicted."""
     policy, view = begun(preempt=True, itl_s=0.05, **fields), Seen()
     view.batches["m0"] = state(waiting=1, prefill_tokens=prompt)
-    list(policy.on(Arrived(Request(0, "m0", 0.0, prompt, ttft_slo_s, 0.05)), view))  # type: ignore[arg-type]
+    told(policy, Arrived(Request(0, "m0", 0.0, prompt, ttft_slo_s, 0.05)), view)
     view.batches["m0"] = state(waiting=1, prefill_tokens=prompt + 1000)
     return policy, view
 
@@ -220,7 +220,7 @@ def come(policy: PDMux, view: Seen, now_s: float, ttft_slo_s: float, rid: int = 
     """Return the orders that a prompt of 1,000 tokens brings."""
     view.now_s = now_s
     event = Arrived(Request(rid, "m0", now_s, 1000, ttft_slo_s, 0.05))
-    return list(policy.on(event, view))  # type: ignore[arg-type]
+    return told(policy, event, view)
 
 
 def test_a_prompt_that_would_be_late_goes_before_a_long_one_that_is_not() -> None:
@@ -235,7 +235,7 @@ def test_a_prompt_that_would_be_late_goes_before_a_long_one_that_is_not() -> Non
     view.batches["m0"] = state(waiting=1, prefill_tokens=101_000)
     assert not come(policy, view, 0.51, ttft_slo_s=0.1, rid=2)  # who goes first is not preempted
     view.now_s, view.batches["m0"] = 0.52, state(waiting=1, decoding=1, prefill_tokens=101_000, ctx_tokens=1001)
-    after = list(policy.on(Prefilled(1, FAST), view))  # type: ignore[arg-type]
+    after = told(policy, Prefilled(1, FAST), view)
     assert after[:2] == [Run(FAST, "prefill", steps=0), Admit(1, MAIN)]
     assert [(a.batch, a.phase) for a in after[2:] if isinstance(a, Run)] == [(MAIN, "decode"), (MAIN, "prefill")]
     assert policy.tenants["m0"].begun_s == pytest.approx(0.02)  # it stood for 20 ms
@@ -255,13 +255,13 @@ def test_who_works_alone_has_all_sms() -> None:
     view.batches["m0"] = state(waiting=1, prefill_tokens=100)
     assert arrive(policy, view)["m0", "prefill"].sms is None
     view.batches["m0"] = state(decoding=1, ctx_tokens=2049)
-    ended = by_lane(policy.on(Prefilled(0, Batch(Inst("m0", (0,)))), view))  # type: ignore[arg-type]
+    ended = by_lane(told(policy, Prefilled(0, Batch(Inst("m0", (0,)))), view))
     assert ended == {("m0", "prefill"): Run(Batch(Inst("m0", (0,))), "prefill", steps=0)}  # closed; decode has all SMs
     view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=400)
     view.room = 1 << 20
     assert not arrive(policy, view, 1)  # its KV has no room: decodes keep all SMs
     view.room = 1 << 40
-    ended = by_lane(policy.on(Finished(9, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    ended = by_lane(told(policy, Finished(9, Batch(Inst("m0", (0,))), "done"), view))
     assert ended["m0", "decode"].sms is not None
 
 
@@ -324,20 +324,6 @@ def test_phases_that_never_meet_are_alternation() -> None:
         np.testing.assert_allclose(split[stamp], whole[stamp], rtol=0, atol=1e-9)
 
 
-def test_one_token_prompts_are_alternation() -> None:
-    jobs = stream(60, 8.0, (100, 3000), (1, 2))
-    split, whole = served(PDMux, jobs)[0], served(Whole, jobs)[0]
-    np.testing.assert_allclose(split.S.requests["done"], whole.S.requests["done"], rtol=0, atol=1e-9)
-
-
-class Whole(Chunked):
-    """The same with whole prompts, before decodes."""
-
-    def on(self, event: Any, view: Any) -> Any:
-        for action in super().on(event, view):
-            yield Run(action.batch, chunk_tokens=0) if isinstance(action, Run) else action
-
-
 def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -> None:
     jobs = stream(150, 1.2, (2000, 6000), (100, 300))
     engine, log = served(PDMux, jobs)
@@ -366,41 +352,6 @@ def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
     context = 730 + np.mean([row["made_tokens"] - len(tokens) for row, tokens in zip(rows, late, strict=False)])
     assert context == pytest.approx(1000, rel=0.1)
     assert max(np.diff(tokens).max() for tokens in late) / 1e9 == pytest.approx(0.505, rel=0.05)
-
-
-class Lanes(Chunked):
-    """Both phases side by side with whole prompts, on SMs of their own or, without any, wherever they find some."""
-
-    sms: tuple[int | None, int | None] = (None, None)
-
-    def on(self, event: Any, view: Any) -> Any:
-        for action in super().on(event, view):
-            if isinstance(action, Run):
-                yield Run(action.batch, "prefill", chunk_tokens=0, sms=self.sms[0])
-                yield Run(action.batch, "decode", sms=self.sms[1])
-            else:
-                yield action
-
-
-class Split(Lanes):
-    sms = (96, 36)
-
-
-def test_what_prefill_loses_to_chunks_are_the_sms_that_decode_holds() -> None:
-    """The cause that figures/pdmux.toml names: without a partition the same lanes come up to chunks of 512 tokens."""
-    draw, n = np.random.default_rng(1), 400
-    prompts = np.clip(draw.lognormal(5.8, 1.2, n), 8, 8000).astype(np.int32)
-    outputs = np.clip(draw.lognormal(5.2, 0.9, n), 2, 1500).astype(np.int32)
-    jobs = replace(stream(n, 6.0, (1, 2), (1, 2)), prompt_tokens=prompts, output_tokens=outputs)
-
-    def p95_s(make: Any, **fields: Any) -> float:
-        rows = served(make, jobs, **fields)[0].S.requests
-        return float(np.quantile(rows["first"] - rows["arrival"], 0.95))
-
-    split, chunks = p95_s(PDMux), p95_s(Chunked, tau=512)
-    assert split > 1.3 * chunks
-    assert p95_s(Lanes) == pytest.approx(chunks, rel=0.15)
-    assert p95_s(Split) == pytest.approx(split, rel=0.1)
 
 
 def test_preemption_brings_short_prompts_their_first_tokens_sooner() -> None:

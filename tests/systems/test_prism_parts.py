@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +14,14 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config, machine
 from harness.engines.sim.engine import Sim
 from harness.loop import system
-from harness.loop.replay import missing, replay
+from harness.loop.replay import missing
 from harness.policy.types import GIB, Infeasible, Jobs
-from harness.run.resolve import resolve
-from harness.run.setup import Setup
-from harness.run.spec import Spec
 from systems.prism import Prism
 from tests.cases import cases
+from tests.systems.by_hand import ran
 from tests.systems.test_elastic import WEIGHTS
 from tests.systems.test_elastic import machine as eights
 from tests.workloads.asked import asked
-from workloads.models import model_set
 
 
 def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:
@@ -50,11 +46,7 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
     """Return whether each request met its TTFT, its end, and the engine; tuned fields stand as before."""
-    fields = {**Prism.untuned, **fields}
-    policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **fields)  # type: ignore[arg-type]
-    engine = Sim(config, policy.options)
-    policy = Prism(engine.cluster, **fields)  # type: ignore[arg-type]
-    replay(policy, engine, jobs)
+    _, engine, _ = ran(Prism, config, jobs, **{**Prism.untuned, **fields})
     R = engine.S.requests
     return R["first"] - jobs.arrival_s <= jobs.ttft_slo_s, R["done"], engine
 
@@ -138,39 +130,3 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
     engine = llamacpp.make(config, policy.options, machine(config))
     assert missing(policy, engine) == []
     assert missing(system.build(make, Sim(config, {}).cluster, {}), engine) != []
-
-
-EXCHANGES = {"moves": "exchange", "z": 2.46}
-
-
-@cache
-def taking_turns(system: str, **fields: Any) -> tuple[dict[str, float], float, float]:
-    """Serve eight models of 1B to 8B at a moderate load; return P95 TTFTs, the share within its SLO, and migrations.
-
-    P95 in multiples of the model's SLO; on two GPUs whose engines take turns.
-    """
-    models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
-    slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
-    limits = tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members)
-    spec = Spec(system, trace="arena-like", models=models, gpus=2, assign="shuffled", rate_scale=4.0, scaling="time")
-    setup = Setup(resolve(replace(spec, sharing="turns", seed=1, fields=tuple(fields.items()), slo_s=limits)))
-    jobs = setup.jobs()
-    replay(setup.policy, setup.engine, jobs, end_s=setup.end_s, control_s=setup.spec.control_s or 0.0)
-    assert isinstance(setup.engine, Sim)
-    ttft_s = setup.engine.S.requests["first"] - jobs.arrival_s
-    seen = jobs.arrival_s >= 0
-    limit_s = np.array([slo_s[name.split("-")[2][:2]][0] for name in jobs.models])[jobs.model]
-    used = ttft_s / limit_s
-    p95 = {m: float(np.percentile(used[seen & (jobs.model == k)], 95)) for k, m in enumerate(jobs.models)}
-    return p95, float((ttft_s <= limit_s)[seen].mean()), setup.engine.stats()["migrations"]
-
-
-@cases(("name", "fields"), [("elastic", {}), ("prism_released", {}), ("prism", {}), ("prism", EXCHANGES)])
-def test_at_a_moderate_load_no_model_waits_for_a_migration(name: str, fields: dict[str, Any]) -> None:
-    p95, met, _ = taking_turns(name, **fields)
-    assert max(p95.values()) < 1
-    assert met > 0.99
-
-
-def test_though_models_do_migrate() -> None:
-    assert taking_turns("prism", **EXCHANGES)[2] > 0

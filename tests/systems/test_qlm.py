@@ -1,4 +1,4 @@
-"""QLM by hand: the estimator, the program against brute force and the paper's own variables, swaps, fairness."""
+"""QLM by hand: the estimator, the program against brute force, swaps, fairness."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize
 
 from harness.engines.machine import Config, Served
-from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, partition
 from tests.cases import cases
 from tests.harness.loop.scripted import Recorder
-from tests.systems.by_hand import Flat
+from tests.systems.by_hand import Flat, ran
 from tests.there import there
 from tests.workloads.asked import asked
 from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1
 O, B = 100.0, 10
-THETA = B * O / (B * PREFILL_S + O * STEP_S)  # 333.3 tokens a second
 D = O * STEP_S
 
 
@@ -157,65 +153,6 @@ def test_last_bits_of_costs_decide_nothing(seed: int) -> None:
     assert plans == [plans[0]] * len(plans)
 
 
-@cases("seed", range(6))
-def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
-    q = drawn(100 + seed, 3, 2)
-    solution = there(q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0))
-    assert value(q, solution) == pytest.approx(slots(q), rel=1e-4, abs=1e-3)
-
-
-def slots(q: Qlm) -> float:
-    """Return the least value by x[g,q,slot]: slots filled from the front, bits where models change, completions."""
-    groups = [g for queue in q.queues for g in queue.groups]
-    G, Q = len(groups), len(q.queues)
-    models = sorted({g.model for g in groups} | {"a"})
-    nx, nm, big = G * Q * G, len(models), 100.0
-    enter, leave, done = nx, nx + Q * G * nm, nx + 2 * Q * G * nm
-    p, v = done + Q * G, done + 2 * Q * G
-    rows: list[tuple[dict[int, float], float, float]] = []
-
-    def x(g: int, k: int, s: int) -> int:
-        return (g * Q + k) * G + s
-
-    rows += [({x(g, k, s): 1.0 for k in range(Q) for s in range(G)}, 1.0, 1.0) for g in range(G)]
-    for k, s in product(range(Q), range(G)):
-        at, here = k * G + s, {x(g, k, s): 1.0 for g in range(G)}
-        rows.append((here, 0.0, 1.0))
-        if s:
-            rows.append(({**here, **{x(g, k, s - 1): -1.0 for g in range(G)}}, -math.inf, 0.0))
-        time = {done + at: 1.0} | ({done + at - 1: -1.0} if s else {})
-        for g in range(G):
-            time[x(g, k, s)] = -q.waiting_s(groups[g])
-        for j, m in enumerate(models):
-            now = {x(g, k, s): 1.0 for g in range(G) if groups[g].model == m}
-            before = {x(g, k, s - 1): 1.0 for g in range(G) if groups[g].model == m and s}
-            first = 1.0 if not s and m == "a" else 0.0
-            rows.append(({enter + at * nm + j: 1.0, **dict.fromkeys(now, -1.0), **before}, -first, math.inf))
-            rows.append(({leave + at * nm + j: 1.0, **now, **dict.fromkeys(before, -1.0)}, first, math.inf))
-            time[enter + at * nm + j] = -q.rates[m].S
-            time[leave + at * nm + j] = -q.rates[m].D if s else 0.0  # nothing runs at the start
-        rows.append((time, 0.0, math.inf))
-        # p + big stands for a filled slot's penalty, which may be negative, and 0 for an empty one's
-        slack = {x(g, k, s): groups[g].due_s - PREFILL_S - 3 * big for g in range(G)}
-        rows.append(({p + at: 1.0, done + at: -1.0, **slack}, -2 * big, math.inf))
-        rows.append(({v: 1.0, p + at: -1.0}, -big, math.inf))
-    cost = [0.0] * p + [1.0] * (Q * G) + [M]
-    low, high = [row[1] for row in rows], [row[2] for row in rows]
-    A = np.zeros((len(rows), len(cost)))
-    for line, (coefficients, *_) in zip(A, rows, strict=True):
-        line[list(coefficients)] = list(coefficients.values())
-    whole = np.arange(len(cost)) < nx
-    solution = optimize.milp(
-        cost,
-        integrality=whole.astype(np.int64),
-        bounds=optimize.Bounds(0.0, np.where(whole, 1.0, np.inf)),
-        constraints=optimize.LinearConstraint(A, low, high),
-        options={"mip_rel_gap": 1e-6},
-    ).x
-    assert solution is not None
-    return float(sum(solution[p:v]) - G * big + M * solution[v])
-
-
 def test_one_model_with_loose_slos_edf_is_as_good() -> None:
     q = policy(2, [[("a", 4, 900.0 + k) for k in range(5)], []], rwt="mean")
     edf = q.edf(0.0)
@@ -273,10 +210,8 @@ def simulated(
     means = float(np.mean(jobs.prompt_tokens)), float(np.mean(jobs.output_tokens))
     plan = {s.name: Plan(1.0, *means, "test") for s in served}
     config = Config(served, gpus=gpus, host="none", plan=plan)
-    engine = Sim(config)
-    q = Qlm(engine.cluster, **fields)
-    engine, log = Sim(config, q.options), Recorder()
-    replay(q, engine, jobs, log=log)
+    log = Recorder()
+    _, engine, q = ran(Qlm, config, jobs, log=log, **fields)
     did = [(d.now_s, action) for d in log.decisions for action in d.actions]
     assert not any(g.n for queue in q.queues for g in queue.groups)
     return engine.S.requests, did, q, engine.stats()

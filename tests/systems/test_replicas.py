@@ -19,7 +19,8 @@ from harness.policy.placement import busy, copies, footprint, one_request
 from harness.policy.types import Cluster, Gpus, Request, Unsupported
 from systems.alpaserve import AlpaServe, Copies, Selection, Workload, by_group, with_copy
 from tests.cases import cases
-from tests.systems.test_elastic import jobs, machine, ran
+from tests.systems.by_hand import ran
+from tests.systems.test_elastic import jobs, machine
 
 HOT = (8.0, 2.0, 1.0, 1.0)  # requests per second of four 8B models
 
@@ -71,11 +72,11 @@ def test_requests_go_to_the_copy_with_the_fewest(name: str) -> None:
     """Sixty requests of the hot model at once are divided between its copies."""
     config = machine(2, 40.0, gpus=2, rates=(8.0, 1.0))
     load = jobs(config, np.arange(60) * 1e-3, np.zeros(60, int), np.random.default_rng(1))
-    rows, _ = ran(name, config, load, replicas=True)
+    rows, *_ = ran(name, config, load, replicas=True)
     counts = [rows["gpus"].to_pylist().count(str(g)) for g in (0, 1)]
     assert sum(counts) == 60
     assert min(counts) >= 25
-    alone, _ = ran(name, config, load)
+    alone, *_ = ran(name, config, load)
     assert len(set(alone["gpus"].to_pylist())) == 1
 
 
@@ -84,7 +85,7 @@ def test_turns_count_the_requests_of_all_models(models: list[int], expected: str
     """production-stack 008a23b, routing_logic.py, RoundRobinRouter: `req_id` is of the router, not of a model."""
     config = machine(2, 40.0, gpus=2, rates=(8.0, 1.0))
     load = jobs(config, np.arange(6) * 1e-3, np.array(models), np.random.default_rng(1))
-    rows, _ = ran("static", config, load, replicas=True, route="turns")
+    rows, *_ = ran("static", config, load, replicas=True, route="turns")
     hot = [row["gpus"] for row in rows.to_pylist() if row["model"] == config.models[0].name]
     assert "".join("01"[gpus != hot[0]] for gpus in hot) == expected
 

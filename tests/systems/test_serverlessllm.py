@@ -18,6 +18,7 @@ from harness.policy.actions import Action, Admit, Evict, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Model, Plan, Request
 from systems.serverlessllm import ServerlessLlm
+from systems.serverlessllm_released import ServerlessLlmReleased
 from tests.systems.by_hand import Flat
 from tests.workloads.asked import asked
 from workloads.models import shape
@@ -200,18 +201,23 @@ def test_one_request_behind_another_model_in_time() -> None:
     assert R["first"][1] == pytest.approx(done + made.load_s["m1"] + p.prefill_s(inst, 200), rel=1e-9)
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_no_request_is_lost(data: st.DataObject) -> None:
-    row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
-    rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    parts: dict[str, st.SearchStrategy[Any]] = {
-        "place": st.sampled_from(["startup", "fewest"]),
-        "order": st.sampled_from(["fcfs", "sjf"]),
-        "most": st.integers(1, 8),
-        "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
-    }
-    fields = data.draw(st.fixed_dictionaries(parts))
-    R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
+PAPER = {
+    "make": st.just(ServerlessLlm),
+    "place": st.sampled_from(["startup", "fewest"]),
+    "order": st.sampled_from(["fcfs", "sjf"]),
+    "host_bytes": st.sampled_from([None, 0, 3 * GIB, 6 * GIB]),
+}
+RELEASED = {"make": st.just(ServerlessLlmReleased), "order": st.sampled_from(["fcfs", "srtf"])}
+ALIKE = {"gpus": st.integers(1, 3), "refuse": st.sampled_from([0, 3]), "most": st.integers(1, 8)}
+ROW = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
+
+
+@settings(max_examples=80)
+@given(
+    rows=st.lists(ROW, min_size=1, max_size=25),
+    parts=st.one_of(st.fixed_dictionaries(PAPER | ALIKE), st.fixed_dictionaries(RELEASED | ALIKE)),
+)
+def test_no_request_is_lost(rows: list[tuple[float, int, int, int]], parts: dict[str, Any]) -> None:
+    R, _, engine = simulated(rows, 4, **parts)
     assert (R["state"] == state.DONE).all()
     assert not engine.S.insts["blocks"].any()

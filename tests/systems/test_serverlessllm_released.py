@@ -7,15 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.sim import state
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, Entry, Group, ServerlessLlmReleased
-from tests.cases import cases
 from tests.systems.test_serverlessllm import FLAT, simulated
 
 
@@ -328,29 +326,3 @@ def test_an_interrupted_request_computes_its_prompt_and_its_tokens_again() -> No
     last = again + sum(p.step_s(inst, 1, 200 + k) for k in range(tokens + 1, 1500))
     assert R["first"] == pytest.approx([first, other], rel=1e-9)
     assert R["done"] == pytest.approx([last, done], rel=1e-9)
-
-
-@cases(("third_s", "dropped"), [(1.4, False), (1.6, True)])
-def test_a_request_waits_longer_than_the_limit_until_an_arrival_drops_it(third_s: float, dropped: bool) -> None:
-    """Request 1 waits behind request 0 for more than 1 s from 0.5 s on; without a later arrival it is served."""
-    rows = [(0.0, 0, 200, 1800), (0.5, 1, 200, 5), (third_s, 0, 200, 5)]
-    R, *_ = simulated(rows, 2, 1, make=ServerlessLlmReleased, drop_s=1.0)
-    assert R["done"][0] > 2.5
-    if dropped:
-        assert R["state"][1] == state.DROPPED
-        assert R["done"][1] == pytest.approx(third_s)
-    else:
-        assert R["state"][1] == state.DONE
-        assert R["first"][1] > R["done"][0]
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_no_request_is_lost(data: st.DataObject) -> None:
-    row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
-    rows = data.draw(st.lists(row, min_size=1, max_size=25))
-    order, most = data.draw(st.sampled_from(["fcfs", "srtf"])), data.draw(st.integers(1, 8))
-    gpus, refuse = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3]))
-    R, _, engine = simulated(rows, 4, gpus, refuse, make=ServerlessLlmReleased, order=order, most=most)
-    assert (R["state"] == state.DONE).all()
-    assert not engine.S.insts["blocks"].any()

@@ -6,53 +6,23 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines.machine import Config, Served, cluster
-from harness.engines.sim.engine import Sim
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import Batch, Inst, Jobs, Request
-from harness.policy.view import BatchState, RequestState
+from harness.policy.types import Batch, Inst, Request
 from systems.slinfer import AHEAD, Job, Slinfer
 from tests.cases import cases
-from tests.systems.by_hand import EMPTY, of
-from tests.workloads.asked import asked
+from tests.systems.by_hand import Flat, Seen, of, told
 from workloads.models import shape
 
 TTFT_S, TPOT_S = 2.0, 0.25
 GPU = (0,)
 
 
-class Steps:
-    """A profile of constants."""
-
-    def __init__(self, prefill_s: float, step_s: float) -> None:
-        self.seconds = prefill_s, step_s
-
-    def prefill_s(self, *_: Any) -> float:
-        return self.seconds[0]
-
-    def step_s(self, *_: Any) -> float:
-        return self.seconds[1]
-
-    def load_s(self, *_: Any, **__: Any) -> float:
-        return 0.5
-
-
-class Seen:
-    """A view of nothing but what a test says."""
-
-    def __init__(self, now_s: float = 0.0, made: int = 0) -> None:
-        self.now_s, self.made = now_s, made
-
-    def batch(self, _: Batch) -> BatchState:
-        return EMPTY
-
-    def request(self, rid: int) -> RequestState:
-        return RequestState(None, self.made, 0, None)
+def costs(prefill_s: float, step_s: float) -> Flat:
+    return Flat(step_s, 0.5, prompt=prefill_s)
 
 
 def made(*shapes: str, gpus: int = 1, profile: Any = None, **fields: Any) -> Slinfer:
@@ -65,12 +35,8 @@ def asks(rid: int, model: str, prompt: int = 100, at_s: float = 0.0, ttft_s: flo
     return Arrived(Request(rid, model, at_s, prompt, ttft_s, TPOT_S))
 
 
-def told(policy: Slinfer, event: Any, view: Any) -> list[Action]:
-    return list(policy.on(event, view))
-
-
-def loaded(policy: Slinfer, *models: str, view: Any = None) -> list[Action]:
-    return [a for m in models for a in told(policy, Done(Load(Inst(m, GPU))), view or Seen())]
+def loaded(policy: Slinfer, *models: str) -> list[Action]:
+    return [a for m in models for a in told(policy, Done(Load(Inst(m, GPU))))]
 
 
 # ------------------------------------------------------------------ deadlines and quotas
@@ -89,7 +55,7 @@ def test_a_deadline_has_95_per_cent_of_each_slo_and_excuses_loads() -> None:
 )
 def test_a_turn_has_as_many_steps_as_the_release_gives_a_model(name: str, steps: int) -> None:
     policy = made(name)
-    told(policy, asks(0, f"0-{name}"), Seen())
+    told(policy, asks(0, f"0-{name}"))
     (worker,) = policy.nodes[0].workers.values()
     assert policy.quota(worker) == 1  # it has a prompt
     worker.decodes(worker.jobs[0], 1)
@@ -103,14 +69,14 @@ def test_kv_memory_is_of_4096_tokens_at_least_and_grows_to_a_quarter_more() -> N
     policy = made("llama-3.1-8b")
     m, page = "0-llama-3.1-8b", policy.cluster.models["0-llama-3.1-8b"].page_bytes
     size = policy.cluster.models[m].kv_token_bytes
-    (first,) = of(told(policy, asks(0, m, prompt=3000), Seen()), Limit)
+    (first,) = of(told(policy, asks(0, m, prompt=3000)), Limit)
     assert first.kv_bytes == pytest.approx(1.25 * ((3000 + AHEAD) * size + page), abs=page)
-    (second,) = of(told(policy, asks(1, m, prompt=3000), Seen()), Limit)
+    (second,) = of(told(policy, asks(1, m, prompt=3000)), Limit)
     assert second.kv_bytes == pytest.approx(1.25 * (2 * (3000 + AHEAD) * size + 2 * page), abs=page)
-    assert not of(told(policy, asks(2, m, prompt=100), Seen()), Limit)  # 612 tokens more are within the quarter
+    assert not of(told(policy, asks(2, m, prompt=100)), Limit)  # 612 tokens more are within the quarter
     assert made("llama-3.1-8b").least_tokens == 4096
     small = made("llama-3.1-8b")
-    (least,) = of(told(small, asks(0, m, prompt=10), Seen()), Limit)
+    (least,) = of(told(small, asks(0, m, prompt=10)), Limit)
     assert least.kv_bytes == 4096 * size
 
 
@@ -118,12 +84,12 @@ def test_kv_memory_shrinks_where_it_is_a_quarter_above_what_it_should_be() -> No
     policy = made("llama-3.1-8b")
     m = "0-llama-3.1-8b"
     for rid in range(3):
-        told(policy, asks(rid, m, prompt=5000), Seen())
+        told(policy, asks(rid, m, prompt=5000))
     before = policy.nodes[0].workers[m].kv_bytes
-    (less,) = of(told(policy, Finished(0, None, "done"), Seen()), Limit)
+    (less,) = of(told(policy, Finished(0, None, "done")), Limit)
     assert less.kv_bytes == pytest.approx(before * 2 / 3, rel=0.01)
-    told(policy, Finished(1, None, "done"), Seen())
-    told(policy, Finished(2, None, "done"), Seen())
+    told(policy, Finished(1, None, "done"))
+    told(policy, Finished(2, None, "done"))
     assert policy.nodes[0].workers[m].kv_bytes == 0  # counts for nothing
 
 
@@ -131,10 +97,10 @@ def test_decode_steps_over_their_tpot_sum_up_to_one_at_most() -> None:
     names = ["llama-3.2-1b"] * 3
     part = 1.05 * 0.1 / (0.95 * TPOT_S)
     assert 2 * part < 1 < 3 * part
-    policy = made(*names, profile=Steps(0.01, 0.1))
+    policy = made(*names, profile=costs(0.01, 0.1))
     for k in range(2):
-        assert of(told(policy, asks(k, f"{k}-llama-3.2-1b"), Seen()), Load)
-    actions = told(policy, asks(2, "2-llama-3.2-1b"), Seen())
+        assert of(told(policy, asks(k, f"{k}-llama-3.2-1b")), Load)
+    actions = told(policy, asks(2, "2-llama-3.2-1b"))
     assert of(actions, Wake) == [Wake(0.25, "again")]
     assert not of(actions, Load)
 
@@ -142,10 +108,10 @@ def test_decode_steps_over_their_tpot_sum_up_to_one_at_most() -> None:
 @cases(("prefill_s", "ttft_s", "enters"), [(0.5, 2.0, True), (0.8, 2.0, False), (0.8, 4.0, True)])
 def test_prompts_end_in_time_one_worker_after_the_other(prefill_s: float, ttft_s: float, enters: bool) -> None:
     """Two prompts of the neighbour are due after 1.9 s: the third one's own end is 3 x 1.05 x prefill_s."""
-    policy = made("llama-3.2-1b", "llama-3.2-1b", profile=Steps(prefill_s, 0.001), preempt=False)
+    policy = made("llama-3.2-1b", "llama-3.2-1b", profile=costs(prefill_s, 0.001), preempt=False)
     a, b = policy.cluster.models
-    told(policy, asks(0, a), Seen())
-    told(policy, asks(1, b, ttft_s=9.0), Seen())
+    told(policy, asks(0, a))
+    told(policy, asks(1, b, ttft_s=9.0))
     loaded(policy, a, b)
     for rid in (0, 1):
         told(policy, Prefilled(rid, Batch(Inst((a, b)[rid], GPU))), Seen(made=1))
@@ -153,15 +119,15 @@ def test_prompts_end_in_time_one_worker_after_the_other(prefill_s: float, ttft_s
     for rid in (2, 3):
         policy.jobs[rid] = Job(asks(rid, a).request, policy.nodes[0].workers[a])
         policy.nodes[0].workers[a].jobs[rid] = policy.nodes[0].workers[a].prompts[rid] = policy.jobs[rid]
-    admitted = of(told(policy, asks(4, b, ttft_s=ttft_s), Seen()), Admit)
+    admitted = of(told(policy, asks(4, b, ttft_s=ttft_s)), Admit)
     assert bool(admitted) is enters
 
 
 def test_what_is_late_before_the_target_does_not_count() -> None:
-    policy = made("llama-3.2-1b", "llama-3.2-1b", profile=Steps(0.1, 0.001))
+    policy = made("llama-3.2-1b", "llama-3.2-1b", profile=costs(0.1, 0.001))
     a, b = policy.cluster.models
-    told(policy, asks(0, a, ttft_s=0.01), Seen())  # it is late already
-    told(policy, asks(1, b, ttft_s=9.0), Seen())
+    told(policy, asks(0, a, ttft_s=0.01))  # it is late already
+    told(policy, asks(1, b, ttft_s=9.0))
     loaded(policy, a, b)
     assert of(told(policy, asks(2, b, ttft_s=9.0), Seen(1.0)), Admit)
 
@@ -170,15 +136,15 @@ def test_what_is_late_before_the_target_does_not_count() -> None:
 
 
 def test_the_worker_whose_next_token_is_due_first_has_the_next_turn() -> None:
-    policy = made("llama-3.2-3b", "llama-3.2-3b", profile=Steps(0.01, 0.001))
+    policy = made("llama-3.2-3b", "llama-3.2-3b", profile=costs(0.01, 0.001))
     a, b = policy.cluster.models
-    told(policy, asks(0, a, ttft_s=2.0), Seen())
-    told(policy, asks(1, b, ttft_s=1.0), Seen())
+    told(policy, asks(0, a, ttft_s=2.0))
+    told(policy, asks(1, b, ttft_s=1.0))
     (run,) = of(loaded(policy, a), Run)
     assert (run.batch.inst.model, run.steps) == (a, None)  # alone
     (last,) = of(loaded(policy, b), Run)
     assert (last.batch.inst.model, last.steps) == (a, 1)  # it is not alone any more
-    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "steps", 1, 0.1), Seen()), Run)
+    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "steps", 1, 0.1)), Run)
     assert (run.batch.inst.model, run.steps) == (b, 1)  # due at 0.95 s, the other at 1.9 s; a prompt: one step
     told(policy, Prefilled(1, run.batch), Seen(made=1))
     (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "steps", 1, 0.1), Seen(made=1)), Run)
@@ -188,15 +154,15 @@ def test_the_worker_whose_next_token_is_due_first_has_the_next_turn() -> None:
 
 
 def test_who_could_do_nothing_is_passed_over_until_something_changes() -> None:
-    policy = made("llama-3.2-3b", "llama-3.2-3b", profile=Steps(0.01, 0.001))
+    policy = made("llama-3.2-3b", "llama-3.2-3b", profile=costs(0.01, 0.001))
     a, b = policy.cluster.models
-    told(policy, asks(0, a, ttft_s=1.0), Seen())
-    told(policy, asks(1, b, ttft_s=2.0), Seen())
+    told(policy, asks(0, a, ttft_s=1.0))
+    told(policy, asks(1, b, ttft_s=2.0))
     (run, *_) = of(loaded(policy, a, b), Run)
-    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "stuck", 0, 0.0), Seen()), Run)
+    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "stuck", 0, 0.0)), Run)
     assert run.batch.inst.model == b
-    told(policy, Finished(1, None, "done"), Seen())
-    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "empty", 1, 0.0), Seen()), Run)
+    told(policy, Finished(1, None, "done"))
+    (run,) = of(told(policy, TurnEnded(run.batch, "mixed", "empty", 1, 0.0)), Run)
     assert run.batch.inst.model == a
 
 
@@ -205,24 +171,24 @@ def test_who_could_do_nothing_is_passed_over_until_something_changes() -> None:
 
 def full(**fields: Any) -> tuple[Slinfer, list[str]]:
     """Two workers whose KV memory fills a GPU: the first with four requests of 27,000 tokens, the second with one."""
-    policy = made("llama-3.1-8b", "llama-3.1-8b", profile=Steps(0.001, 0.001), growth=0.0, **fields)
+    policy = made("llama-3.1-8b", "llama-3.1-8b", profile=costs(0.001, 0.001), growth=0.0, **fields)
     models = list(policy.cluster.models)
     room, weights = policy.nodes[0].room, policy.cluster.models[models[0]].weight_bytes
     tokens = (room - 2 * weights) // policy.cluster.models[models[0]].kv_token_bytes
-    told(policy, asks(9, models[1], prompt=3000), Seen())
+    told(policy, asks(9, models[1], prompt=3000))
     for rid in range(4):
-        told(policy, asks(rid, models[0], prompt=(tokens - 5000) // 4 - AHEAD - 16), Seen())
+        told(policy, asks(rid, models[0], prompt=(tokens - 5000) // 4 - AHEAD - 16))
     return policy, models
 
 
 def test_a_neighbour_with_fewer_requests_makes_room_and_its_requests_enter_anew() -> None:
     policy, (a, b) = full()
-    actions = told(policy, asks(5, a, prompt=3000), Seen())
+    actions = told(policy, asks(5, a, prompt=3000))
     assert of(actions, Evict) == [Evict(Inst(b, GPU), drain=False)]
     assert of(actions, Admit) == [Admit(5, Batch(Inst(a, GPU)))]
     assert list(policy.waiting) == [9]  # its GPU is left by its own weights first
     assert not of(actions, Move)  # it had no KV
-    told(policy, Done(Evict(Inst(b, GPU), drain=False)), Seen())
+    told(policy, Done(Evict(Inst(b, GPU), drain=False)))
     again = told(policy, Woke("again"), Seen(0.25))
     assert list(policy.waiting) == [9]
     assert of(again, Wake) == [Wake(0.5, "again")] * 2
@@ -231,14 +197,14 @@ def test_a_neighbour_with_fewer_requests_makes_room_and_its_requests_enter_anew(
 @cases("fields", [{"preempt": False}, {"packing": False}])
 def test_presets_preempt_nobody(fields: dict[str, bool]) -> None:
     policy, (a, _) = full(**fields)
-    actions = told(policy, asks(5, a, prompt=3000), Seen())
+    actions = told(policy, asks(5, a, prompt=3000))
     assert not of(actions, Evict)
     assert list(policy.waiting) == [5]
 
 
 def test_what_no_worker_takes_asks_each_quarter_of_a_second_and_is_dropped_when_it_is_due() -> None:
     policy, (a, _) = full(preempt=False)
-    told(policy, asks(5, a, prompt=3000), Seen())
+    told(policy, asks(5, a, prompt=3000))
     for now_s in (0.25, 0.5):
         assert not of(told(policy, Woke("again"), Seen(now_s)), Drop)
     assert of(told(policy, Woke("again"), Seen(0.95 * TTFT_S + 0.1)), Drop) == [Drop(5)]
@@ -249,22 +215,22 @@ def test_a_new_worker_goes_to_the_fullest_node_that_takes_it() -> None:
     policy = made(*["llama-3.2-1b"] * 4, gpus=3)
     names = list(policy.cluster.models)
     for rid, m in enumerate(names):
-        told(policy, asks(rid, m), Seen())
+        told(policy, asks(rid, m))
     assert sorted(len(node.workers) for node in policy.nodes) == [0, 0, 4]
     spread = made(*["llama-3.2-1b"] * 4, gpus=3, packing=False)
     for rid, m in enumerate(names):
-        told(spread, asks(rid, m), Seen())
+        told(spread, asks(rid, m))
     assert [len(node.workers) for node in spread.nodes] == [2, 2, 0]  # as the release's loop leaves empty nodes
     alone = made(*["llama-3.2-1b"] * 4, gpus=3, sharing=False)
     for rid, m in enumerate(names):
-        told(alone, asks(rid, m), Seen())
+        told(alone, asks(rid, m))
     assert [len(node.workers) for node in alone.nodes] == [1, 1, 1]
 
 
 def test_a_worker_without_requests_stays_for_a_second() -> None:
     policy = made("llama-3.2-1b")
     (m,) = policy.cluster.models
-    told(policy, asks(0, m), Seen())
+    told(policy, asks(0, m))
     loaded(policy, m)
     assert Wake(4.0, "idle") in told(policy, Finished(0, None, "done"), Seen(3.0))
     assert not of(told(policy, Woke("idle"), Seen(3.9)), Evict)
@@ -274,44 +240,9 @@ def test_a_worker_without_requests_stays_for_a_second() -> None:
     assert of(told(policy, Woke("idle"), Seen(6.0)), Evict) == [Evict(Inst(m, GPU), drain=True)]
 
 
-# ------------------------------------------------------------------ on the engine
-
-
-def jobs(models: tuple[str, ...], n: int = 150, gap_s: float = 0.3) -> Jobs:
-    draw = np.random.default_rng(3)
-    arrival_s = np.cumsum(draw.exponential(gap_s, n))
-    model, prompt, output = (draw.integers(*ends, n, np.int32) for ends in ((0, len(models)), (50, 2000), (5, 100)))
-    return asked(models, arrival_s, model, prompt, output, TTFT_S, TPOT_S)
-
-
-def served(known: Config, work: Jobs, control_s: float = 0.0, **fields: Any) -> dict[str, list[Any]]:
-    engine = Sim(known)
-    replay(Slinfer(engine.cluster, **fields), engine, work, control_s=control_s)
-    rows = [row for part in engine.rows() for row in part.to_pylist()]
-    return {key: [row[key] for row in rows] for key in ("state", "arrival_ns", "first_ns")}
-
-
-def test_more_models_than_fit_are_served_and_what_ends_late_was_dropped() -> None:
-    kinds = ["llama-3.2-3b"] * 3 + ["llama-3.1-8b"] * 3
-    names = tuple(f"{k}-{name}" for k, name in enumerate(kinds))
-    known = Config(tuple(Served(m, shape(of), 1, TTFT_S, TPOT_S) for m, of in zip(names, kinds, strict=True)))
-    rows = served(known, jobs(names))
-    assert set(rows["state"]) <= {"done", "dropped"}
-    done = [k for k, state in enumerate(rows["state"]) if state == "done"]
-    assert len(done) > 0.7 * len(rows["state"])
-    late = [k for k in done if rows["first_ns"][k] - rows["arrival_ns"][k] > 1e9 * TTFT_S]
-    assert len(late) < 0.1 * len(done)
-
-
-def test_a_request_that_comes_to_an_idle_worker_is_served_though_limits_take_effect_later() -> None:
-    known = Config((Served("m", shape("llama-3.2-1b"), 1, TTFT_S, TPOT_S),))
-    work = replace(jobs(("m",), n=40), arrival_s=np.arange(40.0) * 0.9)  # each within a second of the last one's end
-    assert served(known, work, control_s=0.005)["state"] == ["done"] * 40
-
-
 def test_a_request_that_was_dropped_in_its_step_is_told_to_be_prefilled_after_its_end() -> None:
     """Events of an instant come in the order of their kinds, in which `Finished` stands before `Prefilled`."""
-    policy = made("llama-3.2-1b", profile=Steps(0.1, 0.01))
+    policy = made("llama-3.2-1b", profile=costs(0.1, 0.01))
     model = next(iter(policy.cluster.models))
     view: Any = Seen()
     (batch,) = {

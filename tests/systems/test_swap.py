@@ -12,15 +12,14 @@ import pytest
 
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
-from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
 from harness.policy.types import Cluster, Gpu, Gpus, Infeasible, Inst, Model, Plan, Request, UserError
 from systems.swap import Swap, place_of
 from tests.cases import cases
+from tests.systems.by_hand import ran
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -124,15 +123,6 @@ def test_a_collated_queue_swaps_twice() -> None:
     assert x.up("b") == ""
     assert x.end(4) == ""
     assert x.end(1) == "-b +c 2 5"
-
-
-def test_a_collated_queue_can_starve_whom_it_passes() -> None:
-    x = Router("llama-swap")
-    x.ask("ab")
-    for rid in range(2, 50):  # one more before the last one ends
-        assert x.ask("a") == str(rid)
-        assert x.end(0 if rid == 2 else rid - 1) == ""
-    assert 1 not in x.sent
 
 
 def test_who_is_starting_is_not_stopped() -> None:
@@ -328,11 +318,6 @@ def test_a_setting_of_some_models_without_effect_is_refused(preset: str, fields:
         Router(preset, "abc", **fields)
 
 
-def test_a_server_may_stay_for_longer_than_a_day() -> None:
-    x = Router("ollama", "ab", keep="a=1e9")
-    assert x.policy.keeps_s["a"] == 1e9
-
-
 def test_a_group_that_is_not_exclusive_comes_beside_one_that_is() -> None:
     # group_test.go 141b395, NonExclusiveDoesNotUnloadExclusive; then fifo.go 8eb1d58, OnRequest 3, 5 and 6: what an
     # exclusive model's server would stop is asked about also once it is up
@@ -455,10 +440,8 @@ def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
         plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")},
     )
     jobs = asked("ab", [10.0, 10.01], [0, 1], 100, [200, 5], 1.0, 0.1)
-    fields = Swap.presets[preset]
-    engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
-    replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]
-    rows = [row for batch in engine.rows() for row in batch.to_pylist()]
+    table, engine, _ = ran(Swap, config, jobs, **Swap.presets[preset])
+    rows = table.to_pylist()
     assert {row["state"] for row in rows} == {"done"}
     load_s = engine.cluster.profile.load_s(Inst("b", (0,)), way)
     assert load_s > quantities.ladder("h100")[way].fixed_s

@@ -10,33 +10,16 @@ import numpy as np
 import pytest
 
 from harness.engines.machine import Config, Served, cluster
-from harness.engines.sim.engine import Sim
-from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Finished, Woke
 from harness.policy.placement import one_request
 from harness.policy.types import GIB, Infeasible, Inst, Plan, Request
-from harness.policy.view import KvState
 from systems.warmserve import BATCH, Copy, Scored, Traffic, WarmServe, nested, weighted
 from tests.cases import cases
-from tests.systems.by_hand import of
-from tests.workloads.asked import asked
+from tests.systems.by_hand import Seen, of, told
 from workloads.models import shape
 
 SMALL = "llama-3.2-1b"
-
-
-class Seen:
-    """A view of nothing but what a test says."""
-
-    def __init__(self, now_s: float = 0.0, used_bytes: int = 0, weights: str = "in") -> None:
-        self.now_s, self.used_bytes, self.state = now_s, used_bytes, weights
-
-    def kv(self, *_: Any) -> KvState:
-        return KvState(self.used_bytes, None, 0)
-
-    def weights(self, _: Inst) -> str:
-        return self.state
 
 
 def made(
@@ -52,11 +35,6 @@ def preset(name: str) -> dict[str, Any]:
     return dict(WarmServe.presets[name])
 
 
-def told(policy: WarmServe, event: Any, view: Seen | None = None) -> list[Action]:
-    seen: Any = view or Seen()
-    return list(policy.on(event, seen))
-
-
 def arrive(policy: WarmServe, rid: int, model: str, at_s: float = 0.0) -> list[Action]:
     return told(policy, Arrived(Request(rid, model, at_s, 100, math.inf, math.inf)), Seen(at_s))
 
@@ -67,7 +45,7 @@ def end(policy: WarmServe, *rids: int, at_s: float) -> None:
 
 
 def tick(policy: WarmServe, at_s: float, used_bytes: int = 0) -> list[Action]:
-    return told(policy, Woke("tick"), Seen(at_s, used_bytes))
+    return told(policy, Woke("tick"), Seen(at_s, used_bytes=used_bytes))
 
 
 def prewarm(policy: WarmServe) -> list[tuple[str, Any]]:
@@ -454,7 +432,7 @@ def test_turns_place_a_model_after_the_other_on_the_first_gpus_without_it() -> N
 def test_what_cannot_be_loaded_is_forgotten_and_comes_again_when_something_changes() -> None:
     policy = made(1, 1, gpus=2, rate=0.1)
     first, _ = of(told(policy, Woke("start")), Load)
-    told(policy, Done(first, "never"), Seen(weights="out"))
+    told(policy, Done(first, "never"), Seen(state="out"))
     assert [copy.inst.model for copy in policy.copies] == ["b"]
     assert of(arrive(policy, 0, "b"), Admit)
     assert of(tick(policy, 0.5), Load) == [first]
@@ -470,25 +448,3 @@ def test_what_never_fits_is_infeasible(tps: tuple[int, ...], fields: dict[str, A
 
 
 # ------------------------------------------------------------------ on the engine
-
-
-def served(**fields: Any) -> tuple[list[str], float]:
-    """States, and the 99th percentile of TTFT, of six models on two GPUs."""
-    names = tuple(f"{k}" for k in range(6))
-    rng = np.random.default_rng(2)
-    starts = np.sort(np.concatenate([rng.uniform(0, 3, 8) + 45 * k for k in range(6)]))
-    work = asked(names, starts, np.repeat(np.arange(6) % 3, 8), 500, 60)
-    plan = {m: Plan(0.1, 500, 60, "test") for m in names}
-    engine = Sim(Config(tuple(Served(m, shape("llama-3.1-8b"), 1) for m in names), gpus=2, plan=plan))
-    replay(WarmServe(engine.cluster, **fields), engine, work)
-    rows = [row for part in engine.rows() for row in part.to_pylist()]
-    ttft_s = [(row["first_ns"] - row["arrival_ns"]) / 1e9 for row in rows if row["state"] == "done"]
-    return [row["state"] for row in rows], float(np.quantile(ttft_s, 0.99))
-
-
-def test_prewarmed_models_start_sooner_than_on_demand() -> None:
-    warm, cold = served(), served(**preset("on-demand"))
-    assert set(warm[0]) == set(cold[0]) == {"done"}
-    assert warm[1] < 1.0
-    assert cold[1] > 10.0
-    assert warm[1] < served(prewarm="none")[1] < cold[1]  # weights load in the same way, none ahead of time

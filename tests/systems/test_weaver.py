@@ -12,7 +12,6 @@ import pytest
 
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.engine import Sim
-from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.actions import Action
 from harness.policy.chance import draw
@@ -21,6 +20,7 @@ from harness.policy.types import Infeasible, Inst, Jobs, Plan
 from harness.policy.view import View
 from systems.weaver import Weaver, grain, wait_s
 from tests.cases import cases
+from tests.systems.by_hand import ran
 from tests.workloads.asked import asked
 from workloads.models import shape
 
@@ -42,14 +42,6 @@ def jobs(hot_rps: float, cold_rps: float = 1.0, span_s: float = 40.0) -> Jobs:
     order, n = np.argsort(arrival_s, kind="stable"), len(arrival_s)
     prompt, output = rng.integers(400, 1100, n), rng.integers(100, 300, n)
     return asked(("m0", "m1"), arrival_s[order], model[order], prompt, output)
-
-
-def ran(conf: Config, load: Jobs, name: str = "weaver", **fields: Any) -> pa.Table:
-    """Return a system's rows."""
-    make = system.find(name)
-    engine = Sim(conf, make(Sim(conf).cluster, **fields).options)
-    replay(make(engine.cluster, **fields), engine, load)
-    return pa.Table.from_batches(engine.rows())
 
 
 def tpot_ms(rows: pa.Table, load: Jobs) -> tuple[float, float]:
@@ -143,7 +135,10 @@ def test_kv_lies_where_it_was_drawn_to(ratio: float) -> None:
 
 def test_nothing_offloaded_is_dedicated_serving() -> None:
     conf, load = config(2), jobs(5.0)
-    ours, theirs = ran(conf, load, prefill="beside", ratio=0.0), ran(conf, load, "dedicated")
+    ours, theirs = (
+        ran(name, conf, load, **fields)[0]
+        for name, fields in (("weaver", {"prefill": "beside", "ratio": 0.0}), ("dedicated", {}))
+    )
     same = [name for name in ours.column_names if name != "gpu_path"]
     assert len(same) > 15
     for name in same:
@@ -155,7 +150,7 @@ def test_each_part_takes_from_what_the_hot_model_waits() -> None:
     """Section 5.3: CPU control is far slower, splitting a little faster; the cold model pays for polls and kernels."""
     load = jobs(8.0)
     cpu, unsplit, both, off = (
-        tpot_ms(ran(config(), load, **fields), load)
+        tpot_ms(ran(Weaver, config(), load, **fields)[0], load)
         for fields in ({"control": "cpu", "split": False}, {"split": False}, {}, {"ratio": 0.0})
     )
     assert cpu[1] > 2 * unsplit[1] > 2 * both[1]
@@ -165,7 +160,7 @@ def test_each_part_takes_from_what_the_hot_model_waits() -> None:
 def test_offloading_serves_more_where_memory_is_short() -> None:
     """The KV of 30 requests a second does not fit one GPU; a share of it elsewhere lets more decode at a time."""
     load = jobs(30.0, span_s=60.0)
-    last = [max(x for x in ran(config(), load, ratio=ratio)["done_ns"].to_pylist()) for ratio in (0.0, 0.45)]
+    last = [max(x for x in ran(Weaver, config(), load, ratio=ratio)[0]["done_ns"].to_pylist()) for ratio in (0.0, 0.45)]
     assert last[1] < 0.9 * last[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from harness.check.engine import LAWS, OF_ENGINE, check, run
 from harness.check.engine_cases import cases as every_case
 from harness.loop import engine
-from harness.policy.types import UserError
 from tests.cases import cases
 from tests.harness.engines import constant
 
@@ -140,16 +138,3 @@ def test_a_process_that_outlives_its_engine_is_found(wrong: Callable[[str], str]
         for child in engine.module(name).CHILDREN:
             child.communicate()
     assert "process" in failure.message
-
-
-@cases(
-    ("args", "says"),
-    [
-        ({"name": "simm"}, 'no engine "simm"; did you mean sim?'),
-        ({"name": "sim", "only": "end"}, 'no law "end"; did you mean ends?'),
-        ({"name": "sim", "case": "brust"}, 'no case "brust"; did you mean burst?'),
-    ],
-)
-def test_a_wrong_name_gets_a_suggestion(args: dict[str, str], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
-        check(**args)

@@ -12,7 +12,6 @@ from harness.answers import explain
 from harness.engines.servers.account import failures
 from harness.rows import causes, record
 from harness.rows.definitions import DEFINITIONS
-from harness.rows.requests import limits
 from tests.cases import cases
 from tests.harness.rows.test_metrics import rows, table
 from tests.there import there
@@ -112,44 +111,12 @@ def test_a_miss_has_its_known_cause(definition: str, request_: dict[str, Any], w
     assert cause(definition, request_) == wait
 
 
-def test_parts_that_are_swapped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that looks at the other part names another cause wherever one part alone was missed."""
-    right = causes.parts_missed
-
-    def other(*given: Any) -> Any:
-        first, after, gap = right(*given).T
-        return np.column_stack([after | gap, first, np.zeros_like(gap)])
-
-    monkeypatch.setattr(causes, "parts_missed", other)
-    wrong = [(name, wait) for name, request, wait in KNOWN if cause(name, request) != wait]
-    assert len(wrong) >= 15
-
-
 def test_its_longest_gap_is_told_of_a_request() -> None:
     text = "\n".join(explain.request(table(THINLY), 0, SLO))
     (line,) = (line for line in text.splitlines() if "its longest gap between two tokens, 0.54 s: " in line)
     assert " 0.45 s (83 %), " in line
     assert "longest gap" not in "\n".join(explain.request(table(STALLED), 0, SLO))  # not known
     assert "longest gap" not in "\n".join(explain.request(table(THINLY), 0, {"a": (1.0, 0.6)}))
-
-
-def test_a_miss_by_its_whole_decode_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that explains a long gap by all that came after the first token names what was spread thinly."""
-    right = causes.parts_missed
-
-    def whole(*given: Any) -> Any:
-        first, after, gap = right(*given).T
-        return np.column_stack([first, after | gap, np.zeros_like(gap)])
-
-    monkeypatch.setattr(causes, "parts_missed", whole)
-    assert cause("itl", THINLY) == "contention"
-
-
-def test_stored_parts_that_are_swapped_are_noticed() -> None:
-    requests = rows(LATE_FIRST)
-    swapped = rows({**LATE_FIRST, "ttft_kv": 0.0, "kv": 2.5})
-    assert requests.waits_s.tolist() == swapped.waits_s.tolist()
-    assert causes.main(requests, SLO, "ttft") != causes.main(swapped, SLO, "ttft")
 
 
 def test_a_request_that_failed_missed_for_that_whatever_it_waited_for() -> None:
@@ -192,16 +159,6 @@ def test_excess_is_what_it_takes_beyond_alone() -> None:
     named = {(part, wait): excess_s[0, part, k] for part in (0, 1) for k, wait in enumerate(record.WAITS)}
     above = {key: round(x, 9) for key, x in named.items() if x > 1e-12}
     assert above == {(0, "load"): 0.8, (1, "compute"): 1.1, (1, "contention"): 0.6}
-
-
-def test_of_an_earlier_schema_the_whole_life_stands_for_either_part() -> None:
-    requests = rows(LATE_FIRST)
-    old = type(requests)(
-        **{name: getattr(requests, name) for name in requests.__slots__}
-        | {"ttft_waits_s": np.full_like(requests.waits_s, math.nan)}
-    )
-    np.testing.assert_array_equal(causes.excess_s(old)[:, 0], causes.excess_s(old)[:, 1])
-    assert causes.parts_missed(old, limits(old, SLO), "both").tolist() == [[True, False, False]]
 
 
 def test_no_miss_has_no_cause() -> None:

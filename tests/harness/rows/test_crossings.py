@@ -86,12 +86,6 @@ def test_a_window_is_a_unit_however_many_stretches_it_has() -> None:
     assert (c.units, c.missed.tolist(), c.offered.tolist()) == (12, [[3.0] * 12], [[225.0] * 12])
 
 
-def test_of_a_table_without_counts_they_follow_from_the_value() -> None:
-    old = rows({"a": knee(10.0)}, seeds=2).drop_columns(["missed", "offered"])
-    (curves,) = by_window.windows(old, "a", "ttft").values()
-    assert curves[0][16.0] == pytest.approx((225 * 0.01 * 1.6**4, 225.0))
-
-
 # ------------------------------------------------------------------ by hand
 
 

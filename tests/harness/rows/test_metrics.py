@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from harness.rows import by_window, requests, scoring, summaries, tally, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import SCHEMA, STATES, WAITS, write_table
-from harness.rows.requests import Rows, in_window, take
+from harness.rows.requests import Rows, in_window
 from harness.rows.requests import rows as arrays
 from tests.cases import cases
 
@@ -68,15 +68,15 @@ def rows(*requests: dict[str, Any]) -> Rows:
     return arrays(table(*requests))
 
 
-def test_an_entry_says_what_a_definition_is() -> None:
-    for name, entry in DEFINITIONS.items():
-        assert entry.formula.endswith(".")
-        assert set(entry.judges) <= {"ttft", "tpot"}
-        assert set(entry.beside) <= DEFINITIONS.keys() - {name}
-
-
 def met(name: str, r: Rows, slo: requests.Slo) -> Any:
     return None if (scores := DEFINITIONS[name].score(r, slo)) is None else scores.tolist()
+
+
+def measures(r: Rows, slo: requests.Slo, window_s: float) -> dict[str, float]:
+    """Return the measures beside attainment of requests that were all offered."""
+    sums = tally.Tally(r.models, window_s, len(r), ())
+    sums.measure(r, requests.limits(r, slo), by_model=False)
+    return sums.pooled.values(window_s, sums.quantiles())
 
 
 def per_model(r: Rows, scores: Any, weights: Any = None) -> dict[str, float]:
@@ -112,9 +112,9 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
     )
     assert np.isnan(requests.tpot_s(r)).tolist() == [True, True, False]
     assert met("tpot", r, {"a": (INF, 0.5)}) == [1, 0, 0]
-    assert scoring.measures(r, {}, 10.0)["undefined_tpot"] == pytest.approx(1 / 3)
+    assert measures(r, {}, 10.0)["undefined_tpot"] == pytest.approx(1 / 3)
     # the unfinished one counts as infinite beside 1.0, the undefined does not
-    assert scoring.measures(r, {}, 10.0)["tpot_p50_s"] == INF
+    assert measures(r, {}, 10.0)["tpot_p50_s"] == INF
 
 
 def test_without_token_times_what_needs_them_is_null() -> None:
@@ -156,7 +156,7 @@ def test_tokens_are_pooled_or_counted_by_request() -> None:
     r = rows({"tokens": [0.5]}, {"tokens": slow}, {"tokens": [], "state": "dropped", "asked": 10})
     slo = {"a": (1.0, 1.0)}
     assert met("token", r, slo) == met("token_mean", r, slo) == pytest.approx([1, 4 / 9, 0])
-    shares = {name: tally.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
+    shares = {name: np.average(met(name, r, slo), weights=DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
     assert shares["token"] == pytest.approx(5 / 20)
     assert shares["token_mean"] == pytest.approx(13 / 27)
     alike = [name for name, definition in DEFINITIONS.items() if definition.weights(r).tolist() == [1, 1, 1]]
@@ -178,7 +178,7 @@ def test_attainment_definitions_by_hand() -> None:
     assert met("tpot", r, slo) == [1, 1, 0, 0, 0, 0]
     assert met("both", r, slo) == [1, 0, 0, 0, 0, 0]
     assert met("e2e", r, slo) == [1, 1, 1, 0, 0, 0]
-    assert scoring.measures(r, slo, 2.0)["goodput_rps"] == 0.5
+    assert measures(r, slo, 2.0)["goodput_rps"] == 0.5
     assert np.mean(met("both", r, {})) == 0.5  # no SLO: finishing is enough
 
 
@@ -235,7 +235,7 @@ def test_busy_time_by_hand() -> None:
         {"arrival": 7.0, "admission": 1.0},
     )
     assert tally.busy(r)[0] == pytest.approx(5.0)
-    assert scoring.measures(r, {}, 10.0)["throughput_tps"] == pytest.approx(8 / 5)
+    assert measures(r, {}, 10.0)["throughput_tps"] == pytest.approx(8 / 5)
 
 
 # ------------------------------------------------------------------ laws
@@ -271,7 +271,7 @@ def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: requ
     assert first.keys() == second.keys()
     for name in first:
         assert [first[name][i] for i in order] == list(second[name])
-    a, b = (scoring.measures(rows(*x), slo, 60.0) for x in (requests, [requests[i] for i in order]))
+    a, b = (measures(rows(*x), slo, 60.0) for x in (requests, [requests[i] for i in order]))
     assert a == pytest.approx(b, nan_ok=True)
 
 
@@ -281,7 +281,7 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
     twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
     fast_scores, slow_scores = scores(rows(*requests), slo), scores(rows(*slow), twice)
     assert {name: fast_scores[name] for name in SCALED} == {name: slow_scores[name] for name in SCALED}
-    first, second = scoring.measures(rows(*requests), slo, 60.0), scoring.measures(rows(*slow), twice, 120.0)
+    first, second = measures(rows(*requests), slo, 60.0), measures(rows(*slow), twice, 120.0)
     for name in first:
         factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
         assert second[name] == pytest.approx(factor * first[name], nan_ok=True)
@@ -295,7 +295,7 @@ def test_a_request_that_never_finishes_never_helps(
     first, second = scores(rows(*requests), slo), scores(rows(*more), slo)
     for name in first:
         assert np.mean(second[name]) <= np.mean(first[name])
-    a, b = (scoring.measures(rows(*x), slo, 60.0) for x in (requests, more))
+    a, b = (measures(rows(*x), slo, 60.0) for x in (requests, more))
     assert b["goodput_rps"] <= a["goodput_rps"]
     assert not b["e2e_p99_s"] < a["e2e_p99_s"]
 
@@ -355,19 +355,9 @@ def test_models_add_up(requests: list[dict[str, Any]], slo: requests.Slo) -> Non
         by_model = per_model(r, np.array(each), weights)
         counts = {model: float(weights[r.model == r.models.index(model)].sum()) for model in by_model}
         assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(float(weights @ each)), name
-        worst, mean = min(by_model.values()), tally.share(np.array(each), weights)
+        worst, mean = min(by_model.values()), np.average(each, weights=weights)
         assert worst <= mean + 1e-12
         assert math.isnan(index := tally.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
-
-
-@given(requests=REQUESTS, slo=SLO)
-def test_taking_all_is_all(requests: list[dict[str, Any]], slo: requests.Slo) -> None:
-    r = rows(*requests)
-    halves = [take(r, r.model == code) for code in range(len(r.models))]
-    assert sum(map(len, halves)) == len(r)
-    for name, whole in scores(r, slo).items():
-        parts = [scores(h, slo)[name] for h in halves]
-        assert sorted(x for part in parts for x in part) == sorted(whole)
 
 
 # ------------------------------------------------------------------ the tidy table
@@ -451,8 +441,7 @@ def test_skipped_and_infeasible_runs_stay_visible() -> None:
     s = summaries.summary(t, ["both"])
     assert dict(zip(s["label"], s["mean"], strict=True)) == {"i": 0.0, "static": 0.5}
     assert dict(zip(s["label"], s["infeasible"], strict=True)) == {"i": True, "static": False}
-    assert by_window.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
-    assert by_window.curves(t, "static") == {0: {0.2: 0.5}}
+    assert by_window.curves(t, "i", "both", "rate_scale") == {0: {2.0: 0.0}}
     assert by_window.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
 
 

@@ -333,16 +333,6 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     assert pa.default_memory_pool().max_memory() < max(2 * before, 64 << 20)
 
 
-def test_tables_and_files_are_whole_or_absent_too(tmp_path: Path) -> None:
-    table = pa.table({"x": [1.5, None], "n": pa.array([1, 2], pa.int64())})
-    record.write_table(tmp_path / "t.parquet", table, {"a": [1]})
-    first = (tmp_path / "t.parquet").read_bytes()
-    record.write_table(tmp_path / "t.parquet", table, {"a": [1]})
-    assert (tmp_path / "t.parquet").read_bytes() == first
-    record.write_bytes(tmp_path / "f.csv", b"x")
-    assert names(tmp_path) == ["f.csv", "t.parquet"]
-
-
 # ------------------------------------------------------------------ tidy frames
 
 

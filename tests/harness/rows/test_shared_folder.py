@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,90 +13,23 @@ import pytest
 from harness.engines.sim import jit
 from harness.policy.types import UserError
 from harness.rows import record, whole
-from tests import ROOT
 from tests.cases import cases
-from tests.harness.rows.test_record import META, batch, bytes_of, names
+from tests.harness.rows.test_record import META, batch, names
 
 Pods = Callable[[str], None]
-UNSHARED = ("unshare", "-r", "-p", "-f")
 DAY_S = 86_400
-
-# Writes one run again and again in children, the first of which are killed at one step after another.
-WRITER = """
-    import os, signal, sys
-    from pathlib import Path
-    sys.path[:0] = [{tests!r}, {root!r}]
-    from test_record import META, batch
-    from harness.rows import record, whole
-
-    run, deaths = Path(sys.argv[1]), int(sys.argv[2])
-
-    def mortal(left):
-        for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir")):
-            def call(*args, real=getattr(owner, name), **kwargs):
-                nonlocal left
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left -= 1
-                return real(*args, **kwargs)
-            setattr(owner, name, call)
-
-    died = 0
-    for step in range(deaths + 5):
-        if (pid := os.fork()) == 0:
-            if step < deaths:
-                mortal(step)
-            record.write(run, [batch(3000)], META)
-            os._exit(0)
-        died += os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    record.write(run, [batch(3000)], META)
-    print(whole.machine(), os.getpid(), died)
-"""
-
-
-def source() -> str:
-    return textwrap.dedent(WRITER).format(tests=str(Path(__file__).parent), root=str(ROOT))
-
-
-def unshared() -> bool:
-    """Tell whether this machine lets a process make a PID namespace."""
-    try:
-        return subprocess.run([*UNSHARED, "true"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.slow
-def test_two_namespaces_with_equal_process_numbers_share_a_folder(tmp_path: Path) -> None:
-    if not unshared():
-        pytest.skip("no PID namespace may be made here: the test below injects them")
-    run, deaths = tmp_path / "run", 8
-    command = [*UNSHARED, sys.executable, "-c", source(), str(run), str(deaths)]
-    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    seen = set[int]()
-    while any(writer.poll() is None for writer in writers):
-        if record.exists(run):
-            try:
-                seen.add(record.read(run).num_rows)
-            except UserError as error:  # absent: it is being replaced, twice as fast as readers wait
-                assert "no run here" in str(error)  # noqa: PT017
-    told = []
-    for writer in writers:
-        out, err = writer.communicate()
-        assert writer.returncode == 0, err
-        told.append(out.split())
-    assert len({machine for machine, _, _ in told} | {whole.machine()}) == 3
-    assert [pid for _, pid, _ in told] == ["1", "1"]  # each the first process of its namespace
-    assert all(int(died) > 3 for _, _, died in told)
-    assert seen <= {3000}
-    record.write(tmp_path / "alone", [batch(3000)], META)
-    assert bytes_of(run) == bytes_of(tmp_path / "alone")
 
 
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     """Return a function that makes this process one of another machine, with the number that it always has."""
     return lambda name: monkeypatch.setattr(whole, "machine", lambda: name.ljust(12, "0"))
+
+
+def test_a_pid_namespace_is_a_machine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = whole.machine.__wrapped__()
+    monkeypatch.setattr(whole, "_namespace", lambda: "pid:[1]")
+    assert whole.machine.__wrapped__() != here
 
 
 def test_two_pods_with_equal_process_numbers_write_at_once(tmp_path: Path, pods: Pods) -> None:
@@ -165,15 +93,6 @@ def test_the_age_is_set_by_a_variable(tmp_path: Path, pods: Pods, monkeypatch: p
         record.write(tmp_path / "run", [], {})
 
 
-def test_the_clock_of_this_machine_does_not_matter(tmp_path: Path, pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
-    nest = left_by(pods, "other", tmp_path, DEAD)
-    pods("here")
-    for wrong_s in (0.0, time.time() + 1000 * DAY_S):
-        monkeypatch.setattr(time, "time", lambda wrong_s=wrong_s: wrong_s)
-        whole.clean(tmp_path)
-        assert nest.exists()
-
-
 def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path, pods: Pods) -> None:
     def meanwhile() -> Iterator[pa.RecordBatch]:
         yield batch(10)
@@ -188,18 +107,6 @@ def test_a_writer_whose_temporary_is_taken_away_ends_in_one_line(tmp_path: Path,
     with pytest.raises(UserError, match="its temporary folder was removed by a machine whose clock differs"):
         record.write(tmp_path / "run", meanwhile(), META, side={"x": 1})
     assert names(tmp_path) == []
-
-
-def test_no_lock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    for _ in range(2):
-        record.write(tmp_path / "run", [batch(3)], META)
-    whole.clean(tmp_path)
-    assert names(tmp_path) == ["run"]
 
 
 def paused(monkeypatch: pytest.MonkeyPatch, n: int, then: Callable[[], object]) -> list[float]:

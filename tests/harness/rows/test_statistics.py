@@ -104,11 +104,6 @@ def test_what_holds_by_hand(attained: list[float], holds: float | None) -> None:
     assert statistics.held(dict(reversed(curve.items())), 0.99) == holds
 
 
-def test_a_curve_needs_a_point() -> None:
-    with pytest.raises(ValueError, match="at least one point"):
-        statistics.fitted({})
-
-
 # ------------------------------------------------------------------ the fewest of what is counted
 
 

@@ -14,17 +14,17 @@ from tests.cases import cases
 
 
 def test_the_list_of_checked_engines_names_what_exists() -> None:
-    assert set(checked.pairs()) == set(ENGINES)
-    assert {gpu for gpus in checked.pairs().values() for gpu in gpus} <= set(quantities.gpu_kinds())
+    assert set(checked.PAIRS) == set(ENGINES)
+    assert {gpu for gpus in checked.PAIRS.values() for gpu in gpus} <= set(quantities.gpu_kinds())
     assert checked.note("h100", "vllm-0.15") == ""
     assert checked.note("a100-80g", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
 
 
 def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
     marked = [k for k in quantities.gpu_kinds() if quantities.quantities(k).get("evidence") == checked.KERNELS_ONLY]
-    assert checked.kernels_only() == marked == ["h20"]
+    assert checked.KINDS_BY_KERNELS == marked == ["h20"]
     assert checked.note("h20", "vllm-0.15") == "unchecked end to end (h20: kernels only)"
-    assert not {gpu for gpus in checked.pairs().values() for gpu in gpus} & set(marked)
+    assert not {gpu for gpus in checked.PAIRS.values() for gpu in gpus} & set(marked)
 
 
 @cases(("gpu", "host", "shown"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
