@@ -12,7 +12,6 @@ from harness.engines.machine import Config
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
 from harness.loop import system
-from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action
 from harness.policy.events import Event
@@ -74,9 +73,7 @@ def told(policy: Any, event: Event, view: Seen | None = None) -> list[Action]:
     return list(policy.on(event, view or Seen()))
 
 
-def ran(
-    make: Any, config: Config, jobs: Jobs, *, log: Recorder | None = None, **fields: Any
-) -> tuple[pa.Table, Sim, Any]:
+def ran(make: Any, config: Config, jobs: Jobs, *, log: Any = None, **fields: Any) -> tuple[pa.Table, Sim, Any]:
     """Run a system, by name or class, with the engine's options that it asks for; return rows, engine and policy."""
     make = system.find(make) if isinstance(make, str) else make
     engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
