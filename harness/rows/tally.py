@@ -33,6 +33,12 @@ BLOCK_S = 150.0  # several times longer than a burst, so that blocks' misses are
 UNDEFINED = -math.inf  # a TPOT of a request that has none, as all its tokens came at once
 
 
+def share(scores: Floats, weights: Floats) -> float:
+    """Average the scores of the offered requests, each by its weight; NaN if none was offered."""
+    whole = float(weights.sum())
+    return float((scores * weights).sum()) / whole if whole else math.nan
+
+
 def jain(values: Iterable[float]) -> float:
     """Compute Jain's index (sum x)^2 / (n x sum x^2): 1 if all are equal, 1/n if one has all; NaN if all are 0."""
     x = np.fromiter(values, np.float64)

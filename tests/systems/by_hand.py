@@ -74,9 +74,7 @@ def told(policy: Any, event: Event, view: Seen | None = None) -> list[Action]:
     return list(policy.on(event, view or Seen()))
 
 
-def ran(
-    make: Any, config: Config, jobs: Jobs, *, log: Recorder | None = None, **fields: Any
-) -> tuple[pa.Table, Sim, Any]:
+def ran(make: Any, config: Config, jobs: Jobs, *, log: Any = None, **fields: Any) -> tuple[pa.Table, Sim, Any]:
     """Run a system, by name or class, with the engine's options that it asks for; return rows, engine and policy."""
     make = system.find(make) if isinstance(make, str) else make
     engine = Sim(config, make(Sim(config, {"kv": "elastic"}).cluster, **fields).options)
