@@ -45,16 +45,6 @@ WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # ins
 CLASSES = "classes:"  # prefix of an SLO rule that names a file
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
-FORMER = {  # keys of former kinds of files, and their kind
-    "row": "a figure's",
-    "step": "a bridge's",
-    "regime": "regimes'",
-    "workload": "a fleet's",
-    "part": "an ablation's",
-    "ratio": "a bridge's",
-    "activation": "an ablation's",
-}
-
 
 def names() -> list[str]:
     """List the studies that come with the bench."""
@@ -103,8 +93,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _made(name: str, data: dict[str, Any]) -> Study:
-    if former := next((key for key in FORMER if key in data), None):
-        raise UserError(f"[[{former}]] is of {FORMER[former]} former file: a study has [[condition]] and [[claim]]")
     for key in ("name", "base_engine"):
         if key in data:
             raise UserError(f'unknown key "{key}"')

@@ -219,17 +219,6 @@ OF_STEPS: list[tuple[str, str, str]] = [
     ('origin = "unknown"', 'origin = "unkown"', 'condition "equal parts": origin is "unkown"; did you mean unknown?'),
     ('source = "a section"\n', "", 'condition "larger steps": the key "source" is missing'),
     ('systems = { theirs = "static:equal" }', "spec = { chunk_tokens = 512 }", 'chunk_tokens is changed by "larger'),
-    *(
-        ("[[condition]]", f"[[{key}]]", f"[[{key}]] is of {of} former file: a study has [[condition]] and [[claim]]")
-        for of, keys in (
-            ("a figure's", ["row"]),
-            ("a bridge's", ["step", "ratio"]),
-            ("regimes'", ["regime"]),
-            ("a fleet's", ["workload"]),
-            ("an ablation's", ["part", "activation"]),
-        )
-        for key in keys
-    ),
 ]
 
 
