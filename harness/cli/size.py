@@ -76,9 +76,9 @@ MOST_GPUS = 4096
 )
 @click.option(
     "--deploy",
-    type=click.Choice(["vllm", "llama-swap", "helm"]),
+    type=click.Choice(["vllm", "llama-swap"]),
     metavar="WAY",
-    help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).",
+    help="Write files that start the answer: vllm (a shell script) or llama-swap (its config).",
 )
 @options.SERVING
 @options.SLO
