@@ -308,10 +308,8 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
         "5": {"e": 1.0},
     }
     assert shared.homes(shares) == {"a": "0", "c": "1", "b": "1", "d": "2", "e": "4"}
-    assert shared.apart(shares) == ["d", "e"]
-    assert shared.together(shares) == {("b", "c"): ["1"]}
     lines = [line for line in printed(sized(placed=shares)) if line.startswith(("placement: ", "GPU 0: ", "GPU 1: "))]
-    assert lines[0] == "placement: in % of each model's requests; always apart: d, e; share their home: b and c (GPU 1)"
+    assert lines[0] == "placement: in % of each model's requests"
     assert lines[1] == "GPU 0: a at home 90 %, 1 other with less than 1 %"
     assert lines[2] == "GPU 1: b at home 100 %, c at home 100 %, a 10 %"
     assert any(line.startswith("needs: MPS") for line in printed(sized(placed=shares, at_once=True)))
