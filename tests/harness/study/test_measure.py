@@ -26,20 +26,17 @@ from tests.harness.run.test_sweep import SYSTEM, files
 
 
 class Heard:
-    """A teller that remembers, and stops after so many runs."""
+    """A teller that remembers."""
 
-    def __init__(self, most: float = math.inf) -> None:
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self.ran = 0
-        self.most = most
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
     def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
         self.ran += done < total and what != "planning"  # which every call does
-        if self.ran > self.most:
-            raise KeyboardInterrupt
 
 
 def study(folder: Path, text: str) -> Study:
@@ -346,24 +343,6 @@ def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
     (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
     assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
     assert value.shape == "llama-3.1-8b"
-
-
-@pytest.mark.slow
-def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
-    asked = study(tmp_path, LINES).only(["scales", "counts"])
-    asked = replace(
-        asked,
-        condition=tuple(
-            replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition
-        ),
-    )
-    straight = measure(asked, tmp_path / "one", workers=1)
-    with pytest.raises(KeyboardInterrupt):
-        measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
-    assert not list((tmp_path / "two").glob("mine-*"))
-    resumed = measure(asked, tmp_path / "two", workers=2)
-    assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 
 
 # ------------------------------------------------------------------ migrations
