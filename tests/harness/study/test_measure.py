@@ -18,25 +18,10 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
 from harness.run.spec import Spec, from_dict
-from harness.run.teller import Left
 from harness.study import claims, load, rule
 from harness.study.measure import Measured, measure
 from harness.study.study import AA, CONTROLS, Study
-from tests.harness.run.test_sweep import SYSTEM, files
-
-
-class Heard:
-    """A teller that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.ran = 0
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        self.ran += done < total and what != "planning"  # which every call does
+from tests.harness.run.test_sweep import SYSTEM, Heard, files
 
 
 def study(folder: Path, text: str) -> Study:
@@ -297,52 +282,6 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     heard = Heard()
     assert measure(measured.study, tmp_path / "out", workers=1, teller=heard).table.equals(measured.table)
     assert not heard.ran
-
-
-# ------------------------------------------------------------------ parts
-
-PARTS = """
-paper = "A test"
-systems = ["static:rate", "static:equal"]
-definitions = ["ttft"]
-slo = "5xP95"
-by_model = true
-layout = "parts"
-at = [1.0, 2.0]
-quick = { seeds = 2 }
-spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
-condition = [{ name = "sample" }]
-
-[[claim]]
-what = "difference"
-system = "static:rate"
-over = "static:equal"
-subject = "sizes by rate"
-says = "it helps"
-paper = [0.0, 1.0]
-
-[[claim]]
-what = "value"
-system = "static:rate"
-shape = "llama-3.1-8b"
-paper = [0.0, 0.8]
-"""
-
-
-def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
-    measured = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
-    difference, value = claims.claims_of(measured.about)
-    losses = list(claims.losses(measured.table, measured.about, difference))
-    assert [loss.x for loss in losses] == [1.0, 2.0]
-    for loss in losses:
-        assert loss.pooled.n == 2
-        assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
-    lines = told(measured, every=True)
-    assert any(line.startswith("a without sizes by rate") for line in lines)
-    assert "the paper on sizes by rate: it helps" in lines
-    (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
-    assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
-    assert value.shape == "llama-3.1-8b"
 
 
 # ------------------------------------------------------------------ migrations

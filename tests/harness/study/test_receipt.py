@@ -15,8 +15,8 @@ from harness.rows import memo, record, sealed, tidy, whole
 from harness.run import sources
 from harness.study import receipt
 from harness.study.measure import Measured, measure
-from tests.harness.run.test_sweep import SYSTEM, files
-from tests.harness.study.test_measure import Heard, study, told
+from tests.harness.run.test_sweep import SYSTEM, Heard, files
+from tests.harness.study.test_measure import study, told
 from traces import load
 
 SMALL = """

@@ -374,13 +374,9 @@ def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> N
     ("option", "value", "why"),
     [
         ("--gpus", "0-4", "is not LEAST-MOST"),
-        ("--gpus", "5-4", "is not LEAST-MOST"),
-        ("--gpus", "x", "is not LEAST"),
         ("--gpu", "h1000", "did you mean h100"),
         ("--gpu", "h100*0+l40s*4", "no GPU in"),
-        ("--gpu", "h100+l4s", "mean l4"),
         ("--price", "h100=free", "not a number above 0"),
-        ("--price", "h1=2", "mean h100"),
         ("--grow", "0", "not a number"),
         ("--target", "100", "--target"),
         ("--systems", "prizm", "prism"),
