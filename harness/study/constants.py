@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,13 +57,6 @@ class Setting(NamedTuple):
         have = dict(spec.scaled)
         factors = {name: by * have.get(name, 1.0) for name, by in self.changes["scaled"]}
         return {**self.changes, "scaled": have | factors}
-
-    def of(self, spec: Spec) -> Spec:
-        """Return the spec with this change."""
-        changes: dict[str, Any] = {
-            key: tuple(x.items()) if key == "scaled" else x for key, x in self.fields(spec).items()
-        }
-        return replace(spec, **changes)
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:

@@ -227,7 +227,11 @@ def summarize(
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
-            else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
+            else _values(
+                points.row(label, shown, wanted),
+                [_crossing(part, label, definition, level, panel) for part in (table, *sides)],
+                rate_key(level),
+            ),
             label in invalid,
             checks.get(label, ""),
             "" if label in unfit else crossings.unserved(table, "rate_scale", label, definition),
@@ -266,21 +270,17 @@ def _shares_of_bound(
 
 
 def _values(
-    row: dict[str, Estimate | None],
-    label: str,
-    definition: str,
-    level: float,
-    panel: Panel,
-    tables: tuple[pa.Table, ...],
+    row: dict[str, Estimate | None], crossed: Sequence[Mapping[str, Estimate]], key: str
 ) -> dict[str, Estimate | None]:
-    """Return a system's values at the rate shown, and the rates at which it crosses the level.
+    """Return a system's values at the rate shown, and the rates at which it crosses the level (`key`).
 
-    The first table has all runs, the others each half of a real trace. With halves, no value has an interval.
+    The first of `crossed` is of all runs, the others each of half of a real trace. With halves, no value has an
+    interval.
     """
-    whole, *halves = tables
-    values = row | _crossing(whole, label, definition, level, panel)
+    whole, *halves = crossed
+    values = row | dict(whole)
     for k, half in enumerate(halves):
-        values[f"half_{k}"] = _crossing(half, label, definition, level, panel).get(rate_key(level))
+        values[f"half_{k}"] = half.get(key)
     if not halves:
         return values
     return {key: e and replace(e, low=None, high=None) for key, e in values.items()}

@@ -77,10 +77,12 @@ def sensitivity(
     rate_scale = telling(base, pair)
     specs = [base.study.spec_of(base.study.condition[0], name) for name in pair]
     changes, unchanged = settings(specs, only)
-    tried = [(change, _misfit(change, specs, rate_scale, base)) for change in changes]
-    varied = varying(base, pair, rate_scale, [change for change, why in tried if not why], specs[0])
+    every = varying(base, pair, rate_scale, changes, specs[0])
+    misfits = {c.name: why for c in every.condition[1:] if (why := _misfit(every, c, rate_scale, base))}
+    varied = every.restricted(c for c in every.condition if c.name not in misfits)
     measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
-    lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
+    unfit = (change for change in changes if change.name in misfits)
+    lines = [*_leads(measured, changes), *(_line(change, note=misfits[change.name]) for change in unfit)]
     lines += [_line(Setting(name, "", {}), note=why) for name, why in unchanged.items()]
     described = {name: {"means": means, "value": value, "source": why} for name, means, value, why in constants(specs)}
 
@@ -117,11 +119,11 @@ def varying(base: Measured, pair: tuple[str, str], rate_scale: float, changes: S
     )
 
 
-def _misfit(change: Setting, specs: Sequence[Spec], rate_scale: float, base: Measured) -> str:
+def _misfit(every: Study, condition: Condition, rate_scale: float, base: Measured) -> str:
     """Return why a change leaves too little room for a model alone; empty where all models fit."""
     try:
-        for spec in specs:
-            resolve(base.target.spec(replace(change.of(spec), rate_scale=rate_scale)))
+        for name in every.systems:
+            resolve(base.target.spec(replace(every.spec_of(condition, name), rate_scale=rate_scale)))
     except Failed:
         raise
     except UserError as why:

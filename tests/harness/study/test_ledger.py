@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -274,12 +273,13 @@ def test_claims_about_measures_as_statements(judge: Callable[[str], Source]) -> 
 def sourced(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, Source | UserError]) -> None:
     """Let the sources be these."""
 
-    def answer(source: Source | UserError, *_: object) -> Source:
-        if isinstance(source, UserError):
+    def answer(name: str, *_: object) -> Source:
+        if isinstance(source := sources[name], UserError):
             raise source
         return source
 
-    monkeypatch.setattr(ledger, "sources", lambda: {name: partial(answer, source) for name, source in sources.items()})
+    monkeypatch.setattr(ledger, "sources", lambda: [*sources])
+    monkeypatch.setattr(ledger, "of_study", answer)
 
 
 def test_a_source_that_cannot_run_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

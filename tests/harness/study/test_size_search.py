@@ -22,7 +22,6 @@ from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
 from harness.run.shard import Shard
 from harness.study import shared, size_kept, size_why
-from harness.study import size as sizes
 from harness.study.degrees import fitting, widened
 from harness.study.size import SizeSearch
 from harness.study.sized import Curve, Met, Outcome, Question, Sized, located
@@ -143,7 +142,7 @@ def test_more_gpus_that_do_not_help_are_named() -> None:
 def test_what_binds_where_more_gpus_do_not_help_is_what_explain_names(tmp_path: Path) -> None:
     """An SLO below the time of a prompt alone: no count of GPUs meets it, and steps are what is short."""
     asked = question(["static"], most=2, rule="absolute:ttft=0.0001,tpot=0.0001", growth=())
-    answer = sizes.size(asked, tmp_path)
+    answer = SizeSearch(asked, tmp_path).done()
     assert answer.short == {("h100", "static"): "compute"}
     (row,) = words.table(answer).rows
     assert row[-1].startswith("more do not help: ")
