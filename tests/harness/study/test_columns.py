@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.answers import text
-from harness.engines.costs.prices import listed
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.rows.requests import rows
@@ -17,7 +16,6 @@ from harness.run.sweep import tasks
 from harness.study import columns, load, measured
 from harness.study.columns import COLUMNS
 from harness.study.grid import panels
-from harness.study.measure import measure
 from plots import fig_weaver
 from tests.cases import cases
 from tests.harness.study.measuring import run, short, value
@@ -240,31 +238,3 @@ def test_all_columns_have_a_line_in_the_docstring() -> None:
         *words,
         *(word.rstrip(":") for word in words),
     }
-
-
-# ------------------------------------------------------------------ prices
-
-PRICED = """
-paper = "A test"
-systems = ["static"]
-along = "gpus"
-at = [1, 2]
-sample = { rule = "bracket" }
-layout = "fleet"
-level = 0.9
-slo = "absolute:ttft=1,tpot=1"
-measures = ["usd_hour", "usd_million", "done_rps"]
-quick = { seeds = 1 }
-spec = { trace = "sample", models = "llama-3.2-1b*4", gpu = "h100" }
-condition = [{ name = "all" }]
-"""
-
-
-def test_prices_are_columns_of_a_study_along_gpus(tmp_path: Path) -> None:
-    """Each GPU has its listed price an hour, and tokens cost what the GPUs do while they make them."""
-    (tmp_path / "mine.toml").write_text(PRICED)
-    of = measure(load.study(str(tmp_path / "mine.toml")), tmp_path / "out", workers=1)
-    table = of.table.to_pandas()
-    hour, million = (table[table["definition"] == name].set_index("x")["value"] for name in ("usd_hour", "usd_million"))
-    assert hour.to_dict() == {float(n): n * listed()["h100"].usd_hour for n in (1, 2)}
-    assert million[2.0] / million[1.0] == pytest.approx(2.0, rel=0.05)  # the same traffic, twice the GPUs
