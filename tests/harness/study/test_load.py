@@ -145,7 +145,11 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ("controls = true", 'measures = ["done_rp"]', 'mine.toml: measures: no column "done_rp"; did you mean done_rps?'),
     ("controls = true", "for_system = { prism = { batch_cap = 2 } }", 'mine.toml: for_system: no system "prism"'),
     ("controls = true", 'layout = "claims"', 'claim 1: neither the key "measure" is there, nor "lacks"'),
-    ('definitions = ["ttft", "tpot"]', 'definitions = ["ttfd"]', 'definitions: "ttfd" is none; did you mean ttft?'),
+    (
+        'definitions = ["ttft", "tpot"]',
+        'definitions = ["ttfd"]',
+        'no definition "ttfd"; did you mean ttft?',
+    ),
     ('definitions = ["ttft", "tpot"]', "definitions = []", "definitions is empty"),
     ('slo = "absolute:ttft=2,tpot=0.1"', 'slo = "P59"', "P59"),
     ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
