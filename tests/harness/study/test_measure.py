@@ -144,7 +144,7 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
 def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
     assert full.folder != shown.folder
-    assert full.seeds == 3
+    assert full.about.seeds == 3
     assert {row["x"] for row in crossings.of_panel(full.table, full.about.panels[1]).to_pylist()} == {1.0, 1.5, 2.0}
 
 
