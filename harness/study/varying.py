@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,8 +41,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
         raise UserError("an order takes two systems: --systems a,b")
     rate = rate_key(base.about.level)
     key = definition if any(system.values.get(rate) is None for system in rivals) else rate
-    worth = {system.label: -math.inf if (e := system.values[key]) is None else e.mean for system in rivals}
-    first, second = sorted(rivals, key=lambda system: -worth[system.label])[:2]
+    first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
     return first.label, second.label
 
 
