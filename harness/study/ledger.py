@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.policy import mix
-from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows import setting
 from harness.rows.about import Panel
@@ -19,7 +18,7 @@ from harness.study import measured as measures
 from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, SAYS, Reading, of_statement
-from harness.study.study import START, Claim, Condition, Study
+from harness.study.study import START, Claim, Condition, Study, refuse_unknown
 
 FULL = "`bench study NAME --full` runs it"
 
@@ -86,7 +85,9 @@ def ledger(
 
     Raises UserError for an unknown name.
     """
-    names, teller = named(only), teller or Silent()
+    have, teller = sources(), teller or Silent()
+    names = list(dict.fromkeys(have if only is None else only))
+    refuse_unknown("no claims of", names, have)
     statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
@@ -98,16 +99,7 @@ def ledger(
             continue
         statements += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
-    return Ledger(tuple(merged(statements)), missing, tuple(name for name in sources() if name not in names))
-
-
-def named(only: Sequence[str] | None) -> list[str]:
-    """Return the names of sources, without repetition. UserError for an unknown one."""
-    have = sources()
-    names = list(dict.fromkeys(have if only is None else only))
-    if unknown := next((name for name in names if name not in have), None):
-        raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
-    return names
+    return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:
