@@ -158,14 +158,14 @@ def _row(sized: Sized, curve: Curve) -> tuple[str, ...]:
     usd = None if gpus is None else sized.asked.usd_hour(curve.kind, gpus)
     token = NONE if usd is None or not sized.million_tokens_hour else f"{usd / sized.million_tokens_hour:.3g}"
     bound = " (bound)" * (curve.system in sized.asked.bounds)
-    return (curve.kind, curve.system + bound, *counts, *met, _day(usd), token, _why(curve, gpus))
+    return (curve.kind, curve.system + bound, *counts, *met, _day(usd), token, _why(sized, curve, gpus))
 
 
 def _day(usd_hour: float | None) -> str:
     return NONE if usd_hour is None else f"{usd_hour * DAY_H:,.0f}"
 
 
-def _why(curve: Curve, gpus: int | None) -> str:
+def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
     """Return the reason why a strategy fails on the next smaller number of GPUs tried below its answer (`gpus`).
 
     Without an answer, return why the search ended, or what binds on the most GPUs tried.
@@ -175,7 +175,9 @@ def _why(curve: Curve, gpus: int | None) -> str:
         return NONE if below is None else _short(below)
     if curve.flat is not None:
         less, more = curve.flat
-        return f"more do not help: {_share(more)} on {less.gpus}, {more.gpus}"
+        short = sized.short.get((curve.kind, curve.system))
+        what = f"more do not help: {_share(more)} on {less.gpus}, {more.gpus}"
+        return f"{what}; {short} binds" if short else what
     return _cut(curve.stopped) if ":" in curve.stopped else _short(curve.tried[max(curve.tried)])
 
 
@@ -338,6 +340,7 @@ def facts(sized: Sized) -> dict[str, Any]:
                 "gpus_pooled": pooled,
                 "usd_hour": usd,
                 "stopped": curve.stopped,
+                "binds": sized.short.get((curve.kind, curve.system)),
                 "tried": [_tried(verdict, asked.target) for _, verdict in sorted(curve.tried.items())],
             }
         )

@@ -37,7 +37,7 @@ from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
 from harness.run.teller import Silent, Teller
 from harness.study.bases import slo_target, tails
-from harness.study.binds import Hours, by_view
+from harness.study.binds import Hours, by_view, merged, total
 from harness.study.degrees import NoRoom, fitting
 from harness.study.offers import usd_hour
 from harness.study.search import bracket
@@ -106,6 +106,7 @@ class SizeSearch:
             {kind: server_line(self._setup(kind)) for kind in self.kinds},
             trace.kept_share,
             tuple(streams.lines(base)),
+            self._short(curves),
             self.refused,
             best is not None and self._at_once(best, shares),
         )
@@ -156,6 +157,19 @@ class SizeSearch:
             if self._best(mine) is not None:
                 return mine
         return []
+
+    def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
+        """Return the resource that binds in most misses of each strategy for which more GPUs do not help.
+
+        Misses are those on the largest number of GPUs. Keys are a kind of GPU and a strategy.
+        """
+        flat = {
+            key: curve.flat[1].runs
+            for key, curve in curves.items()
+            if curve.flat is not None and curve.fewest(self.asked.target) is None
+        }
+        binds = {key: total(merged(self.misses(key[0], runs).values())).first for key, runs in flat.items()}
+        return {key: name for key, name in binds.items() if name}
 
     # ------------------------------------------------------------ search
 

@@ -242,6 +242,7 @@ class Sized:
     servers: Mapping[str, str] = field(default_factory=dict)  # what a kind's servers do, and the KV that is left
     kept_share: float = 1.0  # share of the log's requests; the others' streams were dropped
     streams: tuple[str, ...] = ()  # the rule that assigns streams to models
+    short: Mapping[tuple[str, str], str] = field(default_factory=dict)  # what binds, where more GPUs do not help
     refused: Mapping[str, str] = field(default_factory=dict)  # kinds that cannot hold a model, and why
     at_once: bool = False  # models of a GPU compute there at the same time, on the best's
 

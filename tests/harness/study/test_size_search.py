@@ -128,21 +128,22 @@ def test_more_gpus_that_do_not_help_are_named() -> None:
     flat = Curve("h100", "prism", {19: verdict(19, 0.99, 0.989), 24: verdict(24, 0.99, 0.989)}, "> 24")
     steep = Curve("h100", "static", {19: verdict(19, 0.9, 0.7), 24: verdict(24, 0.95, 0.8)}, "> 24")
     curves = {(c.kind, c.system): c for c in (flat, steep)}
-    rows = words.table(sized(curves=curves, best=None)).rows
+    rows = words.table(sized(curves=curves, best=None, short={("h100", "prism"): "KV"})).rows
     assert {row[1]: row[-1] for row in rows} == {
-        "prism": "more do not help: m 98.9 % on 19, 24",
+        "prism": "more do not help: m 98.9 % on 19, 24; KV binds",
         "static": "SLO missed on 24: m 80.0 %",
     }
     assert steep.flat is None
 
 
-def test_explain_names_what_binds_where_more_gpus_do_not_help(tmp_path: Path) -> None:
+def test_what_binds_where_more_gpus_do_not_help_is_what_explain_names(tmp_path: Path) -> None:
     """An SLO below the time of a prompt alone: no count of GPUs meets it, and steps are what is short."""
     asked = question(["static"], most=2, rule="absolute:ttft=0.0001,tpot=0.0001", growth=())
     answer = SizeSearch(asked, tmp_path).done()
+    assert answer.short == {("h100", "static"): "compute"}
     (row,) = words.table(answer).rows
     assert row[-1].startswith("more do not help: ")
-    assert row[-1].endswith(" 0.0 % on 1, 2")
+    assert row[-1].endswith(" 0.0 % on 1, 2; compute binds")
     told = size_kept.read(size_kept.keep(answer, words.words(answer), tmp_path))
     reason = size_why.why(told, tmp_path)
     assert reason.first == "compute"
