@@ -12,7 +12,7 @@ from harness.answers.commands import short_path
 from harness.answers.table import WIDTH, aligned
 from harness.cli import options
 from harness.cli.asked import Asked, asks
-from harness.cli.parts import keep_command
+from harness.cli.parts import collecting, keep_command, tell_collect
 from harness.cli.terminal import folded, prose, teller
 from harness.cli.values import listed, read_joined
 from harness.policy.types import UserError
@@ -21,6 +21,7 @@ from workloads.usual import SIZED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.run.shard import Shard
     from harness.study.deploy import Way
     from harness.study.size import Outlook
 
@@ -88,6 +89,7 @@ MOST_GPUS = 4096
 @click.option(
     "--dry-run", is_flag=True, help="Show the streams, the counts that may be tried and the time; run nothing."
 )
+@options.PARTS
 @options.RUNNING
 @options.out("Folder for runs, the figure, and logs that are converted.  [default: results/]")
 @asks
@@ -103,6 +105,8 @@ def size(
     grow: str,
     deploy: Way | None,
     windows: int,
+    shard: Shard | None,
+    collect: bool,
     as_json: bool,
     no_plot: bool,
     dry_run: bool,
@@ -144,7 +148,15 @@ def size(
         _dry(*SizeSearch(question, folder).outlook())
         return
     with teller(machine=asked.machine) as progress:
-        sized = SizeSearch(question, folder, asked.workers, progress).done()
+        if shard is not None:
+            mine, every = SizeSearch(question, folder, asked.workers, progress).part(shard)
+        else:
+            with collecting(lambda: SizeSearch(question, folder).progress(), on=collect):
+                sized = SizeSearch(question, folder, asked.workers, progress).done()
+    if shard is not None:
+        click.echo(f"shard {shard}: {mine} of {every} searches are done, their runs stored in {short_path(folder)}")
+        tell_collect()
+        return
     answer = keep(sized, text := words.words(sized), folder)
     keep_command(answer)
     if as_json:

@@ -5,7 +5,7 @@ doubles until the target holds, then is bisected between the largest that fails 
 strategies replay the same windows: the log in parts, each planned from another part, and its busiest hour. A number of
 GPUs holds the target where it does so in every view. The first strategy with an answer is searched before the others,
 which stop where their next number would cost more than its answer. So the numbers tried of a strategy depend on no
-other strategy but that first one.
+other strategy but that first one, and the shards of a question together try what one call tries.
 
 Runs are made by a sweep: they are stored, checked and resumed as all others are.
 """
@@ -13,9 +13,9 @@ Runs are made by a sweep: they are stored, checked and resumed as all others are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain, count, product
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,7 @@ from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits
 from harness.run.server_line import server_line
 from harness.run.setup import Setup, load_trace
+from harness.run.shard import Progress, Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
@@ -83,10 +84,11 @@ class SizeSearch:
         for kind in self.kinds:  # a mistake shows before anything is run
             for name in self.systems:
                 traits(self.spec(kind, name, self.most(kind)))
+        self.found = 0  # runs of all counts so far
 
     def done(self) -> Sized:
         """Search all strategies; return the answer, with further facts about the best."""
-        curves, best, grown = self.search()
+        curves, best, grown = self.search(list(self.curves()))
         runs = curves[best[:2]].tried[best.gpus].runs if best else ()
         trace, base, shares = load_trace(str(self.asked.setting["trace"])), self._setup(self.kinds[0]), placed(runs)
         alike = (kind for kind in self.kinds if not mix.mixed(kind))
@@ -111,10 +113,26 @@ class SizeSearch:
             best is not None and self._at_once(best, shares),
         )
 
+    def part(self, shard: Shard) -> tuple[int, int]:
+        """Run the searches of a shard; return how many it has, and how many there are in all.
+
+        Once all shards are done, `done` finds all runs that it needs below `out`.
+        """
+        mine = shard.part(self.searches, " ".join)
+        if mine:
+            self.search(mine)
+        return len(mine), len(self.searches)
+
+    def progress(self) -> Iterator[Progress]:
+        """Yield how far the search of each strategy on each kind is, from the stored runs; nothing is run."""
+        for key in self.searches:
+            self.found = 0
+            yield sweep.stored_so_far((" ".join(key),), partial(self.search, [key]), lambda: self.found)
+
     def outlook(self) -> tuple[list[Outlook], list[str]]:
         """Return the searches of a question with their cost, and the streams of its log; nothing is run."""
         costs, rows, windows = Costs.of(self.out), list[Outlook](), sum(len(view.seeds) for view in self.views)
-        for kind, name in (key for key, curve in self.curves().items() if not curve.stopped):
+        for kind, name in self.searches:
             least, most = mix.size(kind) * self.begins[kind][1], self.most(kind)
             counts = 1 if own_count(self.systems[name]) else 1 + 2 * math.ceil(math.log2(most / least))
             cost_s = costs.cpu_s(resolve(replace(self.spec(kind, name, least), slo="")))
@@ -130,19 +148,26 @@ class SizeSearch:
             raise UserError(f"{mixes}: GPUs of several kinds, and {', '.join(self.systems)} takes one")
         return curves
 
-    def search(self) -> tuple[Curves, Best | None, dict[float, int | None]]:
-        """Search all curves for the fewest GPUs that hold the target.
+    @cached_property
+    def searches(self) -> list[tuple[str, str]]:
+        """The strategies that are searched, each on each kind. UserError where there is none."""
+        return [key for key, curve in self.curves().items() if not curve.stopped]
+
+    def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
+        """Search the curves `mine` for the fewest GPUs that hold the target.
 
         The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        three things: all curves; the cheapest answer; and the GPUs that this answer takes at each growth of the
-        traffic.
+        three things: all curves; the cheapest answer among `mine` and the first strategy; and the GPUs that this answer
+        takes at each growth of the traffic. The last is empty if the answer is not of a curve in `mine`.
         """
         curves, target = self.curves(), self.asked.target
-        self._search([*curves.values()], "each", self._first(curves))
-        self._search([curve for curve in curves.values() if curve.fewest(target)], "pooled")
-        best = self._best(curves.values())
+        first = self._first(curves)
+        searched = [curves[key] for key in curves if key in set(mine)]
+        self._search(searched, "each", first)
+        self._search([curve for curve in searched if curve.fewest(target)], "pooled")
+        best = self._best(curve for curve in curves.values() if curve in (*first, *searched))
         grown: dict[float, int | None] = {}
-        if best is not None:
+        if best is not None and curves[best[:2]] in searched:
             for times in self.asked.growth:
                 more = Curve(best.gpu, best.system)
                 self._search([more], "each", times=times, least=best.gpus // mix.size(best.gpu))
@@ -272,6 +297,7 @@ class SizeSearch:
             for seed in view.seeds
         ]
         folders = iter(sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what))
+        self.found += len(specs)
         for curve, n in asks:
             runs = {view: [next(folders) for _ in view.seeds] for view in self.views}
             curve.tried[n] = self._verdict(curve.kind, n, runs)

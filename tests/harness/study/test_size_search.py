@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
+from harness.run.shard import Shard
 from harness.study import shared, size_kept, size_why
 from harness.study.degrees import fitting, widened
 from harness.study.size import SizeSearch
@@ -53,17 +55,18 @@ class Faked(SizeSearch):
 
     def __init__(self, asked: Question, needs: Mapping[tuple[str, str], tuple[int, int]], folder: Path) -> None:
         super().__init__(asked, folder)
-        self.needs, self.asks = needs, list[tuple[str, str, int]]()
+        self.needs, self.asks, self.ran = needs, list[tuple[str, str, int]](), set[tuple[str, str, int, float]]()
 
     def run_counts(self, asks: Sequence[tuple[Curve, int]], times: float, what: str) -> None:
         assert what
         for curve, n in asks:
             self.asks.append((curve.kind, curve.system, n))
+            self.ran.add((curve.kind, curve.system, n, times))
             each, pooled = (x * times for x in self.needs[curve.kind, curve.system])
             curve.tried[n] = verdict(n, 1.0 if n >= pooled else 0.9, 1.0 if n >= each else 0.5)
 
     def answered(self) -> Mapping[tuple[str, str], Curve]:
-        curves, _, _ = self.search()
+        curves, _, _ = self.search(self.needs)
         return curves
 
 
@@ -204,6 +207,23 @@ def test_what_has_as_many_gpus_as_its_models_need_is_tried_on_those(tmp_path: Pa
     assert list(curve.tried) == [8]
 
 
+@cases(("of", "needs"), [(2, (3, 9, 5, 2)), (3, (40, 2, 7, 30)), (4, (65, 5, 65, 6)), (9, (65,) * 4)])
+def test_shards_run_what_one_call_runs(tmp_path: Path, of: int, needs: tuple[int, ...]) -> None:
+    keys = [(kind, name) for kind in ("h100", "l40s") for name in ("prism", "static")]
+    need = {key: (n, n - 1) for key, n in zip(keys, needs, strict=True)}
+    asked = question(kinds=("h100", "l40s"))
+    whole = Faked(asked, need, tmp_path)
+    whole.answered()
+    ran, searches = set[tuple[str, str, int, float]](), 0
+    for number in range(1, of + 1):
+        work = Faked(asked, need, tmp_path)
+        mine, every = work.part(Shard(number, of))
+        assert every == 4
+        searches, ran = searches + mine, ran | work.ran
+    assert searches == 4
+    assert ran >= whole.ran
+
+
 def test_every_model_decides_and_pooled_stands_beside() -> None:
     hidden = verdict(8, 0.992, 0.626)
     assert hidden.holds(0.99, "pooled")
@@ -326,6 +346,25 @@ def test_a_question_on_the_command_line_is_answered_and_kept(tmp_path: Path) -> 
     assert "h100 with prism: every model at 99 % of SLOs" in " ".join(told.stdout.split())
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in runs} == runs  # nothing is done twice
     assert len(list(tmp_path.glob("sample-size-*.pdf"))) == 1
+
+
+def test_two_shards_and_collect_give_the_answer_of_one_call(tmp_path: Path) -> None:
+    ask = (*ASK, "--systems", "static,prism,swap", "--grow", "8", "--no-plot", "-o")
+    parts, once = tmp_path / "parts", tmp_path / "once"
+    empty = bench(*ask, parts, "--collect")
+    assert (empty.exit_code, empty.stdout) == (75, "")
+    assert "0 of 3 searches are done" in empty.stderr
+    assert f"what makes them: bench {shlex.join(map(str, (*ask, parts)))}, or each of its shards" in empty.stderr
+    for number in (1, 2):
+        part = bench(*ask, parts, "--shard", f"{number}/2")
+        assert part.exit_code == 0, part.output
+        assert part.stdout.splitlines()[-1].endswith("--collect")
+    collected, whole = bench(*ask, parts, "--collect"), bench(*ask, once)
+    assert collected.exit_code == whole.exit_code == 0, collected.output
+    assert collected.stdout.replace(str(parts), "") == whole.stdout.replace(str(once), "")
+    made = {path.relative_to(once) for path in once.rglob("*.parquet")}
+    assert made
+    assert all((parts / path).read_bytes() == (once / path).read_bytes() for path in made)
 
 
 @cases(
