@@ -22,7 +22,7 @@ from harness.study.bases import by_kind
 from harness.study.binds import Hour, summed
 from harness.study.size import ONE_KIND
 from harness.study.size_kept import Words
-from harness.study.size_why import Why
+from harness.study.size_why import MOST, Why
 from harness.study.sized import Curve, Outcome, Sized
 from harness.study.study import named
 from harness.study.traffic import WHOLE, View
@@ -397,7 +397,7 @@ def why(reason: Why) -> Iterator[str]:
         yield ""
     yield from aligned(_outcomes(reason), WIDTH)
     spent, count = sum(change.seconds for change in reason.changes), len(reason.changes)
-    ran = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s"
+    ran = f"{count} change{' was' if count == 1 else 's were'} run in {spent:.1f} s, at most {MOST} are"
     yield f"{ran}; target: {100 * reason.kept.asked.target:g} % for every model"
 
 
@@ -427,7 +427,8 @@ def _advice(reason: Why) -> str:
     if (cheapest := reason.cheapest) is not None:
         assert cheapest.verdict is not None
         name, share = cheapest.verdict.worst
-        change = f"{cheapest.what}, on the same {here} ({name} least, {100 * share:.1f} %)"
+        looser = ", a longer promise" if cheapest.looser else ""
+        change = f"{cheapest.what}, on the same {here}{looser} ({name} least, {100 * share:.1f} %)"
         return f"the cheapest change that a run confirms: {change}" + (f"; else {dearer}" if dearer else "")
     count = len(reason.changes)
     none = "the one change that was run does not hold" if count == 1 else f"none of {count} changes holds"

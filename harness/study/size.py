@@ -312,19 +312,22 @@ class SizeSearch:
         }
         return Outcome(gpus, met, "", every)
 
-    def misses(self, kind: str, runs: Iterable[Path]) -> Mapping[str, Hours]:
-        """Count misses of runs by view, model, hour and the resource that binds."""
-        return by_view(runs, self.views, partial(self.under, kind), self.asked.definition)
+    def misses(self, kind: str, runs: Iterable[Path], rule: str = "") -> Mapping[str, Hours]:
+        """Count misses of runs by view, model, hour and the resource that binds.
+
+        SLOs are those of `rule` (empty: the question's).
+        """
+        return by_view(runs, self.views, lambda view: self.under(kind, view, rule), self.asked.definition)
 
     def cluster(self, kind: str, gpus: int = 0) -> Cluster:
         """Return `gpus` GPUs of a kind (0: one, or one copy of a mix), with all models, each at its degree."""
         spec = replace(self.spec(kind, gpus=gpus), system=UNSHARED, preset=None, fields=(), slo="")
         return Setup(resolve(spec)).cluster
 
-    def _under(self, kind: str, view: View) -> SloTarget:
+    def _under(self, kind: str, view: View, rule: str = "") -> SloTarget:
         """Return the SLO in seconds on a kind of GPU, for the traffic of a view."""
-        spec = self.spec(kind, view=view)
-        return slo_target(spec, self.asked.rule, self.out, workers=self.workers, teller=self.teller)
+        spec, rule = self.spec(kind, view=view), rule or self.asked.rule
+        return slo_target(spec, rule, self.out, workers=self.workers, teller=self.teller)
 
     def _setup(self, kind: str) -> Setup:
         """Return the setup of one GPU of a kind, or one copy of a mix, with all models, each at its degree."""

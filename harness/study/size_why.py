@@ -7,6 +7,7 @@ few changes are run on the same GPUs; only a change that its run confirms is adv
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -20,7 +21,7 @@ from harness.study.binds import Hour, Hours, merged, summed, total
 from harness.study.degrees import with_degrees
 from harness.study.size import SizeSearch, own_count, takes
 from harness.study.size_kept import Kept
-from harness.study.sized import Curve, Outcome, Question, Tried
+from harness.study.sized import Curve, Outcome, Question, Tried, allowed
 
 OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource binds, the likeliest first
     "weights": ("prism", "elastic", "qlm", "swap"),
@@ -29,6 +30,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {  # strategies to try where a resource 
     "admission": ("elastic", "prism", "muxserve"),
     "compute": ("elastic:replicas", "static:replicas", "prism", "alpaserve"),
 }
+LONGER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # times the SLO
+MOST = 4  # changes that are run
 
 
 class Change(NamedTuple):
@@ -37,6 +40,7 @@ class Change(NamedTuple):
     what: str
     asked: Question
     system: str
+    looser: bool  # the change relaxes the SLO
     verdict: Outcome | None = None
     seconds: float = 0.0  # wall-clock seconds that its runs took on this machine
 
@@ -67,9 +71,10 @@ class Why:
 
     @property
     def cheapest(self) -> Change | None:
-        """The first change that holds the target."""
+        """The first change that holds the target; one that keeps the SLO comes before one that does not."""
         target = self.kept.asked.target
-        return next((change for change in self.changes if change.verdict and change.verdict.holds(target)), None)
+        holding = [change for change in self.changes if change.verdict and change.verdict.holds(target)]
+        return min(holding, key=lambda change: change.looser, default=None)
 
 
 def why(
@@ -90,7 +95,7 @@ def why(
     weights = sum(model.weight_bytes * model.tp for model in of.models.values())
     memory = sum(gpu.mem_bytes for gpu in of.gpus)
     reason = Why(kept, tried, merged(views.values()), weights, memory, (), met)
-    changes = [_run(change, tried, work) for change in _changes(reason, work)]
+    changes = [_run(change, tried, work) for change in _changes(reason, work)[:MOST]]
     return replace(reason, changes=tuple(changes))
 
 
@@ -121,19 +126,22 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 
 
 def _changes(reason: Why, work: SizeSearch) -> list[Change]:
-    """Return the changes to try on the same GPUs, by what binds: strategies, then a degree."""
+    """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))
     names = [
         name for name in dict.fromkeys(names) if (tried.gpu, name, tried.gpus) not in done and takes(name, tried.gpu)
     ]
-    changes = [Change(name, asked, name) for name in names[:2]]
+    changes = [Change(name, asked, name, looser=False) for name in names[:2]]
     worst = tried.worst_model
     if worst and (degree := _wider(work, tried, worst)):
         path = with_degrees(work.sets[tried.gpu][0], {worst: degree}, work.out, f"{tried.gpu}-tp{degree}")
         wider = replace(asked, setting={**asked.setting, "models": path})
-        changes.append(Change(f"{worst} on {degree} GPUs", wider, tried.label))
+        changes.append(Change(f"{worst} on {degree} GPUs", wider, tried.label, looser=False))
+    if not tried.unfit and (times := _longer(tried, work)):
+        longer = replace(asked, rule=scaled(asked.rule, times))
+        changes.append(Change(f"SLO x {times:g}", longer, tried.label, looser=True))
     return changes
 
 
@@ -141,6 +149,28 @@ def _wider(work: SizeSearch, tried: Tried, name: str) -> int | None:
     """Return the next larger degree of tensor parallelism of a model on these GPUs; None if there is none."""
     model = work.cluster(tried.gpu, tried.gpus).models.get(name)
     return None if model is None else next((tp for tp in model.degrees if tp > model.tp), None)
+
+
+def scaled(rule: str, times: float) -> str:
+    """Multiply the seconds of an SLO rule. Rules of SLO classes are not allowed, as their seconds are in a file."""
+    match = re.fullmatch(r"(?:([\d.]+)(?:/([\d.]+))?x)?(.+)", rule)
+    assert match is not None
+    second = f"/{float(match[2]) * times:g}" if match[2] else ""
+    return f"{float(match[1] or 1) * times:g}{second}x{match[3]}"
+
+
+def _longer(tried: Tried, work: SizeSearch) -> float | None:
+    """Return the smallest factor in LONGER by which the SLO must grow for the stored runs to hold the target.
+
+    It is None if no factor suffices, or for an SLO rule by class.
+    """
+    asked = work.asked
+    for times in () if asked.rule.startswith("classes:") else LONGER:
+        views = work.misses(tried.gpu, tried.runs, scaled(asked.rule, times)).values()
+        every = [summed(hours.values()) for of in views for hours in of.values()]
+        if all(of.missed <= allowed(asked.target, of.offered) for of in every):
+            return times
+    return None
 
 
 def _run(change: Change, tried: Tried, work: SizeSearch) -> Change:

@@ -14,9 +14,10 @@ from harness.study import size_why
 from harness.study.binds import Hour
 from harness.study.size import SizeSearch
 from harness.study.size_kept import Kept, Words
-from harness.study.size_why import Change, Why
+from harness.study.size_why import Change, Why, scaled
 from harness.study.sized import Best, Outcome, Tried
 from tests.bench import bench, ok
+from tests.cases import cases
 from tests.harness.study.test_size_search import question, verdict
 
 
@@ -47,17 +48,32 @@ def test_the_largest_count_below_the_answer_is_explained() -> None:
         size_why._failing(kept(*ROWS), "qlm")
 
 
-def failed(*changes: tuple[str, Outcome], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
+@cases(
+    ("rule", "times", "longer"),
+    [
+        ("5xP95", 2.0, "10xP95"),
+        ("absolute:ttft=1,tpot=0.05", 1.5, "1.5xabsolute:ttft=1,tpot=0.05"),
+        ("5/2xP95", 2.0, "10/4xP95"),
+        ("2xabsolute:ttft=1,tpot=1", 3.0, "6xabsolute:ttft=1,tpot=1"),
+    ],
+)
+def test_a_rule_with_longer_seconds(rule: str, times: float, longer: str) -> None:
+    assert scaled(rule, times) == longer
+
+
+def failed(*changes: tuple[str, bool, Outcome], models: Mapping[str, Mapping[int, Hour]] | None = None) -> Why:
     of = kept(*ROWS)
-    made = tuple(Change(name, of.asked, name, verdict=each, seconds=1.5) for name, each in changes)
+    made = tuple(
+        Change(name, of.asked, name, looser=looser, verdict=each, seconds=1.5) for name, looser, each in changes
+    )
     return Why(of, ROWS[1], models or {}, 3 << 30, 2 << 30, made)
 
 
 HOURS = {"a": {0: Hour(100, 0, {}), 1: Hour(100, 30, {"load": 20, "KV": 10})}, "b": {0: Hour(50, 0, {})}}
 
 
-def test_what_a_run_confirms_is_advised() -> None:
-    both = failed(("qlm", verdict(2, 0.9, 0.5)), ("elastic", verdict(2, 1.0, 0.995)), models=HOURS)
+def test_what_a_run_confirms_is_advised_and_the_same_slo_comes_first() -> None:
+    both = failed(("SLO x 2", True, verdict(2, 1.0, 1.0)), ("elastic", False, verdict(2, 1.0, 0.995)), models=HOURS)
     assert both.cheapest is not None
     assert both.cheapest.what == "elastic"
     first, second, *rest = words.why(both)
@@ -69,7 +85,10 @@ def test_what_a_run_confirms_is_advised() -> None:
     row = "a 85.0 200 load 67 % 1 of 2 hour 1: 70.0 %, load 67 %"
     assert any(line.split() == row.split() for line in rest)
     assert any("2 changes were run in 3.0 s" in line for line in rest)
-    none = failed(("elastic", verdict(2, 0.9, 0.5)))
+    looser = failed(("elastic", False, verdict(2, 0.9, 0.5)), ("SLO x 2", True, verdict(2, 1.0, 1.0)))
+    assert looser.cheapest is not None
+    assert "a longer promise" in [*words.why(looser)][1]
+    none = failed(("elastic", False, verdict(2, 0.9, 0.5)))
     told = (
         "the one change that was run does not hold 99 % on 2 h100; the cheapest that runs confirm is 1 GPU more "
         "(3 h100, $72 more a day)"
@@ -112,6 +131,7 @@ def test_an_answer_is_explained_by_runs(tmp_path: Path) -> None:
     lines = ok("explain", folder).splitlines()
     assert lines[0].startswith("prism on 1 h100 fails: llama-3.1-8b/")
     assert "130.2 GiB of weights and processes on" in lines[0]
+    assert sum(int(word) for word in lines[-2].split()[:1]) <= size_why.MOST
     assert lines[-1] == f"next: bench report {folder}"
     refused = bench("explain", folder, "--request", "3")
     assert refused.exit_code == 2
