@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from harness.cli.values import TARGET, listed
 from harness.policy.types import UserError
 
 if TYPE_CHECKING:
+    from harness.run.shard import Shard
     from harness.study.tune import Tuned
 
 TUNED = options.ROOT / "systems" / "tuned.toml"
@@ -39,6 +41,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
     help="File for the draws and the choice.  [default: systems/tuned.toml]",
 )
 @options.ALL
+@options.PARTS
 @options.RUNNING
 @options.OUT
 def tune(
@@ -48,6 +51,8 @@ def tune(
     gpus: int | None,
     to: Path,
     every: bool,
+    shard: Shard | None,
+    collect: bool,
     workers: int | None,
     machine: bool,
     out: Path | None,
@@ -55,20 +60,25 @@ def tune(
     """Tune systems alike, on seeds that no evaluation uses.
 
     Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
-    (tuned=True where the field is declared). Runs are kept, so the same command resumes, and several
-    machines may tune a system each in one folder. To adopt a choice, make its values the defaults in the system's file.
+    (tuned=True where the field is declared). Runs are kept, so the same command resumes. To adopt a
+    choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
 
     from harness.rows import record
+    from harness.run import sweep
     from harness.study import tune as tuning
 
     names = listed("--systems", systems) or []
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'--systems "{systems}": {twice} is there twice')
     folder = real(out or options.RESULTS)
-    with teller(machine=machine) as progress:
-        results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=progress)
+    with teller(machine=machine) as progress, sweep.stored_only() if collect else nullcontext():
+        results = tuning.tune(names, folder, draws=draws, gpus=gpus, workers=workers, teller=progress, shard=shard)
+    if shard is not None:
+        made = ", ".join(tuned.system for tuned in results) or "no system"
+        click.echo(f"shard {shard}: the runs of {made} are stored in {short_path(folder)}")
+        return
     better = sum(tuned.chosen > 0 for tuned in results)
     answer = f"{better} of {len(results)} systems have a setting better than their defaults"
     screen([answer, *(line for tuned in results for line in _lines(tuned, every))], tail=[short_path(to)], every=every)

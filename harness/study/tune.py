@@ -32,6 +32,7 @@ from harness.policy.types import GIB, Option, UserError
 from harness.rows.estimate import Estimate
 from harness.rows.statistics import interval
 from harness.run import score
+from harness.run.shard import Shard
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec
 from harness.run.sweep import sweep
@@ -141,15 +142,16 @@ def tune(
     gpus: int | None = None,
     workers: int | None = None,
     teller: Teller | None = None,
+    shard: Shard | None = None,
 ) -> list[Tuned]:
     """Run every draw of each system in every cell, and choose a draw for each system.
 
-    Runs are kept in `out`, so that a tuning that was cut off resumes. Raises UserError for fewer than 2 draws, and for
-    a system that fits with no draw on the number of GPUs.
+    With `shard`, only the systems of that shard are tuned. Runs are kept in `out`, so that a tuning that was cut off
+    resumes. Raises UserError for fewer than 2 draws, and for a system that fits with no draw on the number of GPUs.
     """
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
-    tried = {name: drawn(name, draws) for name in systems}
+    tried = {name: drawn(name, draws) for name in (shard.part(systems, str) if shard else systems)}
     base = replace(BASE, gpus=gpus or BASE.gpus)
     under = {
         trace: slo_target(replace(base, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)

@@ -20,7 +20,8 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run import shard, sweep
 from harness.run.shard import Shard
-from harness.study import load, shards
+from harness.run.spec import Spec
+from harness.study import load, shards, tune
 from harness.study.measure import measure
 from tests.bench import bench, ok
 from tests.cases import cases
@@ -127,6 +128,20 @@ def test_collect_and_status_say_what_is_missing(tmp_path: Path) -> None:
     before = files(out)
     assert "static:equal" in ok("study", path, "--collect", "--no-plot", "-o", out)
     assert before.items() <= files(out).items()
+
+
+def test_a_tuning_goes_by_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "WORLDS", (("hyperbolic-like+span_s=60", "shuffled"),))
+    monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))
+    monkeypatch.setattr(tune, "SEEDS", tune.SEEDS[:1])
+    monkeypatch.setattr(tune, "BASE", Spec("", models="llama-3.2-1b*3"))
+    names = ["prism", "elastic"]
+    parts = [tune.tune(names, tmp_path, draws=2, workers=1, shard=Shard(k, 2)) for k in (1, 2)]
+    assert sorted(tuned.system for part in parts for tuned in part) == sorted(names)
+    with sweep.stored_only():
+        assert [tuned.system for tuned in tune.tune(names, tmp_path, draws=2, workers=1)] == names
+        with pytest.raises(sweep.Missing, match="are missing"):
+            tune.tune(names, tmp_path / "nowhere", draws=2, workers=1)
 
 
 # ------------------------------------------------------------------ as batch systems run it
