@@ -24,13 +24,16 @@ FILE = "claims.md"
 DRAFT = ROOT / ".make" / FILE
 
 
-@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --publish"))
+@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check --publish"))
 @click.option("--only", metavar="NAME,...", help="Only the claims of these studies; prints them, unless -o is given.")
 @click.option("--all", "every", is_flag=True, help="With --only: print the whole page, as Markdown.")
 @PARTS
 @RUNNING
 @click.option("-o", "--out", type=TARGET, metavar="FILE", help="File for the page.  [default: .make/claims.md]")
 @click.option("--publish", is_flag=True, help="Write results/claims.md, the page of the documentation.")
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 if a class has fewer than 10 misses of either side, or 5 windows."
+)
 def claims(
     *,
     only: str | None,
@@ -41,6 +44,7 @@ def claims(
     machine: bool,
     out: Path | None,
     publish: bool,
+    check: bool,
 ) -> None:
     """Test every paper's claims against runs made here.
 
@@ -71,8 +75,13 @@ def claims(
         click.echo(f"{words.counted(claimed.statements)} · {short_path(path)}")
     for name, why in claimed.missing.items():
         click.echo(f"{name}: {why}", err=True)
+    weak = ledger.weak(claimed) if check else []
+    for line in weak:
+        click.echo(f"too little evidence: {line}", err=True)
     if claimed.missing:
         sys.exit(Code.MISSING if collect else Code.REFUSED)
+    if weak:
+        sys.exit(Code.FAILED)
 
 
 def _make_part(shard: Shard, only: list[str] | None, workers: int | None, told: Teller) -> int:

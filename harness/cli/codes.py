@@ -19,7 +19,7 @@ class Code(IntEnum):
 
 MEANS: Mapping[Code, str] = {
     Code.DONE: "done; runs that do not fit or cannot run are reported",
-    Code.FAILED: "a check failed, or a bug (traceback)",
+    Code.FAILED: "a check failed (check, claims --check), or a bug (traceback)",
     Code.REFUSED: "wrong input, or some runs failed: stderr says which",
     Code.MISSING: "--collect: runs are missing; stderr says which",
     Code.INTERRUPTED: "Ctrl-C; finished runs are kept",

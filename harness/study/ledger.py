@@ -17,7 +17,7 @@ from harness.study import load as studies
 from harness.study import measured as measures
 from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
-from harness.study.rule import CLASSES, SAYS, Reading, of_statement
+from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Condition, Study, refuse_unknown
 
 FULL = "`bench study NAME --full` runs it"
@@ -249,3 +249,19 @@ def _measured(measured: Measured, i: int) -> list[Evidence]:
 
 def _seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
+
+
+def weak(ledger: Ledger) -> list[str]:
+    """List the statements whose class is based on too few misses or windows.
+
+    Each comparison that decides the class is listed with its reason.
+    """
+    return [
+        f"{s.paper}: {s.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
+        for s in ledger.statements
+        for line in s.lines
+        if line.weak
+        and not line.evidence
+        and s.verdict in DECIDED
+        and (s.verdict != "contradicted" or line.says == "contradicted")
+    ]

@@ -20,7 +20,7 @@ from harness.study.ledger import Ledger, Source
 from harness.study.measure import measure
 from harness.study.rule import CLASSES
 from tests.bench import bench, mistake
-from tests.harness.answers.test_ledger import ROW
+from tests.harness.answers.test_ledger import LINE, ROW
 from tests.harness.run.test_sweep import files
 from workloads.models import shape
 
@@ -316,6 +316,24 @@ def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "claims.md").read_text("utf-8") == "all of it"  # a part does not take its place
     assert bench("claims", "--only", "fine", "-o", tmp_path / "part.md").exit_code == 0
     assert "## P" in (tmp_path / "part.md").read_text("utf-8")
+
+
+def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    weak = ROW._replace(lines=(LINE._replace(weak="9 misses of 10"),))
+    beside = ROW._replace(lines=(LINE, LINE._replace(weak="9 misses of 10", evidence=True)))
+    sourced(monkeypatch, {"fine": Source((ROW, beside), {}), "weak": Source((weak,), {})})
+    undecided = weak._replace(lines=(*weak.lines, LINE._replace(says="open")))  # nothing rests on it
+    beaten = weak._replace(lines=(*weak.lines, LINE._replace(says="contradicted")))
+    assert ledger.weak(Ledger((undecided, beaten), {})) == []
+    fine = bench("claims", "--only", "fine", "--check")
+    assert (fine.exit_code, "too little" in fine.stderr) == (0, False)
+    assert bench("claims").exit_code == 0
+    result = bench("claims", "--check")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "too little evidence: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
+    )
 
 
 def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
