@@ -254,6 +254,10 @@ def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[st
     if spare := sized.asked.spare:
         yield "spare", f"{spare} more {'is' if spare == 1 else 'are'} rented: no loss of a GPU was run"
     yield "rented", _rented(sized, kind, gpus)
+    if sized.cold_s:
+        low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
+        longest = f" to {high:.2g} s" * (high > low)
+        yield "cold start from host memory", f"{low:.2g} s{longest} a model"
     if sized.grown:
         counts = (f"x {times:g}: {_priced(sized, kind, n)}" for times, n in sized.grown.items())
         yield f"more traffic with {name}", ", ".join(counts)
@@ -361,6 +365,7 @@ def facts(sized: Sized) -> dict[str, Any]:
             name: {key: x if math.isfinite(x) else None for key, x in zip(("ttft_s", "tpot_s"), pair, strict=True)}
             for name, pair in sized.tails.items()
         },
+        "cold_start_s": sized.cold_s,
         "homes": shared.homes(sized.placed),
         "placed": sized.placed,
         "degrees": sized.degrees,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.policy import mix
-from harness.policy.types import Cluster, UserError
+from harness.policy.types import Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
@@ -100,6 +100,7 @@ class SizeSearch:
             {kind: degrees for kind, (_, degrees) in self.sets.items() if degrees},
             best,
             grown,
+            self._cold_s(*best) if best else {},
             shares,
             million_tokens_hour(trace, base.models, base.spec.assign),
             dedicated,
@@ -349,6 +350,12 @@ class SizeSearch:
         return replace(spec, seed=view.seeds[0] if seed is None else seed, rate_scale=times)
 
     # ------------------------------------------------------------ of the best
+
+    def _cold_s(self, kind: str, system: str, gpus: int) -> dict[str, float]:
+        """Compute the seconds to load each model from the host, on idle links."""
+        cluster = Setup(resolve(replace(self.spec(kind, system, gpus), slo=""))).cluster
+        insts = [Inst(name, tuple(range(model.tp))) for name, model in cluster.models.items()]
+        return {inst.model: cluster.profile.load_s(inst, "parallel") for inst in insts}
 
     def _at_once(self, best: Best, shares: Shares) -> bool:
         """Tell whether models that share a GPU under the best strategy compute there at the same time."""

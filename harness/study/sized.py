@@ -234,6 +234,7 @@ class Sized:
     degrees: Mapping[str, Mapping[str, int]]  # degrees of tensor parallelism by kind and model, where chosen
     best: Best | None
     grown: Mapping[float, int | None]  # GPUs of the best for more traffic; None: more than the most
+    cold_s: Mapping[str, float]  # seconds in which each model is loaded from the host, on the best's kind
     placed: Mapping[str, Mapping[str, float]]  # the best's, by GPU and model: the share of its requests that ran there
     million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
     dedicated: Mapping[str, int]  # keyed by kind: GPUs if each model has its own

@@ -242,6 +242,7 @@ def sized(**more: Any) -> Sized:
         "degrees": {},
         "best": ("h100", "prism", 3),
         "grown": {1.5: 4, 2.0: None},
+        "cold_s": {"m": 0.7, "n": 2.0},
         "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
         "million_tokens_hour": 18.0,
         "dedicated": {"h100": 12},
@@ -296,6 +297,7 @@ def test_a_placement_says_where_each_model_is_at_home_and_who_shares(monkeypatch
 def test_money_is_of_what_is_held() -> None:
     lines = list(printed(sized()))
     assert any("3 h100, 72 GPU-hours and $216 a day, $0.5 a million tokens; $3 an hour (a list" in x for x in lines)
+    assert "cold start from host memory: 0.7 s to 2 s a model" in lines
     assert "more traffic with prism: x 1.5: 4 h100 ($288 a day), x 2: > 64 GPUs" in lines
     rows = {row[1]: row for row in words.table(sized()).rows}
     assert rows["prism"][2:4] == ("3", "2")
