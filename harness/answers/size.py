@@ -254,6 +254,8 @@ def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[st
     if spare := sized.asked.spare:
         yield "spare", f"{spare} more {'is' if spare == 1 else 'are'} rented: no loss of a GPU was run"
     yield "rented", _rented(sized, kind, gpus)
+    if sized.lacks:
+        yield f"on {gpus - mix.size(kind)}", f"short of {sized.lacks}; shorter steps take less (--set chunk_tokens)"
     if sized.cold_s:
         low, high = min(sized.cold_s.values()), max(sized.cold_s.values())
         longest = f" to {high:.2g} s" * (high > low)

@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.policy import mix
-from harness.policy.types import Cluster, Inst, UserError
+from harness.policy.types import GIB, Cluster, Inst, UserError
 from harness.rows import pooled, record
 from harness.rows.by_window import Counted
 from harness.rows.estimate import Estimate
-from harness.run import score, streams, sweep
+from harness.run import room, score, streams, sweep
 from harness.run.estimates import Costs
 from harness.run.resolve import resolve, traits
 from harness.run.server_line import server_line
@@ -104,6 +104,7 @@ class SizeSearch:
             shares,
             million_tokens_hour(trace, base.models, base.spec.assign),
             dedicated,
+            self._lacks(curves, best) if best else "",
             tails(runs),
             {kind: self.under(kind, self.views[0]).rule for kind in self.kinds},
             {kind: server_line(self._setup(kind)) for kind in self.kinds},
@@ -183,6 +184,17 @@ class SizeSearch:
             if self._best(mine) is not None:
                 return mine
         return []
+
+    def _lacks(self, curves: Curves, best: Best) -> str:
+        """Return in words the memory that the best strategy lacks with one GPU (or one copy of a mix) less.
+
+        It is empty if that count was not tried, or if the models fit there.
+        """
+        below = curves[best[:2]].below(best.gpus)
+        if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
+            return ""
+        short = room.short_bytes(self.under(best.gpu, self.views[0]).spec(self.spec(*best[:2], below.gpus)))
+        return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
         """Return the resource that binds in most misses of each strategy for which more GPUs do not help.

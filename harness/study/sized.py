@@ -238,6 +238,7 @@ class Sized:
     placed: Mapping[str, Mapping[str, float]]  # the best's, by GPU and model: the share of its requests that ran there
     million_tokens_hour: float  # prompt and output of what the models serve, in the whole log
     dedicated: Mapping[str, int]  # keyed by kind: GPUs if each model has its own
+    lacks: str  # memory that the best lacks on one GPU fewer; "": load binds
     tails: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # P95 of TTFT and TPOT in s, of the best
     rules: Mapping[str, str] = field(default_factory=dict)  # SLO rules by kind of GPU; a mix names the kind of the base
     servers: Mapping[str, str] = field(default_factory=dict)  # what a kind's servers do, and the KV that is left

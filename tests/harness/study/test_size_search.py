@@ -246,6 +246,7 @@ def sized(**more: Any) -> Sized:
         "placed": {"0": {"m": 1.0}, "1": {"n": 1.0}},
         "million_tokens_hour": 18.0,
         "dedicated": {"h100": 12},
+        "lacks": "",
     }
     return Sized(**fields | more)
 
