@@ -76,9 +76,9 @@ MOST_GPUS = 4096
 )
 @click.option(
     "--deploy",
-    type=click.Choice(["vllm", "llama-swap"]),
+    type=click.Choice(["vllm", "llama-swap", "helm"]),
     metavar="WAY",
-    help="Write files that start the answer: vllm (a shell script) or llama-swap (its config).",
+    help="Write files that start the answer: vllm (a shell script), llama-swap or helm (YAML).",
 )
 @options.SERVING
 @options.SLO

@@ -1,4 +1,4 @@
-"""The answer of `bench size` as files that start it: lines of `vllm serve`, or a config of llama-swap.
+"""The answer of `bench size` as files that start it: lines of `vllm serve`, or YAML of llama-swap or of a Helm chart.
 
 A server is placed where the strategy loads its model at the start; for a strategy that moves weights, where most of
 the model's requests ran. It gets the settings of the simulated server, and a share of the card's memory: all that
@@ -6,7 +6,8 @@ engines may use where it is alone there or takes turns; what its weights, proces
 fixed; all, under kvcached, where KV memory is taken on demand. The files also name orders that no server carries out.
 
 Keys are those of llama-swap 0bdb372 (config-schema.json; config.example.yaml: of `concurrencyLimit`, 10 unless set,
-beyond which a request is refused).
+beyond which a request is refused) and of the chart of vllm-project/production-stack a6c01db (helm/values.schema.json,
+helm/templates/deployment-vllm-multi.yaml, which turns prefix caching off unless it is asked for).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, get_args
 from harness.engines import commands
 from harness.policy import fields
 from harness.policy.actions import Limit, Load
-from harness.policy.types import Gpus, UserError
+from harness.policy.types import GIB, Gpus, UserError
 from harness.rows import record
 from harness.run.placement import begun
 from harness.run.resolve import resolve
@@ -34,12 +35,14 @@ from harness.study.size import SizeSearch
 from harness.study.sized import Question, Sized
 from workloads.models import as_asked, parsed, repo
 
-Way = Literal["vllm", "llama-swap"]
+Way = Literal["vllm", "llama-swap", "helm"]
 WAYS = get_args(Way)
 PORT = 8001  # port the first server has
 START_S = 900  # s within which a server must answer
+POD_CPUS, POD_BYTES = 4, 8 * GIB  # CPUs per GPU; memory beside a copy of the weights, which a pod holds as it loads
 # Orders and queries of a strategy that servers, or a router before them, fulfil by themselves.
 PLAIN = re.compile(r"Load(\.way:.*)?|Evict|Limit|Run|Admit|Wake|Cluster\..*|Request\..*|view\..*")
+KEY = re.compile(r"(?!yes|true|false|null|off)[a-z][a-zA-Z_]{2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Seat:
     node: int
     turns: bool = False  # the servers of its GPUs run one at a time
     beside: bool = False  # others are on its GPUs
+    weight_bytes: int = 0  # on each of its GPUs, with its process
     options: tuple[str, ...] = ()  # options of vllm serve for the model's formats
     copy: int = 1  # number among the servers of its model
 
@@ -69,9 +73,10 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The servers to start, and notes on them."""
+    """The servers to start, the release of vLLM, and notes on the servers."""
 
     seats: tuple[Seat, ...]
+    release: str  # a release of vLLM; empty if none is named
     notes: tuple[str, ...]
 
 
@@ -90,7 +95,7 @@ def deployable(setting: Question) -> None:
 def write(sized: Sized, way: Way, out: Path, into: Path) -> list[Path]:
     """Write the files that start the servers of an answer into the folder `into`, and return their paths.
 
-    Servers on several nodes have a file for each node. The runs of the answer are below `out`. Raises
+    Servers on several nodes have a file for each node, except with Helm. The runs of the answer are below `out`. Raises
     UserError if there is no answer, or if servers cannot be started in this way.
     """
     texts = files(plan(sized, out), way)
@@ -124,6 +129,7 @@ def plan(sized: Sized, out: Path) -> Plan:
         at = {m: list(dict.fromkeys(each)) for m, each in at.items()}
     limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
     seats = tuple(_seats(setup, at, limits))
+    series, _, release = setup.spec.host.rpartition("-")
     notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}"]
     notes.append(server_line(setup))
     if beyond := sorted(name for name in policy.uses if not PLAIN.fullmatch(name)):
@@ -139,7 +145,7 @@ def plan(sized: Sized, out: Path) -> Plan:
     copies = {seat.serve.model: seat.copy for seat in seats if seat.copy > 1}
     notes += [f"{m} has {n} servers: send each request to one of them" for m, n in copies.items()]
     notes += [f"{m} had no request: it has no server" for m in setup.models.names if m not in at]
-    return Plan(seats, tuple(notes))
+    return Plan(seats, release if series == "vllm" else "", tuple(notes))
 
 
 def _seats(
@@ -178,7 +184,7 @@ def _seats(
         on = commands.Gpu(near[0], fraction, elastic=account, v1_runner=shared, others=near[1:])
         chunk = config.chunk_tokens or config.prefill_tokens
         serve = commands.Serve(m, weights(shapes[m]), port, models[m].max_tokens, config.batch_cap, chunk, drawn=False)
-        yield Seat(serve, place, on, node, turns, shares, _formats(shapes[m]), copy)
+        yield Seat(serve, place, on, node, turns, shares, weight_bytes, _formats(shapes[m]), copy)
 
 
 def weights(shape: str) -> Path:
@@ -221,6 +227,8 @@ def files(made: Plan, way: Way) -> dict[str, str]:
     if taking is not None and way != "llama-swap":
         where = " and ".join(map(str, taking.gpus))
         raise UserError(f"--deploy {way}: models take turns on GPU {where}, which llama-swap does: --deploy llama-swap")
+    if way == "helm":
+        return {"values.yaml": _yaml(made, _values(made))}
     nodes = sorted({seat.node for seat in made.seats})
     text, stem, suffix = (_lines, "vllm", "sh") if way == "vllm" else (_swap, "llama-swap", "yaml")
     names = {node: f"{stem}-node{node}.{suffix}" if len(nodes) > 1 else f"{stem}.{suffix}" for node in nodes}
@@ -256,5 +264,68 @@ def _swap(made: Plan, seats: Sequence[Seat]) -> str:
         at["members"].append(seat.name)
     stay = [seat.name for seat in seats if not seat.turns]
     hooks = {"hooks": {"on_startup": {"preload": stay}}} if stay else {}
-    content = {"healthCheckTimeout": START_S, "models": models, "groups": groups, **hooks}
-    return "\n".join([*(f"# {note}" for note in made.notes), json.dumps(content, indent=2)]) + "\n"
+    return _yaml(made, {"healthCheckTimeout": START_S, "models": models, "groups": groups, **hooks})
+
+
+def _values(made: Plan) -> dict[str, Any]:
+    """Return the values of the Helm chart.
+
+    Pods ask for whole GPUs. If some models share a GPU, pods instead name the GPUs that they use. Raises UserError if
+    models share GPUs on several nodes.
+    """
+    pinned = any(seat.beside for seat in made.seats)
+    if pinned and len({seat.node for seat in made.seats}) > 1:
+        raise UserError(
+            "--deploy helm: models share GPUs of several nodes, and a pod names its GPU on one: --deploy vllm"
+        )
+    specs = []
+    for k, seat in enumerate(made.seats):
+        if seat.copy > 1 and not pinned:
+            continue
+        serve, on, n = seat.serve, seat.on, len(seat.gpus)
+        env = {key: value for key, value in seat.command.env.items() if key != "CUDA_VISIBLE_DEVICES"}
+        if pinned:
+            env["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, (on.index, *on.others)))
+        copies = 1 if pinned else sum(other.serve.model == serve.model for other in made.seats)
+        extra = ["--served-model-name", serve.model, "--max-num-batched-tokens", str(serve.chunk_tokens), *seat.options]
+        specs.append(
+            {
+                "name": f"m{k}-{re.sub('[^a-z0-9]+', '-', serve.model.lower()).strip('-')[:40]}".strip("-"),
+                "repository": "vllm/vllm-openai",
+                "tag": f"v{made.release}.0" if made.release else "latest",
+                "modelURL": str(serve.weights),
+                "replicaCount": copies,
+                "requestCPU": POD_CPUS * n,
+                "requestMemory": f"{math.ceil((seat.weight_bytes * n + POD_BYTES) / GIB)}Gi",
+                "requestGPU": 0 if pinned else n,
+                "vllmConfig": {
+                    "enablePrefixCaching": True,
+                    "maxModelLen": serve.max_tokens,
+                    "maxNumSeqs": serve.batch_cap,
+                    "gpuMemoryUtilization": on.fraction,
+                    "tensorParallelSize": n,
+                    "extraArgs": extra,
+                },
+                "env": [{"name": key, "value": value} for key, value in env.items()],
+            }
+        )
+    return {"servingEngineSpec": {**({"runtimeClassName": "nvidia"} if pinned else {}), "modelSpec": specs}}
+
+
+def _yaml(made: Plan, content: Mapping[str, Any]) -> str:
+    """Return content as YAML, after the notes of a plan; scalars are written as JSON, which is valid YAML."""
+    return "\n".join([*(f"# {note}" for note in made.notes), *_block(content, "")]) + "\n"
+
+
+def _block(value: Any, pad: str) -> Iterator[str]:
+    entries = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    for key, item in entries:
+        head = "-" if key is None else f"{key if KEY.fullmatch(key) else json.dumps(key)}:"
+        if not isinstance(item, dict | list) or not item:
+            yield f"{pad}{head} {json.dumps(item)}"
+        elif key is None:  # its first line stands behind the dash
+            first, *rest = _block(item, f"{pad}  ")
+            yield from (f"{pad}- {first.strip()}", *rest)
+        else:
+            yield f"{pad}{head}"
+            yield from _block(item, f"{pad}  ")

@@ -66,7 +66,7 @@ def test_fixed_shares_of_a_card_are_what_its_models_take_and_no_more_than_the_se
         assert (its.batch_cap, its.chunk_tokens) == (1024, 8192)
         longest = setup.served.members[0].shape.max_tokens
         assert option(argv, "--max-model-len") == str(longest)
-        assert share * card > setup.cluster.models[seat.serve.model].weight_bytes
+        assert share * card > seat.weight_bytes
     assert servers[0][1][:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
     assert len({option(argv, "--port") for _, argv in servers}) == 3
     ports = [option(argv, "--port") for _, argv in servers]
@@ -87,6 +87,20 @@ def test_yaml_reads_back_with_the_settings_of_the_lines(tmp_path: Path) -> None:
         assert (model["ttl"], model["concurrencyLimit"]) == (0, 1024)
     assert swap["groups"] == {"gpu 0": {"swap": False, "exclusive": False, "members": list(swap["models"])}}
     assert swap["hooks"] == {"on_startup": {"preload": list(swap["models"])}}
+    chart = yaml.safe_load(deploy.files(plan, "helm")["values.yaml"])["servingEngineSpec"]
+    assert chart["runtimeClassName"] == "nvidia"
+    for spec, (_, argv) in zip(chart["modelSpec"], servers, strict=True):
+        its = spec["vllmConfig"]
+        assert spec["modelURL"] == argv[2]
+        assert str(its["maxModelLen"]) == option(argv, "--max-model-len")
+        assert str(its["maxNumSeqs"]) == option(argv, "--max-num-seqs")
+        assert its["gpuMemoryUtilization"] == float(option(argv, "--gpu-memory-utilization"))
+        assert str(its["tensorParallelSize"]) == option(argv, "--tensor-parallel-size")
+        for name in ("--served-model-name", "--max-num-batched-tokens"):
+            assert option(its["extraArgs"], name) == option(argv, name)
+        assert (spec["requestGPU"], spec["env"]) == (0, [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "0"}])
+        assert spec["tag"] == "v0.15.0"
+    assert len({spec["name"] for spec in chart["modelSpec"]}) == 3
 
 
 def test_memory_on_demand_is_kvcacheds_and_who_takes_turns_is_llama_swaps(tmp_path: Path) -> None:
@@ -100,11 +114,12 @@ def test_memory_on_demand_is_kvcacheds_and_who_takes_turns_is_llama_swaps(tmp_pa
     assert swap["groups"]["gpu 0"]["swap"] is True
     assert "hooks" not in swap
     assert all("--gpu-memory-utilization 0.9 " in model["cmd"] for model in swap["models"].values())
-    with pytest.raises(UserError, match=r"models take turns on GPU 0.*--deploy llama-swap"):
-        deploy.files(plan, "vllm")
+    for way in ("vllm", "helm"):
+        with pytest.raises(UserError, match=r"models take turns on GPU 0.*--deploy llama-swap"):
+            deploy.files(plan, way)
 
 
-def test_a_model_of_several_gpus_has_them_all(tmp_path: Path) -> None:
+def test_a_model_of_several_gpus_has_them_all_and_one_alone_asks_for_whole_ones(tmp_path: Path) -> None:
     _, plan = answered(ask("static", 3, "llama-3.3-70b:dtype=fp8:tp=2,llama-3.2-1b"), tmp_path)
     of = {seat.serve.model.partition("/")[0]: seat for seat in plan.seats}
     large = of["llama-3.3-70b"]
@@ -112,7 +127,9 @@ def test_a_model_of_several_gpus_has_them_all(tmp_path: Path) -> None:
     assert option(large.command.argv, "--tensor-parallel-size") == "2"
     assert option(large.command.argv, "--quantization") == "fp8"
     assert not any(seat.beside for seat in plan.seats)
-    assert all(option(seat.command.argv, "--gpu-memory-utilization") == "0.9" for seat in plan.seats)
+    specs = yaml.safe_load(deploy.files(plan, "helm")["values.yaml"])["servingEngineSpec"]["modelSpec"]
+    assert sorted(spec["requestGPU"] for spec in specs) == [1, 2]
+    assert all(spec["env"] == [] and spec["vllmConfig"]["gpuMemoryUtilization"] == 0.9 for spec in specs)
 
 
 def seat(model: str, port: int, gpu: int, node: int, copy: int = 1) -> Seat:
@@ -122,16 +139,18 @@ def seat(model: str, port: int, gpu: int, node: int, copy: int = 1) -> Seat:
 
 
 def test_nodes_have_a_file_each_and_copies_a_name_each() -> None:
-    plan = Plan((seat("a", 8001, 0, 0), seat("a", 8002, 1, 0, 2), seat("b", 8003, 0, 1)), ("note",))
+    plan = Plan((seat("a", 8001, 0, 0), seat("a", 8002, 1, 0, 2), seat("b", 8003, 0, 1)), "0.15", ("note",))
     assert list(deploy.files(plan, "vllm")) == ["vllm-node0.sh", "vllm-node1.sh"]
     first = yaml.safe_load(deploy.files(plan, "llama-swap")["llama-swap-node0.yaml"])
     assert list(first["models"]) == ["a", "a:2"]
     assert first["models"]["a:2"]["useModelName"] == "a"
+    specs = yaml.safe_load(deploy.files(plan, "helm")["values.yaml"])["servingEngineSpec"]["modelSpec"]
+    assert [(spec["replicaCount"], spec["requestGPU"]) for spec in specs] == [(2, 1), (1, 1)]
 
 
 @cases("name", ["no", "on", "y", "true", "null", "1.0", "a: b", "- x", "# c", "{x}", 'q"q', "ä/1"])
 def test_any_name_of_a_model_reads_back(name: str) -> None:
-    plan = Plan((seat(name, 8001, 0, 0),), ())
+    plan = Plan((seat(name, 8001, 0, 0),), "", ())
     swap = yaml.safe_load(deploy.files(plan, "llama-swap")["llama-swap.yaml"])
     assert list(swap["models"]) == [name]
     assert swap["groups"]["gpu 0"]["members"] == [name]
@@ -161,7 +180,7 @@ def test_what_cannot_be_deployed_is_one_line(tmp_path: Path) -> None:
     assert next(p.type.choices for p in command.params if p.name == "deploy") == deploy.WAYS  # type: ignore[attr-defined]
 
 
-@cases(("way", "name"), [("vllm", "vllm.sh"), ("llama-swap", "llama-swap.yaml")])
+@cases(("way", "name"), [("vllm", "vllm.sh"), ("llama-swap", "llama-swap.yaml"), ("helm", "values.yaml")])
 def test_the_command_writes_the_file_beside_the_answer_and_names_it(tmp_path: Path, way: Way, name: str) -> None:
     asked = f"size --trace sample --models {MODELS} --gpus 1 --systems static --windows 1 --no-plot --deploy {way}"
     told = ok(*asked.split(), "--grow", "", "--slo", LOOSE["rule"], "-o", tmp_path)
