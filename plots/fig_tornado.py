@@ -41,22 +41,19 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     return frame, facts, runs
 
 
-def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the leads to draw, in points or as ratios.
+def points(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the leads to draw, in points.
 
     The first row is the unchanged machine. The constants follow by how much they change the lead, the largest change
     first.
     """
-    unit = 1.0 if len(facts["rates"]) > 1 else 100.0
     leads = frame[frame["mean"].notna()].copy()
     for name in ("mean", "low", "high"):
-        leads[name] *= unit
+        leads[name] *= 100.0
     base = float(leads.loc[leads["constant"] == "", "mean"].iloc[0])
-    scale = np.log if len(facts["rates"]) > 1 else np.asarray
 
     def swing(means: pd.Series) -> float:
-        ends = scale(np.array([min(base, means.min()), max(base, means.max())]))
-        return float(ends[1] - ends[0])
+        return float(max(base, means.max()) - min(base, means.min()))
 
     swings = leads.groupby("constant")["mean"].agg(swing)
     order = sorted(swings.index, key=lambda name: (name != "", -swings[name]))
@@ -68,7 +65,7 @@ def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note: str = "") -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
-    shown, many = points(frame, facts), len(facts["rates"]) > 1
+    shown = points(frame)
     if len(shown) < 2:
         raise UserError("nothing to draw: no constant was varied")
     base, leads = shown.iloc[0], shown.iloc[1:]
@@ -89,31 +86,30 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
             page.dashed("equal", "#202020"),
         ],
     )
-    even = 1.0 if many else 0.0
     low, high = (x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"]))
     axis.axvspan(low, high, color="#000000", alpha=0.08, linewidth=0)
-    axis.axvline(even, color="#202020", linewidth=0.8, linestyle=page.LEVEL)
+    axis.axvline(0.0, color="#202020", linewidth=0.8, linestyle=page.LEVEL)
     axis.axvline(base["mean"], color="#202020", linewidth=0.8)
     for k, name in enumerate(names):
         rows = leads[leads["constant"] == name]
         for j, row in enumerate(rows.itertuples()):
-            _bar(axis, k + THICK * (j - (len(rows) - 1) / 2), row, float(base["mean"]), even)
+            _bar(axis, k + THICK * (j - (len(rows) - 1) / 2), row, float(base["mean"]))
     ends = shown[["mean", "low", "high"]].to_numpy(np.float64)
     ends = ends[np.isfinite(ends)]
-    page.ruler(axis.xaxis, min(even, ends.min()), max(even, ends.max()), log=many)
+    page.ruler(axis.xaxis, min(0.0, ends.min()), max(0.0, ends.max()))
     page.rows(axis, labels, points=5.5)
-    what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
+    what = f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
     words = f"{facts['first']} ahead of {facts['second']}\n({what})"
     axis.set_xlabel(words, fontsize=page.fitting(words, page.length_in(axis.xaxis), 6.5))
     return figure
 
 
-def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
+def _bar(axis: Axes, y: float, row: Any, base: float) -> None:
     """Draw a bar from the unchanged machine's lead `base` to the lead in `row`, with its interval.
 
     It is hollow if the row has a note, and outlined in black if the order of the systems reverses.
     """
-    turned = (base - even) * (row.mean - even) < 0 and (row.high < even if row.mean < even else row.low > even)
+    turned = base * row.mean < 0 and (row.high < 0.0 if row.mean < 0.0 else row.low > 0.0)
     color = _color(row.setting)
     face, edge = "white" if row.note else color, "black" if turned else color
     axis.barh(y, row.mean - base, THICK, left=base, color=face, linewidth=0.8, edgecolor=edge)
@@ -140,4 +136,4 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the leads in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     frame, facts, runs = read(sweep)
     with style.theme():
-        return style.save(draw(frame, facts, runs, note), stem, points(frame, facts), command)
+        return style.save(draw(frame, facts, runs, note), stem, points(frame), command)

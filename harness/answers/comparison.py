@@ -107,7 +107,7 @@ def _plans(measured: Measured) -> bool:
 
 
 def _seeds(measured: Measured) -> str:
-    return "1 seed, no interval" if measured.seeds == 1 else f"{measured.seeds} seeds"
+    return "1 seed, no interval" if measured.about.seeds == 1 else f"{measured.about.seeds} seeds"
 
 
 def _prefix_cache(measured: Measured) -> str:

@@ -11,12 +11,12 @@ from harness.answers.table import WIDTH, folded, printed
 from harness.rows import crossings
 from harness.rows.about import About
 from harness.study import claims, measured
-from harness.study.claims import SectionVerdict, paper_text, reason
+from harness.study.claims import Verdict, paper_text, reason
 
 
 def lines(table: pa.Table, about: About) -> Iterator[str]:
     """Yield the text of a stored study: the answer in a line, the setting, tables, one or two lines per claim."""
-    every = judged(table, about)
+    every = claims.verdicts(table, about)
     yield answer(about, every)
     yield f"simulated, {about.setting}; {about.seeds} seed{'s' * (about.seeds > 1)}"
     for name in about.shown:
@@ -26,24 +26,15 @@ def lines(table: pa.Table, about: About) -> Iterator[str]:
     yield from claimed(every)
 
 
-def judged(table: pa.Table, about: About) -> list[SectionVerdict]:
-    """Judge every claim of a study; each verdict has the law of lengths that its panel's trace draws from."""
-    return [
-        SectionVerdict(verdict.claim.section, verdict, measured.law(verdict.panel))
-        for i in range(len(about.claims))
-        for verdict in claims.of_claim(table, about, i)
-    ]
-
-
-def answer(about: About, every: Sequence[SectionVerdict]) -> str:
+def answer(about: About, every: Sequence[Verdict]) -> str:
     """Return the headline of a study with the ratios to other systems filled in.
 
     The ratio to a system is the range over all headline claims about it.
     """
     means: dict[str, list[float]] = {}
-    for line in every:
-        if (here := line.verdict.here) is not None and line.verdict.claim.headline:
-            means.setdefault(line.verdict.claim.headline, []).append(here.mean)
+    for verdict in every:
+        if (here := verdict.here) is not None and verdict.claim.headline:
+            means.setdefault(verdict.claim.headline, []).append(here.mean)
     ranges = {name: dict.fromkeys(f"{x:.2f}" for x in (min(of), max(of))) for name, of in means.items()}
     return about.headline.format(", ".join(f"{' to '.join(of)} times {name}'s" for name, of in ranges.items()))
 
@@ -63,16 +54,16 @@ def _table(table: pa.Table, about: About, name: str) -> Iterator[list[str]]:
         yield [system, *(f"{fmean(seeds.values()):.3g}" if seeds else "-" for seeds in statements)]
 
 
-def claimed(lines: Sequence[SectionVerdict]) -> Iterator[str]:
+def claimed(every: Sequence[Verdict]) -> Iterator[str]:
     """Yield a line for each claim: its class, the paper's number, the result here, and the claim in words.
 
     If the verdict has a note, or the numbers differ for a known reason, that text follows below.
     """
-    width = max((len(line.verdict.text) for line in lines), default=0)
-    for section, verdict, law in lines:
-        of = f", {law}" if law else ""
-        paper = paper_text(verdict.claim)
-        yield f"{verdict.says:12} {paper:>10}  here {verdict.text:{width}} {verdict.claim.says}{of} ({section})"
+    width = max((len(verdict.text) for verdict in every), default=0)
+    for verdict in every:
+        claim, law = verdict.claim, measured.law(verdict.panel)
+        says = f"{claim.says}, {law}" if law else claim.says
+        yield f"{verdict.says:12} {paper_text(claim):>10}  here {verdict.text:{width}} {says} ({claim.section})"
         if why := reason(verdict):
             indent = " " * 13
             yield from folded(indent + why, WIDTH, indent)

@@ -281,7 +281,7 @@ def facts(measured: Measured, rule: str) -> dict[str, Any]:
         "slo_s": measured.target.seconds,
         "definition": rule,
         "rates": measured.xs,
-        "seeds": measured.seeds,
+        "seeds": measured.about.seeds,
         "folder": str(measured.folder),
         "departs": departures(measured.table),
         "degrees": own_degrees(measured.table),

@@ -264,7 +264,7 @@ def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[st
         counts = (f"x {times:g}: {_priced(sized, kind, n)}" for times, n in sized.grown.items())
         yield f"more traffic with {name}", ", ".join(counts)
     if sized.placed:
-        yield "placement", _placement(sized.placed)
+        yield "placement", "in % of each model's requests"
         if sized.at_once:
             yield "needs", "MPS, for servers that compute at the same time on a GPU; --set sharing=turns: without it"
     home, card = shared.homes(sized.placed), mix.kinds(kind, gpus) if mix.mixed(kind) else ()
@@ -293,18 +293,6 @@ def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
         return f"> {sized.asked.most} GPUs"
     usd = sized.asked.usd_hour(kind, gpus)
     return cluster(kind, gpus) + ("" if usd is None else f" (${_day(usd)} a day)")
-
-
-def _placement(shares: shared.Shares) -> str:
-    """Say which models are always apart and which share a GPU."""
-    alone, groups = shared.apart(shares), shared.together(shares)
-    text = "in % of each model's requests"
-    if alone:
-        text += f"; always apart: {', '.join(alone)}"
-    if groups:
-        homes = (f"{' and '.join(models)} (GPU {', '.join(gpus)})" for models, gpus in groups.items())
-        text += f"; share their home: {', '.join(homes)}"
-    return text
 
 
 def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ def _so_far(measured: Measured, rule: str) -> list[str]:
 
     shown = summary(measured.table, measured.about, rule)
     of = measured.study.scope(full=False).seeds
-    seeds = f"{measured.seeds} of {of} seeds" if measured.seeds < of else f"{of} seeds"
+    seeds = f"{measured.about.seeds} of {of} seeds" if measured.about.seeds < of else f"{of} seeds"
     table = comparison.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
     return [f"so far, {seeds}, {len(measured.about.runs)} runs:", *table]
 

@@ -13,7 +13,7 @@ from harness.cli.asked import Asked
 from harness.rows.loaded import Requests
 from harness.study.compare import stem_of
 from harness.study.measure import Measured, measure
-from harness.study.size import size as answered
+from harness.study.size import SizeSearch
 from harness.study.sized import GROWTH, WINDOWS, Question, Sized
 from traces import deal
 from traces.chosen import Chosen, chosen
@@ -175,4 +175,4 @@ def size(
         node=node,
         windows=windows,
     )
-    return Answer(answered(question, folder, workers=workers))
+    return Answer(SizeSearch(question, folder, workers).done())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     cls=options.Grouped,
     epilog=options.examples(
         "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
-        "bench sensitivity --systems prism,static --constants swap,pcie --knee",
+        "bench sensitivity --systems prism,static --constants swap,pcie",
         "bench sensitivity --systems prism,static --dry-run",
     ),
 )
@@ -43,15 +43,12 @@ if TYPE_CHECKING:
     help="Only these: pcie, nvlink, net, disk, swap, co_run, "
     "passes, decode_fill, prompt_tokens, prompts, step, process, reserve, sharing.",
 )
-@click.option(
-    "--knee", is_flag=True, help="Compare the rates at which 99 % is met, over all rates, instead of attainment at one."
-)
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option("--dry-run", is_flag=True, help="Show the constants and the estimated time; run nothing.")
 @options.RUNNING
 @options.OUT
 @asks
-def sensitivity(asked: Asked, *, constants: str | None, knee: bool, no_plot: bool, dry_run: bool) -> None:
+def sensitivity(asked: Asked, *, constants: str | None, no_plot: bool, dry_run: bool) -> None:
     """Find constants of the machine that reverse an order.
 
     Each constant is halved and doubled, to see if that reverses the order of two systems. SLOs keep the seconds of the
@@ -75,7 +72,7 @@ def sensitivity(asked: Asked, *, constants: str | None, knee: bool, no_plot: boo
         changes_of(specs, only)  # a mistake shows before anything is run
         run: dict[str, Any] = {"workers": asked.workers, "teller": progress}
         base = measure(study, folder, stem=stem_of(study), **run)
-        varied = vary(base, folder, silent=silent(study.systems), only=only, knee=knee, **run)
+        varied = vary(base, folder, silent=silent(study.systems), only=only, **run)
     click.echo("\n".join(printed(lines(varied))))
     sys.stdout.flush()
     shown = [base.folder]
@@ -98,4 +95,4 @@ def _dry(study: Study, specs: Sequence[Spec], only: Collection[str] | None, out:
         rows.append((constant.name, constant.value, changed or f"none: {unchanged[constant.name]}", constant.means))
     click.echo("\n".join(aligned(rows)))
     dry(study, False, out)
-    click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")
+    click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate")

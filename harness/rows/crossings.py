@@ -116,13 +116,11 @@ def _shared(side: Windows) -> set[float]:
     return set.intersection(*(set(curve) for curve in side.values())) if side else set()
 
 
-def paired_counts(
-    rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, over: str = "pooled"
-) -> tuple[Counts, Counts] | None:
+def paired_counts(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str) -> tuple[Counts, Counts] | None:
     """Return the counts of two systems over the seeds that both ran; None if they share no seed or no x."""
-    sides = [_windows(rows, axis, name, definition, over) for name in systems]
+    sides = [_windows(rows, axis, name, definition, "pooled") for name in systems]
     seeds = set.intersection(*({seed for side in of for seed in side} for of in sides))
-    ours, theirs = (_counts(of, over, seeds) for of in sides) if seeds else (None, None)
+    ours, theirs = (_counts(of, "pooled", seeds) for of in sides) if seeds else (None, None)
     return None if ours is None or theirs is None else (ours, theirs)
 
 
@@ -251,20 +249,6 @@ def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: f
     """Return two numbers that support a crossing: the misses at the nearest x that was run, and the windows."""
     c = counts(rows, panel["axis"], system, definition)
     return (0, 0) if c is None else (round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), c.units)
-
-
-def ratio(
-    rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, level: float, over: str = "pooled"
-) -> Estimate | None:
-    """Estimate the ratio of two systems' crossings, paired by window; None where they share no seed.
-
-    Along an axis of EASES, the ratio is that of the x themselves: 0.5 is half the SLO scale.
-    """
-    pair = paired_counts(rows, axis, systems, definition, over)
-    if pair is None:
-        return None
-    quotient = pooled.ratio(*pair, level)
-    return inverse(quotient) if axis in EASES else quotient
 
 
 # ------------------------------------------------------------------ whole numbers, seeds

@@ -295,12 +295,15 @@ def _hold(setup: Setup) -> None:
 
 @cache
 def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
-    """Return the names that an engine lacks for a system with a preset.
+    """Return the names that an engine lacks for a system with a preset; each combination is tried once per process.
 
-    The run that is tried replays the committed sample trace with room for every model. If it is impossible for another
-    reason, return that reason. Each combination is tried once per process.
+    The run that is tried replays the committed sample trace with room for every model.
     """
-    spec = Spec(name, preset=preset, engine=engine, **ROOMY)
+    return lacking(Spec(name, preset=preset, engine=engine, **ROOMY))
+
+
+def lacking(spec: Spec) -> tuple[str, ...]:
+    """Return the names that a spec's engine lacks for its system; if it cannot run for another reason, that reason."""
     with blamed(spec):
         setup = Setup(spec)
         if (have := len(setup.cluster.gpus)) < spec.gpus:

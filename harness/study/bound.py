@@ -13,9 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
+from harness.policy.types import Infeasible, Unsupported, UserError
 from harness.rows import estimate, record, whole
 from harness.rows.about import About
 from harness.rows.stored import NOTES
@@ -26,7 +24,6 @@ from harness.run.slo import SloTarget
 from harness.run.sources import code, scoring
 from harness.run.spec import Spec, canonical, digest
 from harness.study.study import UNSHARED
-from workloads import slo
 from workloads.picking import in_pieces
 
 FOLDER = "bounds"
@@ -57,7 +54,7 @@ def crossing(
     first = at(1.0, seeds[0])
     if definition not in bound.BOUNDED or first.spec.engine != SIMULATOR or in_pieces(first.trace):
         return None
-    if judged(first, target).after is not None:
+    if first.jobs().after is not None:
         return None
     sharing = allowed(specs)
     key = {
@@ -77,9 +74,9 @@ def crossing(
 
     @cache
     def share(x: float, seed: int) -> bound.Share:
-        setup = at(x, seed)
+        setup = Setup(target.spec(at(x, seed).spec))  # all requests have SLOs, also where a system reads none
         window_s = math.inf if setup.spec.window_s is None else setup.spec.window_s
-        return bound.share(prices(), judged(setup, target), definition, window_s, setup.end_s, sharing)
+        return bound.share(prices(), setup.jobs(), definition, window_s, setup.end_s, sharing)
 
     path = out / FOLDER / f"{digest(record.dumps(key))}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,18 +128,6 @@ def line(about: About) -> str | None:
     gpus = f"{most['gpus']} GPU{'s' * (most['gpus'] > 1)}"
     rate = estimate.number(most["rate_scale"] * panel["unit_rps"])
     return f"bound: no policy on {gpus} serves more than {rate} req/s at {100 * about.level:g} % ({most['definition']})"
-
-
-def judged(setup: Setup, target: SloTarget) -> Jobs:
-    """Return a run's requests with the SLOs of a target, even if the run's own system reads no SLOs."""
-    jobs = setup.jobs()
-    if target.seconds is not None:
-        pairs = np.array([target.seconds.get(name, (math.inf, math.inf)) for name in jobs.models])[jobs.model]
-        return replace(jobs, ttft_slo_s=pairs[:, 0], tpot_slo_s=pairs[:, 1])
-    rule = slo.parse(target.rule)
-    assert isinstance(rule, slo.Scaled)  # only multiples of a request's own latency have no seconds by model
-    alone = setup.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens, gpu=rule.gpu)
-    return slo.by_isolated(jobs, rule, *alone)
 
 
 def allowed(specs: Iterable[Spec]) -> bound.Sharing:

@@ -70,14 +70,6 @@ class Verdict(NamedTuple):
     reading: Reading = frozenset()
 
 
-class SectionVerdict(NamedTuple):
-    """A claim with its result, and the section that makes it."""
-
-    section: str
-    verdict: Verdict
-    law: str = ""  # laws of lengths, where the paper gives means alone
-
-
 # ------------------------------------------------------------------ evidence
 
 

@@ -15,7 +15,6 @@ kv_tokens, kv_ahead, kv_over, kv_rest
                  never come, and all else
 within           share of the requests arriving in the window that end within `ALONE_X` times their latency alone
 decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table; tp2_loss_B: what TP2 loses
-usd_hour         the listed price of the run's GPUs an hour; usd_million that of a million output tokens that they make
 kvpr_above       the largest KVPR of Prism's start over the least of any placement (`pressure.py`)
 samples_N, beams_N
                  share of KV blocks that N samples or beams of a request share (`sharing.py`), by the trace's lengths
@@ -32,7 +31,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs.prices import listed
 from harness.engines.machine import Config, Served, cluster, power_above
 from harness.policy.chance import draw
 from harness.policy.types import Inst, Shape
@@ -40,7 +38,6 @@ from harness.rows import record, requests, scoring
 from harness.run.setup import Setup
 from harness.run.spec import Spec, stored
 from harness.study import pressure, sharing
-from harness.study.offers import usd_hour
 from traces import laws, synthetic
 
 F8 = NDArray[np.float64]
@@ -254,16 +251,6 @@ def _tables(ran: Ran, batch: int, loss: bool) -> dict[str, float]:
     return {"": 1 - together / apart if loss else apart}
 
 
-def _usd_hour(ran: Ran) -> dict[str, float]:
-    usd = usd_hour(listed(), ran.spec.gpu, ran.spec.gpus)
-    return {"": math.nan if usd is None else usd}
-
-
-def _usd_million(ran: Ran) -> dict[str, float]:
-    tokens_s = float(ran.rows.made_tokens[ran.ended].sum()) / ran.window_s
-    return {"": _usd_hour(ran)[""] / 3600 / tokens_s * 1e6 if tokens_s else math.nan}
-
-
 def _blocks(ran: Ran, sequences: int, beams: bool) -> dict[str, float]:
     preset = synthetic.preset(ran.spec.trace)
     return {"": _shared(preset.lengths, preset.max_tokens, sequences, beams, ran.spec.seed)}
@@ -290,8 +277,6 @@ COLUMNS: Mapping[str, Column] = {
     **{f"kv_{part}": partial(_memory, of=part) for part in ("tokens", "ahead", "over", "rest")},
     "batch": partial(_memory, of="batch"),
     "kvpr_above": lambda ran: {"": pressure.above(ran.setup)},
-    "usd_hour": _usd_hour,
-    "usd_million": _usd_million,
     **{f"decode_tps_{batch}": partial(_tables, batch=batch, loss=False) for batch in (16, 128)},
     **{f"tp2_loss_{batch}": partial(_tables, batch=batch, loss=True) for batch in (16, 128)},
     **{

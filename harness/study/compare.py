@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields as fields_of
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.costs import kernels, quantities
@@ -13,6 +12,7 @@ from harness.run.forecast import reads_plan
 from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec, from_dict
 from harness.run.spec import asked as asked_system
+from harness.run.streams import stem
 from harness.study.bases import judged_by
 from harness.study.study import AA, CONTROLS, Condition, Sample, Scope, Study, named
 from workloads.build import closed, rate_rps
@@ -46,8 +46,7 @@ def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str
 
 def stem_of(asked: Study) -> str:
     """Return the start of a comparison's folder name: its trace."""
-    trace = str(asked.spec["trace"])
-    return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
+    return stem(str(asked.spec["trace"])).partition("+")[0].replace("/", "-")
 
 
 def comparison(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from harness.engines import machine
 from harness.engines.costs import quantities, whole
@@ -58,13 +55,6 @@ class Setting(NamedTuple):
         have = dict(spec.scaled)
         factors = {name: by * have.get(name, 1.0) for name, by in self.changes["scaled"]}
         return {**self.changes, "scaled": have | factors}
-
-    def of(self, spec: Spec) -> Spec:
-        """Return the spec with this change."""
-        changes: dict[str, Any] = {
-            key: tuple(x.items()) if key == "scaled" else x for key, x in self.fields(spec).items()
-        }
-        return replace(spec, **changes)
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
@@ -119,7 +109,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     def link(rate: float, key: str, given: float | None) -> tuple[str, str]:
         return f"{rate / 1e9:g} GB/s", sources[f"{card.kind}.{key}"] if given is None else "as given"
 
-    co_run = _co_run(measured, sources)
+    co_run, turns = _co_run(measured, sources), priced.tables.cost[0]
     stated = {
         "pcie": link(card.h2d, "h2d", spec.pcie_gbps),
         "nvlink": link(card.nvlink, "nvlink", spec.nvlink_gbps),
@@ -137,7 +127,9 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
         "co_run": co_run,
-        **_turns(priced.tables.cost[0], co_run[1]),
+        "passes": (f"{turns['passes']:g} layers", co_run[1]),
+        "decode_fill": (f"{turns['dec_fill']:g}", co_run[1]),
+        "prompt_tokens": (f"{turns['few']:g} to {turns['many']:g} tokens", co_run[1]),
         SHARING: (", ".join(sorted(_sharing(specs))), co_run[1]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
@@ -150,15 +142,6 @@ def _co_run(measured: whole.Machine | None, sources: Mapping[str, str]) -> tuple
     prefill, decode = measured.co_run.prefill, measured.co_run.decode
     text = f"prefill {prefill.factor:g} x and decode {decode.factor:g} x the time by turns"
     return text, sources[f"{measured.kind}.co_run.decode"]
-
-
-def _turns(c: np.void, source: str) -> dict[str, tuple[str, str]]:
-    """Return the values in words of the constants for kernels that take turns, by constant, each with its source."""
-    return {
-        "passes": (f"{c['passes']:g} layers", source),
-        "decode_fill": (f"{c['dec_fill']:g}", source),
-        "prompt_tokens": (f"{c['few']:g} to {c['many']:g} tokens", source),
-    }
 
 
 def _sharing(specs: Sequence[Spec]) -> set[str]:

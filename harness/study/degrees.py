@@ -55,21 +55,15 @@ def fitting(setting: Mapping[str, Any], kind: str, most: int, out: Path) -> tupl
 
 def with_degrees(models: str, degrees: Mapping[str, int], out: Path, suffix: str) -> str:
     """Write a model set with other degrees of parallelism for some of its models, and return its path."""
-    lines = []
+    text = ""
     for member, shape in zip(load_models(models).members, as_asked(models), strict=True):
-        lines += [
-            "[[model]]",
-            f"name = {record.dumps(member.name)}",
-            f"shape = {record.dumps(shape)}",
-            f"tp = {degrees.get(member.name, member.tp)}",
-        ]
-        if member.stream is not None:
-            lines.append(f"stream = {record.dumps(member.stream)}")
-        if member.shift_s:
-            lines.append(f"shift_s = {member.shift_s!r}")
+        text += f"[[model]]\nname = {record.dumps(member.name)}\nshape = {record.dumps(shape)}\n"
+        text += f"tp = {degrees.get(member.name, member.tp)}\n"
+        text += "" if member.stream is None else f"stream = {record.dumps(member.stream)}\n"
+        text += f"shift_s = {member.shift_s!r}\n" if member.shift_s else ""
     stem = Path(models).stem.replace("*", "x").replace(",", "_").replace(":", "_")[:60]
     path = out / "sets" / f"{stem}-{suffix.replace('*', 'x').replace('+', '-')}.toml"
-    record.write_bytes(path, ("\n".join(lines) + "\n").encode())
+    record.write_bytes(path, text.encode())
     return str(path)
 
 

@@ -117,7 +117,7 @@ def plan(sized: Sized, out: Path) -> Plan:
     spec = resolve(work.under(kind, view).spec(work.spec(kind, label, gpus, view, view.seeds[0])))
     setup = Setup(spec)
     policy = setup.policy
-    moves, elastic = "Evict" in policy.uses, policy.options.get("kv") == "elastic"
+    moves = "Evict" in policy.uses
     start = begun(spec)
     at: dict[str, list[Gpus]] = {}
     if moves:
@@ -128,7 +128,7 @@ def plan(sized: Sized, out: Path) -> Plan:
                 at.setdefault(action.inst.model, []).append(action.inst.place)
         at = {m: list(dict.fromkeys(each)) for m, each in at.items()}
     limits = {(action.model, action.gpu): action.kv_bytes for action in start if isinstance(action, Limit)}
-    seats = tuple(_seats(setup, at, limits, moves=moves, elastic=elastic))
+    seats = tuple(_seats(setup, at, limits))
     series, _, release = setup.spec.host.rpartition("-")
     notes = [f"{gpus} {kind} with {label}, as bench size found them; port {PORT} is the first of {len(seats)}"]
     notes.append(server_line(setup))
@@ -149,15 +149,11 @@ def plan(sized: Sized, out: Path) -> Plan:
 
 
 def _seats(
-    setup: Setup,
-    at: Mapping[str, Sequence[Gpus]],
-    limits: Mapping[tuple[str, int], int | None],
-    *,
-    moves: bool,
-    elastic: bool,
+    setup: Setup, at: Mapping[str, Sequence[Gpus]], limits: Mapping[tuple[str, int], int | None]
 ) -> Iterator[Seat]:
     """Yield the servers by GPU, then by model."""
-    config, cluster = setup.config, setup.engine.cluster
+    config, cluster, policy = setup.config, setup.engine.cluster, setup.policy
+    moves, elastic = "Evict" in policy.uses, policy.options.get("kv") == "elastic"
     models, shapes = cluster.models, dict(zip(setup.models.names, as_asked(setup.spec.models), strict=True))
     tenants = {g: [(m, len(place)) for m in at for place in at[m] if g in place] for g in range(len(cluster.gpus))}
     taken = {g: sum(models[m].at(tp).weight_bytes for m, tp in here) for g, here in tenants.items()}

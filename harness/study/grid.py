@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.run.resolve import resolve, traits
 from harness.run.setup import load_models, load_trace
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
+from harness.run.streams import stem
 from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Range, Sample, Scope, Study, rounded
 from workloads.build import rate_rps, window_span_s
 from workloads.picking import window_fold
@@ -192,7 +192,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         (float(len(load_models(first.models).members)),) if axis == "models" else given,
         setting,
         specs,
-        family(sets) if axis == "models" else short(first.models),
+        family(sets) if axis == "models" else stem(first.models),
         unit,
         window_s,
         None if window_s is None else study.warmup_s,
@@ -278,20 +278,15 @@ def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
 def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[str, ...]) -> str:
     """Return the key of a panel: the condition's name and the values that it varies; sets along x share a panel."""
     values = [
-        family(sets) if name == "models" and axis == "models" else short(str(value)) for name, value in place.items()
+        family(sets) if name == "models" and axis == "models" else stem(str(value)) for name, value in place.items()
     ]
     name = condition.name + (f" ({condition.kind})" if condition.kind in {"cumulative", "alone"} else "")
     return " / ".join([name, *dict.fromkeys(values)])
 
 
-def short(name: str) -> str:
-    """Return the name that tables have for a model set or trace."""
-    return Path(name).stem if name.endswith((".toml", ".parquet", ".py")) else name
-
-
 def family(sets: tuple[str, ...]) -> str:
     """Return the name that model sets along x have in common."""
-    heads = {short(name).partition("+models=")[0] for name in sets}
+    heads = {stem(name).partition("+models=")[0] for name in sets}
     return heads.pop() if len(heads) == 1 else "models"
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.policy import mix
-from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows import setting
 from harness.rows.about import Panel
@@ -20,7 +18,7 @@ from harness.study import measured as measures
 from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
 from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
-from harness.study.study import START, Claim, Condition, Study
+from harness.study.study import START, Claim, Condition, Study, refuse_unknown
 
 FULL = "`bench study NAME --full` runs it"
 
@@ -75,10 +73,9 @@ class Ledger(NamedTuple):
     left: tuple[str, ...] = ()  # sources of claims that were not asked for
 
 
-def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
-    """Return the sources of claims, by the name that --only takes."""
-    with_claims = [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
-    return {name: partial(of_study, name) for name in with_claims}
+def sources() -> list[str]:
+    """Return the studies with claims, by the name that --only takes."""
+    return [name for name in studies.names() if any(c.paper is not None for c in studies.study(name).claim)]
 
 
 def ledger(
@@ -89,12 +86,13 @@ def ledger(
     Raises UserError for an unknown name.
     """
     have, teller = sources(), teller or Silent()
-    names = named(only)
+    names = list(dict.fromkeys(have if only is None else only))
+    refuse_unknown("no claims of", names, have)
     statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
         try:
-            source = have[name](out, workers, teller)
+            source = of_study(name, out, workers, teller)
         except UserError as error:
             missing[name] = " ".join(str(error).split())
             teller.say(f"{name}: {missing[name]}")
@@ -102,15 +100,6 @@ def ledger(
         statements += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
     return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
-
-
-def named(only: Sequence[str] | None) -> list[str]:
-    """Return the names of sources, without repetition. UserError for an unknown one."""
-    have = sources()
-    names = list(dict.fromkeys(have if only is None else only))
-    if unknown := next((name for name in names if name not in have), None):
-        raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
-    return names
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:
@@ -220,7 +209,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
         f"{panel['rate_rps']:.3g} req/s{' each' * (panel['axis'] == 'models')}" if panel["rate_rps"] else "",
         (setting.machine(panel["own"]) or "") if not panel["kind"] else "",
         {"base": START, "cumulative": "all assumptions of the bridge"}.get(panel["kind"], ""),
-        _seeds(measured.seeds),
+        _seeds(measured.about.seeds),
     ]
     return ", ".join(filter(None, parts))
 
@@ -232,7 +221,7 @@ def _everywhere(claim: Claim, measured: Measured) -> str:
     first = measured.about.panels[0]
     traces = " and ".join(dict.fromkeys(panel["trace"] for panel in measured.about.panels))
     gpus = mix.told(first["gpu"], first["gpus"]) if first["gpus"] else first["gpu"]
-    return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.seeds)}"
+    return f"{traces}, {first['models']}, {gpus}, SLO {first['slo']}, {_seeds(measured.about.seeds)}"
 
 
 def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
@@ -245,7 +234,7 @@ def _not_run(asked: Study, claim: Claim, condition: Condition) -> Evidence:
 
 def _measured(measured: Measured, i: int) -> list[Evidence]:
     """List the comparisons of the i-th claim of a study about measures: one for each law of lengths."""
-    where = f"{measured.study.setting}, {_seeds(measured.seeds)}"
+    where = f"{measured.study.setting}, {_seeds(measured.about.seeds)}"
     lines = []
     for verdict in claims.of_claim(measured.table, measured.about, i):
         claim, law = verdict.claim, measures.law(verdict.panel)

@@ -45,16 +45,6 @@ WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # ins
 CLASSES = "classes:"  # prefix of an SLO rule that names a file
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
-FORMER = {  # keys of former kinds of files, and their kind
-    "row": "a figure's",
-    "step": "a bridge's",
-    "regime": "regimes'",
-    "workload": "a fleet's",
-    "part": "an ablation's",
-    "ratio": "a bridge's",
-    "activation": "an ablation's",
-}
-
 
 def names() -> list[str]:
     """List the studies that come with the bench."""
@@ -103,8 +93,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _made(name: str, data: dict[str, Any]) -> Study:
-    if former := next((key for key in FORMER if key in data), None):
-        raise UserError(f"[[{former}]] is of {FORMER[former]} former file: a study has [[condition]] and [[claim]]")
     for key in ("name", "base_engine"):
         if key in data:
             raise UserError(f'unknown key "{key}"')
@@ -172,8 +160,7 @@ def _entries(study: Study) -> None:
     if not study.condition:
         raise UserError("no table [[condition]]")
     names = study.definitions
-    if unknown := next((name for name in names if name not in DEFINITIONS), None):
-        raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
+    refuse_unknown("definitions: no definition", names, DEFINITIONS)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'definitions: "{twice}" is there twice')
     if not names:
@@ -286,8 +273,7 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError('neither the key "measure" is there, nor "lacks": the datum that is missing')
     if claim.what == "value" and not claim.shape:
         raise UserError('the key "shape" is missing')
-    if claim.definition and claim.definition not in study.definitions:
-        raise UserError(f'definition is "{claim.definition}" ({", ".join(study.definitions)})')
+    refuse_unknown("definition is", filter(None, [claim.definition]), study.definitions)
     _on(study, claim.on)
     _number(claim)
     for other in claim.also:
@@ -301,9 +287,9 @@ def _on(study: Study, facts: Mapping[str, Any]) -> None:
     """Raise UserError where the facts by which a claim chooses its panels are unknown, or fit no panel of the study."""
     if (name := facts.get("condition")) is not None:
         refuse_unknown("no condition", [name], [condition.name for condition in study.condition])
-    axes = {study.axis(condition) for condition in study.condition}
-    if (axis := facts.get("axis")) is not None and axis not in axes:
-        raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
+    axes = sorted({study.axis(condition) for condition in study.condition})
+    if (axis := facts.get("axis")) is not None:
+        refuse_unknown("no condition along", [axis], axes)
     if not any(name in {None, c.name} and axis in {None, study.axis(c)} for c in study.condition):
         raise UserError(f'condition "{name}" is not along "{axis}"')
     if (trace := facts.get("trace")) is not None:

@@ -64,11 +64,6 @@ class Measured:
         """Every x that some curve has."""
         return tuple(sorted(set(self.table["x"].to_pylist())))
 
-    @property
-    def seeds(self) -> int:
-        """The number of runs of each point."""
-        return self.about.seeds
-
 
 def measure(
     study: Study,

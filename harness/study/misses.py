@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,24 +39,6 @@ class Misses(NamedTuple):
     ns: Mapping[str, int]  # time of all that missed, keyed by cause (record.WAITS): sums to their latencies
     explained: Mapping[str, int]  # misses by the cause that explains them (rows/causes.py)
     hollow: bool = False  # the system could not run
-
-    @staticmethod
-    def pooled(runs: Sequence[Misses]) -> Misses:
-        """Pool the misses of runs of one label and rate."""
-        first = runs[0]
-        ns, explained = Counter[str](), Counter[str]()
-        for run in runs:
-            ns.update(run.ns)
-            explained.update(run.explained)
-        return first._replace(
-            offered_rps=sum(run.offered_rps for run in runs) / len(runs),
-            runs=sum(run.runs for run in runs),
-            offered=sum(run.offered for run in runs),
-            missed=sum(run.missed for run in runs),
-            ns=dict(ns),
-            explained=dict(explained),
-            hollow=all(run.hollow for run in runs),
-        )
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -99,17 +81,18 @@ def of_sweep(
     if not len(scored):
         raise UserError(f"{sweep / record.SWEEP}: {NOTHING}")
     columns = ["label", "rate_scale", "run", "definition", "over", "value"]
-    offered_rps: dict[tuple[str, float, str], float] = {}
+    points: dict[tuple[str, float], dict[str, float]] = {}  # requests per second of each run
     for row in scored.select(columns).to_pylist():
-        key = row["label"], row["rate_scale"], row["run"]
-        offered_rps.setdefault(key, math.nan)
+        runs = points.setdefault((row["label"], row["rate_scale"]), {})
+        runs.setdefault(row["run"], math.nan)
         if (row["definition"], row["over"]) == ("offered_rps", "pooled") and row["value"] is not None:
-            offered_rps[key] = row["value"]
-    points: dict[tuple[str, float], list[Misses]] = {}
-    for done, ((label, rate, run), rps) in enumerate(sorted(offered_rps.items())):
-        teller.progress("runs read", done, len(offered_rps))
-        points.setdefault((label, rate), []).append(_of_run(sweep.parent / run, under, definition, label, rate, rps))
-    return SweepMisses([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
+            runs[row["run"]] = row["value"]
+    rows, done, total = list[Misses](), 0, sum(map(len, points.values()))
+    for (label, rate_scale), runs in sorted(points.items()):
+        teller.progress("runs read", done, total)
+        rows.append(_of_runs(sweep.parent, label, rate_scale, runs, under, definition))
+        done += len(runs)
+    return SweepMisses(rows, scored, under.rule, definition)
 
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
@@ -127,14 +110,22 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
     return scored, slos.target_of(judges[0]), footer.get("level", LEVEL)
 
 
-def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
-    """Count the misses of one run, and sum their time by cause in whole nanoseconds."""
-    about = about_of(run, "bench compare")
-    if about["skipped"] or about["infeasible"]:
-        return Misses(label, rate_scale, rps, 1, 0, 0, {}, {}, hollow=True)
-    of = Judged.read(run, about, under, definition)
-    missed = of.missed
-    ns = {wait: int(of.table[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
-    shares = causes.shares(requests.take(of.rows, missed), of.slo.take(missed), definition, of.score[missed])
-    explained = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
-    return Misses(label, rate_scale, rps, 1, int(of.offered.sum()), int(missed.sum()), ns, explained)
+def _of_runs(
+    out: Path, label: str, rate_scale: float, runs: Mapping[str, float], under: slos.SloTarget, definition: str
+) -> Misses:
+    """Count the misses of a system's runs at a rate, and sum their time by cause in whole nanoseconds.
+
+    `runs` has the requests per second that each run was offered.
+    """
+    ns, explained, offered, missed, hollow = Counter[str](), Counter[str](), 0, 0, True
+    for name in sorted(runs):
+        about = about_of(out / name, "bench compare")
+        if about["skipped"] or about["infeasible"]:
+            continue
+        of = Judged.read(out / name, about, under, definition)
+        mine, count = of.missed, int(of.missed.sum())
+        ns.update({wait: int(of.table[f"{wait}_ns"].to_numpy()[mine].sum()) for wait in record.WAITS})
+        shares = causes.shares(requests.take(of.rows, mine), of.slo.take(mine), definition, of.score[mine])
+        explained.update({wait: round(share * count) for wait, share in shares.items()})
+        offered, missed, hollow = offered + int(of.offered.sum()), missed + count, False
+    return Misses(label, rate_scale, sum(runs.values()) / len(runs), len(runs), offered, missed, ns, explained, hollow)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.loop import engine as engines
-from harness.loop.replay import missing
-from harness.policy.types import Infeasible, Unsupported, UserError
-from harness.run.resolve import traits
-from harness.run.setup import Setup, blamed
+from harness.policy.types import UserError
+from harness.run.resolve import lacking
 from harness.run.spec import Spec
 from harness.study.study import Condition, Study
 
@@ -31,7 +29,8 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
         raise UserError(f"{study.name}: no condition runs on {gpus} GPUs")
     spec = {**study.spec, "engine": engine, **({} if table is None else {"table": table})}
     here = replace(study.restricted(conditions), spec=spec, base_engine="sim")
-    lacks = {name: lack(here.spec_of(here.condition[0], name)) for name in here.systems}
+    tried = {name: replace(here.spec_of(here.condition[0], name), trace="sample", gpus=8) for name in here.systems}
+    lacks = {name: ", ".join(lacking(spec)) for name, spec in tried.items()}
     notes += [f"skipped: {name} on {engine}: no {why}" for name, why in lacks.items() if why]
     runnable = here.without([name for name, why in lacks.items() if why])
     if runnable is None:
@@ -54,17 +53,3 @@ def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
     if "gpus" in study.varied(condition):
         return replace(condition, vary={**condition.vary, "gpus": fits})
     return condition
-
-
-def lack(spec: Spec) -> str:
-    """Return the features that a system needs and its engine lacks; empty if the engine lacks no such feature.
-
-    The trace does not matter. If the system cannot be made, return the reason for that.
-    """
-    tried = replace(spec, trace="sample", gpus=8)
-    with blamed(tried):
-        try:
-            setup = Setup(replace(tried, gpus=traits(tried).gpus))
-            return ", ".join(missing(setup.policy, setup.engine))
-        except (Unsupported, Infeasible) as why:
-            return str(why)

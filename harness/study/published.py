@@ -1,4 +1,4 @@
-"""Tables of studies that the repository keeps, and whether they are of today's code.
+"""Tables of studies that the repository keeps, with the code that made them.
 
 `results/studies/NAME.md` is what `bench study NAME --all --markdown` prints, below how and when it ran. Its first line
 has the day and, for each system on its engine, the first digits of the hash of the sources that decide its rows.
@@ -7,12 +7,11 @@ has the day and, for each system on its engine, the first digits of the hash of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.loop.system import ROOT
-from harness.policy.types import UserError
 from harness.rows import record, setting
 from harness.run import sources
 from harness.run.spec import from_dict
@@ -39,28 +38,6 @@ def publish(measured: Measured, lines: Sequence[str]) -> Path:
     head = [f"<!-- {json.dumps(facts)} -->", "", f"*{how.capitalize()}; run on {day}.*", ""]
     record.write_bytes(path, "\n".join([*head, *shown, ""]).encode())
     return path
-
-
-def code(path: Path) -> Mapping[str, str]:
-    """Return the hashes of a published table, by system and engine. UserError where its first line has none."""
-    with path.open(encoding="utf-8") as file:
-        head = file.readline().strip()
-    try:
-        return dict(json.loads(head.removeprefix("<!--").removesuffix("-->"))["code"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: the first line does not say which code made the table: publish it again") from None
-
-
-def older(folder: Path = FOLDER) -> dict[str, tuple[str, ...]]:
-    """Return the published tables that were not made by today's code, by study.
-
-    The value of a study lists the systems whose sources have changed, such as `prism on sim`.
-    """
-    stale = dict[str, tuple[str, ...]]()
-    for path in sorted(folder.glob("*.md")):
-        if names := tuple(name for name, made in code(path).items() if today(name) != made):
-            stale[path.stem] = names
-    return stale
 
 
 def today(name: str) -> str:

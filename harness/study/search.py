@@ -253,13 +253,11 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     the search continues above.
     """
     least, most = (round(x) for x in bounds.given)
-    curves = {seed: deciding(curve) for seed, curve in seeds.items()}
-    sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
-    means = {x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled}
+    means = deciding(mean(seeds))
     at = statistics.fewest(means, bounds.level).at if means else None
     answer = None if at is None or at.sign == ">" else round(at.mean)
-    n = bracket([round(x) for x in sampled if answer is None or x < answer], answer, least, most, begin=most)
-    if n is None and answer is not None and answer < most and answer + 1 not in sampled:
+    n = bracket([round(x) for x in means if answer is None or x < answer], answer, least, most, begin=most)
+    if n is None and answer is not None and answer < most and answer + 1 not in means:
         return answer + 1
     return n
 

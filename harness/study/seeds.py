@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 from harness.rows import by_window
 from harness.rows.crossings import EASES, RATED, reciprocal
-from harness.run.spec import Spec
 from harness.study import enough
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import contends
@@ -29,30 +28,29 @@ def refined(
     study's own, without those that --full adds. `run` runs points, given a line that describes them and the number of
     requests that may follow. `add` adds the misses of points to curves by panel.
     """
-    panels = {panel.key: panel for panel in grid.panels if tells(panel)}
-    more_points: Sequence[Point] = [point for point in points if point.panel.key in panels]
-    spent, known = dict.fromkeys(panels, 0.0), {key: set[Spec]() for key in panels}
-    for point in points:
-        known.setdefault(point.panel.key, set()).add(point.spec)
-    curves, added = dict[str, Windows](), list[Point]()
-    had = {point.place for point in points}
+    panels, budget = {panel.key: panel for panel in grid.panels if tells(panel)}, grid.scope.budget
+    new = [point for point in points if point.panel.key in panels]
+    spent, known = dict.fromkeys(panels, 0.0), {(point.panel.key, point.spec) for point in points}
+    curves, added, had = dict[str, Windows](), list[Point](), {point.place for point in points}
     for turn in count(1):
-        add(more_points, curves)
-        more_points, taken, later = list[Point](), 0, 0.0
+        add(new, curves)
+        new, left = list[Point](), list[float]()  # the rest of the budget of each panel that goes on
         for key, panel in panels.items():
             for undecided in _more(grid, panel, curves.get(key, {})):
                 more = [pair for pair in undecided if pair[0].place not in had]
-                if more and spent[key] + (cost := _cost(more, known[key])) <= grid.scope.budget:
-                    spent[key], taken = spent[key] + cost, taken + 1
-                    later += grid.scope.budget - spent[key]
-                    known[key] |= {point.spec for point, _ in more}
-                    had |= {point.place for point, _ in more}
-                    more_points += [point for point, _ in more]
+                costs = {point.spec: requests for point, requests in more if (key, point.spec) not in known}
+                if more and spent[key] + sum(costs.values()) <= budget:  # a run at several points counts once
+                    spent[key] += sum(costs.values())
+                    left.append(budget - spent[key])
+                    new += [point for point, _ in more]
                     break
-        if not more_points:
+        if not new:
             break
-        added += more_points
-        run(more_points, f"{grid.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided", later)
+        known |= {(point.panel.key, point.spec) for point in new}
+        had |= {point.place for point in new}
+        added += new
+        what = f"{grid.study.name}, more seeds {turn}: {len(left)} of {len(panels)} panels not decided"
+        run(new, what, sum(left))
     return added
 
 
@@ -79,14 +77,6 @@ def tells(panel: Panel) -> bool:
     They help if each seed draws a window of its own, and if x is a rate or an SLO scale.
     """
     return panel.drawn and panel.axis in (*RATED, "slo_scale")
-
-
-def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
-    """Count the simulated requests of those runs that are not in `known`.
-
-    A run that stands at several points counts once.
-    """
-    return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
 
 
 def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ lies beside that of the comparison.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from harness.rows.estimate import Estimate
 from harness.rows.sealed import Damaged
 from harness.rows.stored import LEADS
 from harness.study.constants import TURNS, Constant
-from harness.study.search import LEVEL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,39 +35,24 @@ class Lead(NamedTuple):
 class Leads:
     """The lead of one system over another, on the unchanged machine and under each change of a constant.
 
-    At one rate the lead is a difference of attainment. Over several rates it is the ratio of the rates at which the two
-    systems meet the level.
+    It is a difference of attainment at one rate.
     """
 
     first: str
     second: str
     definition: str
-    rates: tuple[float, ...]
+    rate_scale: float
     base: Estimate
     rows: tuple[Lead, ...]
-    level: float = LEVEL
-
-    @property
-    def many(self) -> bool:
-        """Tell whether the lead is over several rates."""
-        return len(self.rates) > 1
-
-    @property
-    def even(self) -> float:
-        """The lead of equal systems: 1 for a ratio, 0 for a difference."""
-        return 1.0 if self.many else 0.0
 
     def order(self, lead: Estimate) -> int:
         """Return 1 where the first system leads beyond the interval, -1 where the second does, 0 where neither does."""
-        return (lead.low is not None and lead.low > self.even) - (lead.high is not None and lead.high < self.even)
+        return (lead.low is not None and lead.low > 0.0) - (lead.high is not None and lead.high < 0.0)
 
     def swing(self, constant: str) -> float:
-        """Compute the largest minus the smallest lead over all changes of a constant and the unchanged machine.
-
-        It is in shares of 1. Over several rates it is the logarithm of the largest over the smallest ratio.
-        """
+        """Compute the largest minus the smallest lead over all changes of a constant and the unchanged machine."""
         seen = [self.base.mean, *(row.lead.mean for row in self.rows if row.constant.name == constant and row.lead)]
-        return math.log(max(seen) / min(seen)) if self.many else max(seen) - min(seen)
+        return max(seen) - min(seen)
 
     @property
     def ranked(self) -> list[Constant]:
@@ -87,8 +70,7 @@ def read(folder: Path) -> Leads | None:
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
-            level = record.footer(folder / record.SWEEP)["level"]
-            return leads_in(record.footer(path), LEADS.read(path), level)
+            return leads_in(record.footer(path), LEADS.read(path))
     return None
 
 
@@ -97,8 +79,8 @@ def key_of(table: Path) -> str:
     return str(record.footer(table)["key"])
 
 
-def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
-    """Build the leads from a table and the facts beside it, at the level of their comparison."""
+def leads_in(about: Mapping[str, Any], table: pa.Table) -> Leads:
+    """Build the leads from a table and the facts beside it."""
     base, *rows = table.to_pylist()
 
     def lead(row: Mapping[str, Any]) -> Estimate | None:
@@ -108,8 +90,8 @@ def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
     start = lead(base)
     assert start is not None
     changes = [Lead(of, row["setting"], lead(row), row["note"]) for of, row in zip(known, rows, strict=True)]
-    rates = tuple(about["rates"])
-    return Leads(about["first"], about["second"], about["definition"], rates, start, tuple(changes), level)
+    (rate_scale,) = about["rates"]
+    return Leads(about["first"], about["second"], about["definition"], rate_scale, start, tuple(changes))
 
 
 # ------------------------------------------------------------------ in words
@@ -117,16 +99,15 @@ def leads_in(about: Mapping[str, Any], table: pa.Table, level: float) -> Leads:
 
 def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
     """Yield a table of the leads by falling swing, then each constant's meaning, value and source."""
-    where = f"at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
-    what = "rate ratio" if leads.many else "SLO attainment"
-    yield f"lead of {leads.first} over {leads.second} in {what} ({leads.definition}) {where}, and its 95 % interval"
-    cells = [("constant", "value", "change", f"lead {_unit(leads)}", "", "swing")]
-    cells.append(("as it is", "", "", _text(leads, leads.base), "", ""))
+    what = f"SLO attainment ({leads.definition}) at rate scale {leads.rate_scale:g}"
+    yield f"lead of {leads.first} over {leads.second} in {what}, and its 95 % interval"
+    cells = [("constant", "value", "change", "lead points", "", "swing")]
+    cells.append(("as it is", "", "", _text(leads.base), "", ""))
     for constant in leads.ranked:
         name, value, swing = constant.name, constant.value, _swing(leads, constant.name)
         for row in leads.rows:
             if row.constant == constant and row.lead:
-                cells.append((name, value, row.setting, _text(leads, row.lead), _turn(leads, row.lead), swing))
+                cells.append((name, value, row.setting, _text(row.lead), _turn(leads, row.lead), swing))
                 name = value = swing = ""
     yield cells
     for row in leads.rows:
@@ -148,8 +129,8 @@ def sentence(leads: Leads) -> str:
 
     It says which constants reverse the order of the two systems, and which constant moves the lead most.
     """
-    at = f"in the rate at {100 * leads.level:g} %" if leads.many else f"at rate scale {leads.rates[0]:g}"
-    lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads, leads.base)} {_unit(leads)},"
+    at = f"at rate scale {leads.rate_scale:g}"
+    lead = f"the lead of {leads.first} over {leads.second} {at}, {_text(leads.base)} points,"
     tried = [(row, row.lead) for row in leads.rows if row.lead]
     if not tried:
         return f"Sensitivity: {lead} was tested with no constant."
@@ -157,7 +138,7 @@ def sentence(leads: Leads) -> str:
     before = leads.order(leads.base)
     by_order: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for row, value in tried:
-        by_order[leads.order(value)].append(f"{row.constant.name} {row.setting} ({_text(leads, value)})")
+        by_order[leads.order(value)].append(f"{row.constant.name} {row.setting} ({_text(value)})")
     if before:
         turned = by_order[-before]
         clause = f"is reversed by {_list(turned)}" if turned else "is reversed by no constant"
@@ -184,15 +165,11 @@ def _turn(leads: Leads, lead: Estimate) -> str:
     return "turned" if before * after < 0 else "no order" if before and not after else ""
 
 
-def _unit(leads: Leads) -> str:
-    return "x" if leads.many else "points"
-
-
-def _text(leads: Leads, lead: Estimate) -> str:
-    """Render a lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
+def _text(lead: Estimate) -> str:
+    """Render a lead with its interval, in points: `+14.2 [+12.9, +15.5]`."""
 
     def shown(x: float | None) -> str:
-        return "?" if x is None else f"{x:.2f}" if leads.many else f"{100 * x:+.1f}"
+        return "?" if x is None else f"{100 * x:+.1f}"
 
     sign = "" if lead.sign == "=" else f"{lead.sign} "
     bounded = lead.low is not None or lead.high is not None
@@ -200,5 +177,4 @@ def _text(leads: Leads, lead: Estimate) -> str:
 
 
 def _swing(leads: Leads, constant: str) -> str:
-    by = leads.swing(constant)
-    return f"{math.exp(by):.2f} x" if leads.many else f"{100 * by:.1f} points"
+    return f"{100 * leads.swing(constant):.1f} points"

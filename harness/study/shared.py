@@ -1,4 +1,4 @@
-"""Placement of requests: the share of each model's requests on each GPU, its home, and which models share one."""
+"""Placement of requests: the share of each model's requests on each GPU, and its home."""
 
 from __future__ import annotations
 
@@ -60,19 +60,3 @@ def homes(shares: Shares) -> dict[str, str]:
     """Return, for each model, the GPU with most of its requests. On a group of GPUs, this is the first GPU."""
     models = dict.fromkeys(model for each in shares.values() for model in each)
     return {model: max(shares, key=lambda gpu: shares[gpu].get(model, 0.0)) for model in models}
-
-
-def apart(shares: Shares) -> list[str]:
-    """Return the models whose GPUs no other model ever ran on."""
-    every = homes(shares)
-    return [model for model in every if all(len(each) == 1 for each in shares.values() if model in each)]
-
-
-def together(shares: Shares) -> dict[tuple[str, ...], list[str]]:
-    """Return the groups of models that have their home on the same GPU, each with that GPU."""
-    every, groups = homes(shares), dict[tuple[str, ...], list[str]]()
-    for gpu, models in shares.items():
-        here = tuple(sorted(model for model in models if every[model] == gpu))
-        if len(here) > 1:
-            groups.setdefault(here, []).append(gpu)
-    return groups

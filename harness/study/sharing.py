@@ -21,8 +21,7 @@ BLOCK_TOKENS = 16  # section 7.2
 class Blocks:
     """Blocks of KV memory that sequences hold, each with the number of its holders."""
 
-    def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
-        self.block_tokens = block_tokens
+    def __init__(self) -> None:
         self.holders: dict[int, int] = {}
         self._next = 0
 
@@ -32,7 +31,7 @@ class Blocks:
 
     def prompt(self, tokens: int) -> list[int]:
         """Return the blocks of a new sequence with this number of tokens."""
-        return [self._new() for _ in range(-(-tokens // self.block_tokens))]
+        return [self._new() for _ in range(-(-tokens // BLOCK_TOKENS))]
 
     def fork(self, sequence: Sequence[int]) -> list[int]:
         """Return the blocks of a sequence that continues another. Both share the same blocks."""
@@ -42,7 +41,7 @@ class Blocks:
 
     def append(self, sequence: list[int], tokens: int) -> None:
         """Append a token to a sequence of this length; a shared block is copied first."""
-        if tokens % self.block_tokens == 0:
+        if tokens % BLOCK_TOKENS == 0:
             sequence.append(self._new())
         elif self.holders[sequence[-1]] > 1:
             self.free(sequence[-1:])

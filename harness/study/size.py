@@ -50,11 +50,6 @@ from harness.study.traffic import View, million_tokens_hour, views
 ONE_KIND = "not tried: it takes GPUs of one kind"
 
 
-def size(asked: Question, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Sized:
-    """Answer a question; runs are kept below `out`. UserError where it cannot be asked."""
-    return SizeSearch(asked, out, workers, teller).done()
-
-
 class Outlook(NamedTuple):
     """The upper bounds of a strategy's search on a kind of GPU, before anything is run."""
 
@@ -67,7 +62,7 @@ class Outlook(NamedTuple):
 
 
 class SizeSearch:
-    """One call of `size`."""
+    """The search for the answer to a question; runs are kept below `out`. UserError where it cannot be asked."""
 
     def __init__(self, asked: Question, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller or Silent()
@@ -123,7 +118,7 @@ class SizeSearch:
     def part(self, shard: Shard) -> tuple[int, int]:
         """Run the searches of a shard; return how many it has, and how many there are in all.
 
-        Once all shards are done, `size` finds all runs that it needs below `out`.
+        Once all shards are done, `done` finds all runs that it needs below `out`.
         """
         mine = shard.part(self.searches, " ".join)
         if mine:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -182,12 +182,8 @@ class Curve:
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
         """Return the smallest count that holds the target, as do all larger counts tried; None if there is none."""
-        fewest = None
-        for gpus in sorted(self.tried, reverse=True):
-            if not self.tried[gpus].holds(target, by):
-                break
-            fewest = gpus
-        return fewest
+        most_first = sorted(self.tried, reverse=True)
+        return min(takewhile(lambda gpus: self.tried[gpus].holds(target, by), most_first), default=None)
 
     def below(self, gpus: int) -> Outcome | None:
         """Return the verdict on the largest count below this one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -222,29 +222,27 @@ def summarize(
     contend = [label for label in contend if label not in apart]
     shown = points.telling_rate(contend, definition, level)
     invalid, unfit = summaries.invalid(table), summaries.infeasible(table)
-    systems = tuple(
-        SystemSummary(
-            label,
-            points.gpus[label],
-            label in controls or label in apart,
-            label in unfit,
-            {c.key: None for c in wanted}
-            if label in unfit
-            else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
-            label in invalid,
-            checks.get(label, ""),
-            "" if label in unfit else crossings.unserved(table, "rate_scale", label, definition),
+    systems, key = list[SystemSummary](), rate_key(level)
+    for label in labels:
+        silent, gone = label in controls or label in apart, label in unfit
+        values: dict[str, Estimate | None] = {c.key: None for c in wanted}
+        if not gone:
+            crossed = [_crossing(part, label, definition, level, panel) for part in (table, *sides)]
+            values |= _values(points.row(label, shown, wanted), crossed, key)
+        if bound is not None and not silent and points.gpus[label] == bound["gpus"]:
+            values["of_bound"] = _of_bound(values[key], bound["rate_scale"] * panel["unit_rps"])
+        unserved = "" if gone else crossings.unserved(table, "rate_scale", label, definition)
+        check = checks.get(label, "")
+        systems.append(
+            SystemSummary(label, points.gpus[label], silent, gone, values, label in invalid, check, unserved)
         )
-        for label in labels
-    )
-    systems = tuple(_shares_of_bound(systems, bound, panel, rate_key(level)))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     return Summary(
         shown,
         sum(offered) / len(offered) if offered else math.nan,
         tuple(c for c in wanted if _always(c) or any(system.values[c.key] for system in systems)),
-        systems,
+        tuple(systems),
         gpus,
         max(undefined, default=0.0),
         level,
@@ -253,37 +251,24 @@ def summarize(
     )
 
 
-def _shares_of_bound(
-    systems: Sequence[SystemSummary], bound: Mapping[str, Any] | None, panel: Panel, key: str
-) -> Iterator[SystemSummary]:
-    """Yield each system with its rate (`key`) in % of the bound's rate.
-
-    The value is None for controls, and for systems that have another number of GPUs than the bound.
-    """
-    for system in systems:
-        at, share = system.values.get(key), None
-        if bound is not None and at is not None and system.gpus == bound["gpus"] and not system.control:
-            above = Estimate(bound["rate_scale"] * panel["unit_rps"], None, None, at.n)
-            share = of_counts(replace(at, low=None, high=None), above)
-        yield replace(system, values={**system.values, "of_bound": share and share.times(100)})
+def _of_bound(at: Estimate | None, above_rps: float) -> Estimate | None:
+    """Return a system's rate in % of the bound's rate."""
+    share = at and of_counts(replace(at, low=None, high=None), Estimate(above_rps, None, None, at.n))
+    return share and share.times(100)
 
 
 def _values(
-    row: dict[str, Estimate | None],
-    label: str,
-    definition: str,
-    level: float,
-    panel: Panel,
-    tables: tuple[pa.Table, ...],
+    row: dict[str, Estimate | None], crossed: Sequence[Mapping[str, Estimate]], key: str
 ) -> dict[str, Estimate | None]:
-    """Return a system's values at the rate shown, and the rates at which it crosses the level.
+    """Return a system's values at the rate shown, and the rates at which it crosses the level (`key`).
 
-    The first table has all runs, the others each half of a real trace. With halves, no value has an interval.
+    The first of `crossed` is of all runs, the others each of half of a real trace. With halves, no value has an
+    interval.
     """
-    whole, *halves = tables
-    values = row | _crossing(whole, label, definition, level, panel)
+    whole, *halves = crossed
+    values = row | dict(whole)
     for k, half in enumerate(halves):
-        values[f"half_{k}"] = _crossing(half, label, definition, level, panel).get(rate_key(level))
+        values[f"half_{k}"] = half.get(key)
     if not halves:
         return values
     return {key: e and replace(e, low=None, high=None) for key, e in values.items()}

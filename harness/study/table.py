@@ -20,6 +20,7 @@ from harness.run import crew, score, sweep
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import canonical, digest
+from harness.run.streams import stem
 from harness.run.teller import Teller
 from harness.study import columns
 from harness.study.study import Study
@@ -130,8 +131,7 @@ def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     """Return the table of one run outside any study, kept beside it with the target that judged the run."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
-    trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
-    folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
+    folder = out / f"{stem(spec.trace).partition('+')[0].replace('/', '-')}-{key}"
     about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
 
     def make() -> pa.Table:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -156,17 +157,12 @@ def tune(
         trace: slo_target(replace(base, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
         for trace, _ in WORLDS
     }
-    return [_tuned(base, name, fields, under, out, workers, teller) for name, fields in tried.items()]
+    run = partial(sweep, out=out, workers=workers, teller=teller)
+    return [_tuned(base, name, fields, under, run) for name, fields in tried.items()]
 
 
 def _tuned(
-    base: Spec,
-    name: str,
-    tried: Sequence[Fields],
-    under: Mapping[str, SloTarget],
-    out: Path,
-    workers: int | None,
-    teller: Teller | None,
+    base: Spec, name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], run: Callable[..., list[Path]]
 ) -> Tuned:
     cells = [(world, seed, rate) for world in WORLDS for seed in SEEDS for rate in RATE_SCALES]
     each = [replace(base, system=name, fields=tuple(fields.items())) for fields in tried]
@@ -175,7 +171,7 @@ def _tuned(
         for spec in each
         for (trace, assign), seed, rate in cells
     ]
-    runs = sweep(specs, out, workers=workers, teller=teller, what=name)
+    runs = run(specs, what=name)
     if not any(score.ran(run) for run in runs):
         raise UserError(f"{name} fits with no draw on {base.gpus} GPU(s): --gpus N gives it more")
     folders = iter(runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
 from harness.rows import by_window, crossings, forms, record, statistics
-from harness.rows.about import Panel
 from harness.rows.estimate import Estimate
 from harness.run import score
 from harness.run.resolve import resolve
@@ -43,8 +41,7 @@ def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
         raise UserError("an order takes two systems: --systems a,b")
     rate = rate_key(base.about.level)
     key = definition if any(system.values.get(rate) is None for system in rivals) else rate
-    worth = {system.label: -math.inf if (e := system.values[key]) is None else e.mean for system in rivals}
-    first, second = sorted(rivals, key=lambda system: -worth[system.label])[:2]
+    first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
     return first.label, second.label
 
 
@@ -65,27 +62,25 @@ def sensitivity(
     *,
     silent: Collection[str] = (),
     only: Collection[str] | None = None,
-    knee: bool = False,
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Leads:
     """Vary constants under the first two systems of a comparison, and keep the leads beside it.
 
     `only` limits this to some constants (None: all). The two systems are compared at the rate at which they differ
-    most. With `knee`, they are compared by the rates at which they meet the comparison's level. A change under which a
-    model no longer fits a GPU is not run. Raises UserError where fewer than two systems contend, and for `knee` at a
-    single rate.
+    most. A change under which a model no longer fits a GPU is not run. Raises UserError where fewer than two systems
+    contend.
     """
-    if knee and len(base.xs) < 2:
-        raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
     pair = leading(base, silent)
-    rates = base.xs if knee else (telling(base, pair),)
+    rate_scale = telling(base, pair)
     specs = [base.study.spec_of(base.study.condition[0], name) for name in pair]
     changes, unchanged = settings(specs, only)
-    tried = [(change, _misfit(change, specs, rates, base)) for change in changes]
-    varied = varying(base, pair, rates, [change for change, why in tried if not why], specs[0])
+    every = varying(base, pair, rate_scale, changes, specs[0])
+    misfits = {c.name: why for c in every.condition[1:] if (why := _misfit(every, c, rate_scale, base))}
+    varied = every.restricted(c for c in every.condition if c.name not in misfits)
     measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
-    lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
+    unfit = (change for change in changes if change.name in misfits)
+    lines = [*_leads(measured, changes), *(_line(change, note=misfits[change.name]) for change in unfit)]
     lines += [_line(Setting(name, "", {}), note=why) for name, why in unchanged.items()]
     described = {name: {"means": means, "value": value, "source": why} for name, means, value, why in constants(specs)}
 
@@ -99,17 +94,15 @@ def sensitivity(
         "first": pair[0],
         "second": pair[1],
         "definition": base.about.definitions[0],
-        "rates": rates,
+        "rates": [rate_scale],
         "sweep": key_of(base.folder / record.SWEEP),
         "asked": sorted(only or ()),
     }
     made = score.table(base.folder / record.SENSITIVITY, about, measured.tasks, __file__, make)
-    return leads_in(about, made, base.about.level)
+    return leads_in(about, made)
 
 
-def varying(
-    base: Measured, pair: tuple[str, str], rates: Sequence[float], changes: Sequence[Setting], spec: Spec
-) -> Study:
+def varying(base: Measured, pair: tuple[str, str], rate_scale: float, changes: Sequence[Setting], spec: Spec) -> Study:
     """Make the study of two systems of a comparison on the machine as it is, and under each change of it."""
     conditions = (Condition(change.name, spec=change.fields(spec)) for change in (AS_IS, *changes))
     systems = {name: base.study.systems[name] for name in pair}
@@ -118,17 +111,17 @@ def varying(
         name="constants",
         systems=systems,
         condition=tuple(conditions),
-        at=tuple(rates),
+        at=(rate_scale,),
         sample=Sample("fixed"),
         by_model=False,
     )
 
 
-def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:
+def _misfit(every: Study, condition: Condition, rate_scale: float, base: Measured) -> str:
     """Return why a change leaves too little room for a model alone; empty where all models fit."""
     try:
-        for spec in specs:
-            resolve(base.target.spec(replace(change.of(spec), rate_scale=max(rates))))
+        for name in every.systems:
+            resolve(base.target.spec(replace(every.spec_of(condition, name), rate_scale=rate_scale)))
     except Failed:
         raise
     except UserError as why:
@@ -145,7 +138,7 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
         rows = crossings.of_panel(measured.table, panel)
         gone = ((name, by_window.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")
-        lead = lead_of(rows, panel, (first, second), definition, measured.about.level)
+        lead = lead_of(rows, (first, second), definition)
         yield _line(by_name[panel["name"]], lead, note)
 
 
@@ -155,18 +148,15 @@ def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict
     return {"constant": change.constant, "setting": change.setting, **named, "note": note}
 
 
-def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str, level: float) -> Estimate | None:
-    """Estimate the lead of the first system of a pair on a panel.
+def lead_of(rows: pa.Table, pair: tuple[str, str], definition: str) -> Estimate | None:
+    """Estimate the lead of the first system of a pair at the one rate of a panel.
 
-    At a single x it is the difference of attainment, in shares of 1. A system without room attains 0 there, and the
-    lead then has no interval. Over several x it is the ratio of crossings. None if neither system ran, or, over several
-    x, if no seed ran with both.
+    It is the difference of attainment, in shares of 1. A system without room attains 0, and the lead then has no
+    interval. None if neither system ran.
     """
-    xs = rows["x"].unique().to_pylist()
-    if len(xs) > 1:
-        return crossings.ratio(rows, panel["axis"], pair, definition, level)
-    if (gap := crossings.difference(rows, panel["axis"], pair, definition, xs[0])) is not None:
+    (x,) = rows["x"].unique().to_pylist()
+    if (gap := crossings.difference(rows, "rate_scale", pair, definition, x)) is not None:
         return gap
-    shares = [crossings.attained(rows, panel["axis"], name, definition).get(xs[0]) for name in pair]
+    shares = [crossings.attained(rows, "rate_scale", name, definition).get(x) for name in pair]
     ours, theirs = (0.0 if e is None else e.mean for e in shares)  # without room nothing is attained
     return Estimate(ours - theirs, None, None, 1) if any(shares) else None

@@ -207,12 +207,6 @@ def test_a_value_is_the_studys_own() -> None:
     assert claims.paper_text(claim) == "up to 0.5 s"
 
 
-def test_what_nobody_measures_has_its_reason() -> None:
-    claim = Claim("measure", "prism", paper=3.3, comparable=False, why="no rate", subject="attainment")
-    (verdict,) = claims.verdicts(table(rated()), about(claims=[claim]))
-    assert (verdict.here, verdict.text, verdict.says) == (None, "-", "not comparable")
-
-
 def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None:
     assert verdicts(Claim("ratio", "prism", "elastic", paper=2.0), rated()) == []
     (elsewhere,) = verdicts(Claim("crossing", "dedicated", on={"condition": "limit"}, paper=2.0), rated())

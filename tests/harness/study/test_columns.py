@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.answers import text
-from harness.engines.costs.prices import listed
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.rows.requests import rows
@@ -17,7 +16,6 @@ from harness.run.sweep import tasks
 from harness.study import columns, load, measured
 from harness.study.columns import COLUMNS
 from harness.study.grid import panels
-from harness.study.measure import measure
 from plots import fig_weaver
 from tests.cases import cases
 from tests.harness.study.measuring import run, short, value
@@ -66,13 +64,6 @@ def test_each_claim_is_about_systems_that_run_in_its_condition(name: str) -> Non
 
 
 def test_table_1_is_of_decode_steps_alone() -> None:
-    """8,011 tokens/s at a batch of 128 leave 4.09 s for 128 x 128 tokens of a GPU; the prompts alone would take 5.9."""
-    all_s, prompts_s = 128 * 128 / (8011 / 2), 128 * 1024 * 2 * 6.98e9 / 312e12
-    assert all_s == pytest.approx(4.09, abs=0.01)
-    assert prompts_s == pytest.approx(5.9, abs=0.05)
-    paper = {16: (2024, 1487, 0.266), 32: (3343, 2645, 0.209), 64: (5392, 4443, 0.176), 128: (8011, 6606, 0.175)}
-    for separate, tp2, loss in paper.values():  # the table's own columns: each instance has the batch
-        assert 1 - tp2 / separate == pytest.approx(loss, abs=1e-3)
     llama = shape("llama-3.1-8b")
     for batch in (16, 128):
         of_one, of_two = (columns._tokens_per_s(llama, "a100-40g", "vllm-0.6", batch, tp) for tp in (1, 2))
@@ -134,13 +125,6 @@ def test_without_the_log_it_says_where_it_looked(monkeypatch: pytest.MonkeyPatch
         list(panels(load.study("weaver"), full=False))
 
 
-def test_no_claim_rests_on_shares_of_sms_unsaid() -> None:
-    claims = load.study("weaver").claim
-    beside = [c for c in claims if c.over == "muxserve" and c.measure != "ttft_s"]
-    assert len(beside) == 3
-    assert all("co-running is unmeasured" in text for text in (fig_weaver.CAPTION.lower(), *(c.why for c in beside)))
-
-
 def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
     hot = [claim for claim in load.study("weaver").claim if claim.model == "hot"]
     paper = {(c.system, c.over, c.measure, c.on.get("condition")): c.paper for c in hot}
@@ -172,14 +156,6 @@ def test_runs_have_the_kv_slots_of_table_1() -> None:
         gib, slots = KV_GIB[model]
         assert (len(setup.cluster.gpus), free // served.kv_token_bytes) == (served.tp, slots)
         assert free * served.tp / 2**30 == pytest.approx(gib, rel=0.02)
-
-
-def test_shares_of_figure_2_sum_to_one() -> None:
-    """Of each version of Orca, what the paper's bars add up to."""
-    for system, parts in (("Orca (Max)", 0.999), ("Orca (Pow2)", 0.999), ("Orca (Oracle)", 1.0)):
-        stated = [claim for claim in load.study("pagedattention").claim if claim.system == system]
-        paper = [claim.paper for claim in stated if claim.measure.startswith("kv_")]
-        assert sum(x for x in paper if isinstance(x, float)) == pytest.approx(parts, abs=1e-9)
 
 
 def test_memory_and_batches_of_short_runs(tmp_path: Path) -> None:
@@ -262,31 +238,3 @@ def test_all_columns_have_a_line_in_the_docstring() -> None:
         *words,
         *(word.rstrip(":") for word in words),
     }
-
-
-# ------------------------------------------------------------------ prices
-
-PRICED = """
-paper = "A test"
-systems = ["static"]
-along = "gpus"
-at = [1, 2]
-sample = { rule = "bracket" }
-layout = "fleet"
-level = 0.9
-slo = "absolute:ttft=1,tpot=1"
-measures = ["usd_hour", "usd_million", "done_rps"]
-quick = { seeds = 1 }
-spec = { trace = "sample", models = "llama-3.2-1b*4", gpu = "h100" }
-condition = [{ name = "all" }]
-"""
-
-
-def test_prices_are_columns_of_a_study_along_gpus(tmp_path: Path) -> None:
-    """Each GPU has its listed price an hour, and tokens cost what the GPUs do while they make them."""
-    (tmp_path / "mine.toml").write_text(PRICED)
-    of = measure(load.study(str(tmp_path / "mine.toml")), tmp_path / "out", workers=1)
-    table = of.table.to_pandas()
-    hour, million = (table[table["definition"] == name].set_index("x")["value"] for name in ("usd_hour", "usd_million"))
-    assert hour.to_dict() == {float(n): n * listed()["h100"].usd_hour for n in (1, 2)}
-    assert million[2.0] / million[1.0] == pytest.approx(2.0, rel=0.05)  # the same traffic, twice the GPUs

@@ -14,7 +14,7 @@ from harness.policy.types import UserError
 from harness.run.setup import Setup
 from harness.study import deploy
 from harness.study.deploy import Plan, Seat, Way
-from harness.study.size import SizeSearch, size
+from harness.study.size import SizeSearch
 from harness.study.sized import Question, Sized
 from tests.bench import bench, ok
 from tests.cases import cases
@@ -31,7 +31,7 @@ def ask(system: str, gpus: int = 1, models: str = MODELS, **more: Any) -> Questi
 
 
 def answered(asked: Question, out: Path) -> tuple[Sized, Plan]:
-    answer = size(asked, out)
+    answer = SizeSearch(asked, out).done()
     return answer, deploy.plan(answer, out)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -274,12 +273,13 @@ def test_claims_about_measures_as_statements(judge: Callable[[str], Source]) -> 
 def sourced(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, Source | UserError]) -> None:
     """Let the sources be these."""
 
-    def answer(source: Source | UserError, *_: object) -> Source:
-        if isinstance(source, UserError):
+    def answer(name: str, *_: object) -> Source:
+        if isinstance(source := sources[name], UserError):
             raise source
         return source
 
-    monkeypatch.setattr(ledger, "sources", lambda: {name: partial(answer, source) for name, source in sources.items()})
+    monkeypatch.setattr(ledger, "sources", lambda: [*sources])
+    monkeypatch.setattr(ledger, "of_study", answer)
 
 
 def test_a_source_that_cannot_run_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +340,7 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
     result = bench("claims", "--only", "fig8")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert 'no claims of "fig8"; did you mean fig7? (there are: aegaeon, fig12, ' in result.stderr
+    assert 'no claims of "fig8"; did you mean fig7? (aegaeon, fig12, ' in result.stderr
 
 
 # ------------------------------------------------------------------ the same verdicts, counted otherwise

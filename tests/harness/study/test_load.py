@@ -141,18 +141,17 @@ def test_steps_add_up_in_their_order_and_stand_alone(tmp_path: Path) -> None:
 
 MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands there instead, and what is said
     ('paper = "A test"', 'paper = "A test"\nrows = 2', 'unknown key "rows"'),
-    ("warmup_s", "warmups", 'unknown key "warmups"; did you mean warmup_s?'),
     ("[[condition]]", "[[condition", "mine.toml"),
     ("controls = true", 'measures = ["done_rp"]', 'mine.toml: measures: no column "done_rp"; did you mean done_rps?'),
     ("controls = true", "for_system = { prism = { batch_cap = 2 } }", 'mine.toml: for_system: no system "prism"'),
     ("controls = true", 'layout = "claims"', 'claim 1: neither the key "measure" is there, nor "lacks"'),
-    ('definitions = ["ttft", "tpot"]', 'definitions = ["ttfd"]', 'definitions: "ttfd" is none; did you mean ttft?'),
+    (
+        'definitions = ["ttft", "tpot"]',
+        'definitions = ["ttfd"]',
+        'no definition "ttfd"; did you mean ttft?',
+    ),
     ('definitions = ["ttft", "tpot"]', "definitions = []", "definitions is empty"),
     ('slo = "absolute:ttft=2,tpot=0.1"', 'slo = "P59"', "P59"),
-    ("seeds = 2", "seads = 2", 'quick: unknown key "seads"; did you mean seeds?'),
-    ("seeds = 2", "seeds = 0", "quick.seeds is 0, not at least 1"),
-    ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
-    ("points = 5", "points = 5, below = -4.0", "sample.below is -4.0"),
     ('titles = ["one"]', 'titles = ["one", "two"]', "titles are 2, traces of a condition at most 1"),
     ("gpus = 1 }", "gpsu = 1 }", 'spec: unknown key "gpsu"; did you mean gpu?'),
     ("systems = {", 'more = ["chunked"]\nsystems = {', 'more: "chunked" is one of systems'),
@@ -160,13 +159,9 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ("gpus = 1 }", "seed = 1 }", 'spec: "seed" is set by the bench'),
     ('along = "gpus"', 'along = "gpu"', 'condition "counts": along is "gpu"; did you mean gpus?'),
     ('name = "counts"', 'name = "rates"', 'condition "rates" is listed twice'),
-    ('name = "counts"\n', "", "condition 3: name is missing"),
-    ("at = [1, 2]", "at = [1, 2]\nslo = 2", 'condition 3: unknown key "slo"'),
     ("at = [1.0, 2.0]\nfull = [1.5]\n", "", 'condition "scales": no x: at is empty, and slo_scale is not searched'),
     ("at_rps = [1.0, 8.0]", "at_rps = [0.0]", 'condition "rates": at: 0.0 is not a number above 0'),
-    ("at_rps = [1.0, 8.0]", 'at_rps = ["1"]', 'condition 1: item 1 of at_rps is "1", not a number'),
     ("at_rps = [1.0, 8.0]", "at_rps = [1.0]\nat = [1.0]", "at_rps is given along rate_scale, instead of at and full"),
-    ("at_rps = [1.0, 8.0]", "at_rps = [1.0]\nfull = [2.0]", "at_rps is given along rate_scale, instead of at and full"),
     ("at = [1.0, 2.0]", 'at = ["a"]', "condition \"scales\": at: 'a' is not a number above 0"),
     ("at = [1, 2]", "at = [1.5, 2]", 'condition "counts": at is [1.5, 2]: GPUs are whole numbers'),
     ('rule = "bisect"', 'rule = "bracket"', 'condition "rates": at is [], not the least and the most that are tried'),
@@ -174,9 +169,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ("rate_rps = 2.0", "rate_rps = 0.0", "spec: rate_rps is 0.0, not a number above 0"),
     ("rate_rps = 2.0", "rate_rps = 2.0, rate_scale = 1.0", "rate_rps and rate_scale are both given"),
     ("pool_bytes = 64961380352", 'pool_bytes = "60"', 'condition "rates": spec: pool_bytes is'),
-    ('assign = "shuffled"', 'assign = "shufled"', "did you mean shuffled?"),
     ('plan = "trace"', 'plan = "traces"', "did you mean trace?"),
-    ('plan = "trace"', 'process = "two"', 'process is "two"'),
     ("vary = { gpus = [1, 2] }", "vary = { gpus = [] }", "vary.gpus is empty"),
     ("vary = { gpus = [1, 2] }", "vary = { rate_scale = [1.0] }", 'vary: "rate_scale" is along x'),
     ("vary = { gpus = [1, 2] }", "vary = { seed = [1] }", 'vary: "seed" is set by the bench'),
@@ -185,16 +178,13 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('among = ["chunked", "theirs"]', 'systems = { their = "x" }', 'no system "their"; did you mean theirs?'),
     ('among = ["chunked", "theirs"]', 'origin = "unknown"', "origin is of the steps of a cumulative study"),
     ('among = ["chunked", "theirs"]', 'band = { host = "none" }', "band: it is the other end of what a step"),
-    ("[[claim]]", "[[claims]]", 'unknown key "claims"; did you mean claim?'),
     ("paper = 2.3", 'paper = "always"', 'claim 1: paper is "always", not a number or one of reached, never, met,'),
     ("paper = 2.3", 'paper = "met"', 'claim 1: the key "at" is where a level is met or missed'),
     ("paper = 2.3", 'paper = "ahead"\nbound = "up to"', 'claim 1: bound is "up to", and paper is no number'),
     ("paper = 2.3", "paper = 2.3\nalso = [{ over = 'thers' }]", 'claim 1: over is "thers"; did you mean theirs?'),
     ("paper = 2.3", "paper = 2.3\nalso = [{ ovre = 'theirs' }]", 'also: unknown key "ovre"; did you mean over?'),
     ("paper = 2.3", "paper = [3, 2]", "claim 1: paper is [3.0, 2.0], not a number or two, the smaller first"),
-    ("paper = 2.3", "papre = 2.3", 'claim 1: unknown key "papre"; did you mean paper?'),
     ("paper = 2.3", "paper = 2.3\ncomparable = false", 'claim 1: comparable is false, and the key "why" is missing'),
-    ("paper = 2.3", 'paper = 2.3\ncomparable = "no"', 'claim 1: comparable is "no", not true or false'),
     ('on = { condition = "rates" }', 'on = { condition = "rate" }', 'no condition "rate"; did you mean rates?'),
     ('on = { condition = "rates" }', 'on = { slos = "x" }', 'claim 1: on: unknown key "slos"; did you mean slo?'),
     ('on = { axis = "gpus" }', 'on = { axis = "gpu" }', 'claim 2: no condition along "gpu"; did you mean gpus?'),
@@ -208,7 +198,6 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('over = "theirs"\n', "", 'claim 1: a ratio is over another system: the key "over" is missing'),
     ('what = "fewest"', 'what = "value"', 'claim 2: the key "shape" is missing'),
     ('what = "fewest"', 'what = "measure"\nmeasure = "ended"', 'claim 2: measure is "ended"'),
-    ('what = "fewest"', 'what = "few"', 'claim 2: what is "few"; did you mean fewest?'),
 ]
 
 
@@ -219,17 +208,6 @@ OF_STEPS: list[tuple[str, str, str]] = [
     ('origin = "unknown"', 'origin = "unkown"', 'condition "equal parts": origin is "unkown"; did you mean unknown?'),
     ('source = "a section"\n', "", 'condition "larger steps": the key "source" is missing'),
     ('systems = { theirs = "static:equal" }', "spec = { chunk_tokens = 512 }", 'chunk_tokens is changed by "larger'),
-    *(
-        ("[[condition]]", f"[[{key}]]", f"[[{key}]] is of {of} former file: a study has [[condition]] and [[claim]]")
-        for of, keys in (
-            ("a figure's", ["row"]),
-            ("a bridge's", ["step", "ratio"]),
-            ("regimes'", ["regime"]),
-            ("a fleet's", ["workload"]),
-            ("an ablation's", ["part", "activation"]),
-        )
-        for key in keys
-    ),
 ]
 
 

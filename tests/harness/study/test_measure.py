@@ -18,28 +18,10 @@ from harness.run.execute import execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
 from harness.run.spec import Spec, from_dict
-from harness.run.teller import Left
 from harness.study import claims, load, rule
 from harness.study.measure import Measured, measure
 from harness.study.study import AA, CONTROLS, Study
-from tests.harness.run.test_sweep import SYSTEM, files
-
-
-class Heard:
-    """A teller that remembers, and stops after so many runs."""
-
-    def __init__(self, most: float = math.inf) -> None:
-        self.lines: list[str] = []
-        self.ran = 0
-        self.most = most
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def progress(self, what: str, done: int, total: int, left: Left | None = None) -> None:
-        self.ran += done < total and what != "planning"  # which every call does
-        if self.ran > self.most:
-            raise KeyboardInterrupt
+from tests.harness.run.test_sweep import SYSTEM, Heard, files
 
 
 def study(folder: Path, text: str) -> Study:
@@ -162,7 +144,7 @@ def test_a_second_call_does_nothing(shown: Measured) -> None:
 def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
     assert full.folder != shown.folder
-    assert full.seeds == 3
+    assert full.about.seeds == 3
     assert {row["x"] for row in crossings.of_panel(full.table, full.about.panels[1]).to_pylist()} == {1.0, 1.5, 2.0}
 
 
@@ -300,70 +282,6 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     heard = Heard()
     assert measure(measured.study, tmp_path / "out", workers=1, teller=heard).table.equals(measured.table)
     assert not heard.ran
-
-
-# ------------------------------------------------------------------ parts
-
-PARTS = """
-paper = "A test"
-systems = ["static:rate", "static:equal"]
-definitions = ["ttft"]
-slo = "5xP95"
-by_model = true
-layout = "parts"
-at = [1.0, 2.0]
-quick = { seeds = 2 }
-spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
-condition = [{ name = "sample" }]
-
-[[claim]]
-what = "difference"
-system = "static:rate"
-over = "static:equal"
-subject = "sizes by rate"
-says = "it helps"
-paper = [0.0, 1.0]
-
-[[claim]]
-what = "value"
-system = "static:rate"
-shape = "llama-3.1-8b"
-paper = [0.0, 0.8]
-"""
-
-
-def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
-    measured = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
-    difference, value = claims.claims_of(measured.about)
-    losses = list(claims.losses(measured.table, measured.about, difference))
-    assert [loss.x for loss in losses] == [1.0, 2.0]
-    for loss in losses:
-        assert loss.pooled.n == 2
-        assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
-    lines = told(measured, every=True)
-    assert any(line.startswith("a without sizes by rate") for line in lines)
-    assert "the paper on sizes by rate: it helps" in lines
-    (line,) = (line for line in lines if line.startswith("activation of llama-3.1-8b, TP 1"))
-    assert " 0.74 s size " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
-    assert value.shape == "llama-3.1-8b"
-
-
-@pytest.mark.slow
-def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
-    asked = study(tmp_path, LINES).only(["scales", "counts"])
-    asked = replace(
-        asked,
-        condition=tuple(
-            replace(condition, spec={**condition.spec, "rate_scale": 1.0}) for condition in asked.condition
-        ),
-    )
-    straight = measure(asked, tmp_path / "one", workers=1)
-    with pytest.raises(KeyboardInterrupt):
-        measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
-    assert not list((tmp_path / "two").glob("mine-*"))
-    resumed = measure(asked, tmp_path / "two", workers=2)
-    assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert (straight.folder.name, straight.table) == (resumed.folder.name, resumed.table)
 
 
 # ------------------------------------------------------------------ migrations

@@ -107,13 +107,13 @@ def test_laws_of_lengths_are_lines_of_a_claim_and_the_answer_spans_them() -> Non
     )
     stated = [claim(headline="B"), claim(says="nothing is known", measure="", lacks="the rows")]
     of = about(*panels, claims=stated, headline="A is {} rate")
-    every = words.judged(rows, of)
-    assert [(line.law, line.verdict.text) for line in every] == [
+    every = claims.verdicts(rows, of)
+    assert [(measured.law(verdict.panel), verdict.text) for verdict in every] == [
         ("geometric", "2.00 [2.00, 2.00]"),
         ("lognormal", "3.00 [3.00, 3.00]"),
         ("", "-"),
     ]
     assert words.answer(of, every) == "A is 2.00 to 3.00 times B's rate"
-    assert [line.verdict.says for line in every] == ["size", "contradicted", "not testable"]
-    assert claims.reason(every[-1].verdict) == "lacks the rows"
+    assert [verdict.says for verdict in every] == ["size", "contradicted", "not testable"]
+    assert claims.reason(every[-1]) == "lacks the rows"
     assert list(words.lines(rows, of))[1] == "simulated, here; 2 seeds"

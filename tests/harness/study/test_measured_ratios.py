@@ -13,7 +13,6 @@ from harness.study import claims
 from harness.study.measure import Measured, measure
 from harness.study.study import Study
 from tests.harness.study.measuring import DROPS
-from tests.harness.study.test_load import TWO_STEPS
 from tests.harness.study.test_measure import study, told
 
 # 1 % of the requests are dropped at a forecast of `most_rps` for all models together, and 16 times that at twice the
@@ -35,7 +34,6 @@ systems = { ours = "{ours}", theirs = "{theirs}" }
 what = "ratio"
 system = "ours"
 over = "theirs"
-{paper}
 
 [[condition]]
 name = "alone"
@@ -48,9 +46,8 @@ def capped(tmp_path: Path) -> Path:
     return path
 
 
-def pair(tmp_path: Path, ours: str, theirs: str, rest: str = "", paper: str = "") -> Study:
-    text = RATIO.replace("{ours}", ours).replace("{theirs}", theirs).replace("{paper}", paper)
-    return study(tmp_path, text + rest)
+def pair(tmp_path: Path, ours: str, theirs: str) -> Study:
+    return study(tmp_path, RATIO.replace("{ours}", ours).replace("{theirs}", theirs))
 
 
 def beside(measured: Measured) -> claims.Verdict:
@@ -130,34 +127,3 @@ def test_what_has_no_room_is_said(tmp_path: Path) -> None:
     assert "ours / theirs: theirs does not fit under alone." in told(tight)
     assert beside(measured("static", "dedicated"))[3:5] == ("ours does not fit", "no room")
     assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "no room")
-
-
-@pytest.mark.full
-def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
-    """Beyond the paper's 2 in an open field; under another condition ours has no room."""
-    rest = '\n[[condition]]\nname = "narrow"\nsystems = { ours = "static" }\nspec = { models = "nemo-12b*4" }\n'
-    asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest, "paper = 2.0")
-    measured = measure(asked, tmp_path / "out", workers=1)
-    assert "ours / theirs, 2 in the paper: reached under 1 of 2 conditions, not excluded under 0" in told(measured)
-    assert [v.says for v in claims.verdicts(measured.table, measured.about)] == ["direction", "does not fit"]
-
-
-@pytest.mark.full
-def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
-    steps = TWO_STEPS.replace("static:equal", "{capped}+most_rps=6.0")
-    text = RATIO.replace('\n[[condition]]\nname = "alone"\n', steps).replace('"matrix"', '"steps"\ncumulative = true')
-    for key, value in {
-        "ours": f"{capped}+most_rps=6.0",
-        "theirs": f"{capped}+most_rps=2.0",
-        "capped": str(capped),
-        "paper": "paper = 2.0",
-    }.items():
-        text = text.replace(f"{{{key}}}", value)
-    measured = measure(study(tmp_path, text), tmp_path / "out", workers=1)
-    lines = told(measured)
-    assert "ours / theirs, 2 in the paper: reached under 3 of 5 conditions, not excluded under 0" in lines
-    stated = [v for v in claims.verdicts(measured.table, measured.about) if v.rule != "-"]
-    assert [v.panel and v.panel["kind"] for v in stated] == ["base", "cumulative"]
-
-
-# ------------------------------------------------------------------ the same bytes, however it is run

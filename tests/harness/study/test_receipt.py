@@ -15,8 +15,8 @@ from harness.rows import memo, record, sealed, tidy, whole
 from harness.run import sources
 from harness.study import receipt
 from harness.study.measure import Measured, measure
-from tests.harness.run.test_sweep import SYSTEM, files
-from tests.harness.study.test_measure import Heard, study, told
+from tests.harness.run.test_sweep import SYSTEM, Heard, files
+from tests.harness.study.test_measure import study, told
 from traces import load
 
 SMALL = """
@@ -149,9 +149,9 @@ def test_a_file_that_changes_meanwhile_is_not_vouched_for(case: Case, monkeypatc
 def test_another_question_is_not_answered(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Opened(monkeypatch)
     fewer = measure(case.study.only(seeds=1), case.out, workers=1)
-    assert fewer.seeds == 1
+    assert fewer.about.seeds == 1
     assert opened.paths
-    assert case.again(Heard()).seeds == 2
+    assert case.again(Heard()).about.seeds == 2
 
 
 def test_a_source_that_changes_meanwhile_is_not_vouched_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

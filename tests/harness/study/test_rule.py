@@ -47,7 +47,6 @@ RULE = [
     (gain(), here(3.0, None, None, n=1), "open"),  # one run has no interval
     (gain(), here(3.0, None, None, "~"), "open"),
     (gain(), here(3.0, 2.4, None, ">"), "direction"),  # it may be far more
-    (gain(), here(3.0, 0.9, None, ">"), "open"),
     (gain(), here(0.5, None, 0.8, "<"), "contradicted"),
     # a loss of 39 %: within 1.25 from 0.5125 to 0.688, within 1.5 from 0.415 to 0.74
     (gain(0.61), here(0.68, 0.6, 0.73), "size"),
@@ -64,10 +63,8 @@ RULE = [
     (gain((0.9, 1.06)), here(1.5, 1.4, 1.6, n=2), "contradicted"),  # from 1.33
     # "up to" is an upper bound, which anything between 1 and it meets; "at least" is a lower one
     (gain(1.6, "up to"), here(1.1, 1.05, 1.2), "up to"),
-    (gain(1.77, "up to"), here(1.09, 1.07, 1.11), "up to"),
     (gain(1.6, "up to"), here(1.47, 1.2, 1.7), "up to"),  # the point lies below 1.48
     (gain(1.6, "up to"), here(1.49, 1.41, 1.7), "size"),
-    (gain(1.6, "up to"), here(1.75, 1.6, 1.9), "size"),
     (gain(1.6, "up to"), here(1.76, 1.6, 1.9), "direction"),
     (gain(1.6, "up to"), here(1.1, 0.9, 1.2), "open"),
     (gain(1.6, "up to"), here(0.8, 0.7, 0.9), "contradicted"),
@@ -85,7 +82,6 @@ RULE = [
     # nothing differs: two one-sided tests
     (gain("equal"), here(1.02, 0.81, 1.24), "size"),
     (gain("equal"), here(1.02, 0.79, 1.24), "open"),
-    (gain("equal"), here(1.02, 0.0, 4.75), "open"),
     (gain("equal"), here(1.4, 1.26, 1.6), "contradicted"),
     # differences: 3.7 ms longer
     (Claim("measure", "weaver", paper=3.7, even=0.0), here(4.1, 2.5, 5.5), "size"),
@@ -94,12 +90,10 @@ RULE = [
     (Claim("difference", "a", "b", paper=0.4, bound="at least"), here(0.5, 0.4, 0.6), "size"),
     # without a direction: 80 to 125
     (plain(), here(110.0, 100.0, 120.0), "size"),
-    (plain(), here(124.0, 110.0, 149.0), "size"),
     (plain(), here(124.0, 110.0, 151.0), "open"),
     (plain(), here(143.0, 139.0, 147.0, n=3), "contradicted"),  # one window: 135 to 151
     (plain(), here(143.0, 129.0, 158.0, n=3), "open"),  # one window: 116 to 176
     (plain(32.0, "up to"), here(20.0, 18.0, 22.0), "up to"),
-    (plain(32.0, "up to"), here(48.0, 47.0, 49.0), "contradicted"),
     # a calculation is its own interval
     (plain(1.3), here(0.78, 0.78, 0.78, n=1), "contradicted"),
     (plain(0.266), here(0.257, 0.257, 0.257, n=3), "size"),

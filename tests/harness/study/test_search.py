@@ -250,16 +250,6 @@ def test_the_next_rate_halves_the_bracket_of_the_fit(curve: dict[float, float], 
     assert between(curve, LEVEL, min(curve), max(curve), digits=3) == next_
 
 
-def test_a_bracket_shrinks_to_its_root_with_each_step() -> None:
-    curve = {1.0: 1.0, 16.0: 0.0}
-    for _ in range(5):
-        x = between(curve, LEVEL, 1.0, 16.0)
-        assert x is not None
-        curve[x] = float(x <= 3.0)
-    low, high = max(x for x in curve if x <= 3.0), min(x for x in curve if x > 3.0)
-    assert math.log2(high / low) == pytest.approx(4 / 2**5, rel=0.1)
-
-
 def test_the_mean_over_seeds_is_bisected() -> None:
     """One seed holds up to 2, the other up to 8: half of 99 % is none."""
     sample, bounds = Sample("bisect", points=4), Range(LEVEL, (1.0, 16.0), 0.1)

@@ -13,8 +13,8 @@ import pytest
 from harness.study.measure import measure
 from harness.study.study import HELD, Condition, Study
 from tests.cases import cases
-from tests.harness.run.test_sweep import files
-from tests.harness.study.test_measure import Heard, study, told
+from tests.harness.run.test_sweep import Heard, files
+from tests.harness.study.test_measure import study, told
 
 SEARCHED = """
 systems = ["chunked", "static"]
@@ -33,7 +33,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from harness.study.measure import measure
-from tests.harness.study.test_measure import Heard, study
+from tests.harness.run.test_sweep import Heard
+from tests.harness.study.test_measure import study
 from tests.harness.study.test_seeds import SEARCHED
 
 class Killed(Heard):

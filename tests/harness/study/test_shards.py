@@ -130,18 +130,6 @@ def test_collect_and_status_say_what_is_missing(tmp_path: Path) -> None:
     assert before.items() <= files(out).items()
 
 
-@pytest.mark.slow
-def test_a_comparison_is_collected_too(tmp_path: Path) -> None:
-    asked = "compare --systems static:equal,elastic --trace sample --models llama-3.2-1b*3 --rate-scale 1,2 --seeds 1"
-    words = (*asked.split(), "--workers", "1", "--no-plot", "-o")
-    usual = ok(*words, tmp_path / "whole")
-    assert bench(*words, tmp_path / "parts", "--collect").exit_code == 75
-    for k in (1, 2):
-        ok(*words, tmp_path / "parts", "--shard", f"{k}/2")
-    assert ok(*words, tmp_path / "parts", "--collect").replace("parts", "whole") == usual
-    assert files(tmp_path / "parts") == files(tmp_path / "whole")
-
-
 def test_a_tuning_goes_by_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "WORLDS", (("hyperbolic-like+span_s=60", "shuffled"),))
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))

@@ -7,24 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.study.sharing import BLOCK_TOKENS, Blocks, in_use, saved
-
-
-def test_figure_8_a_copy_on_write() -> None:
-    """Two samples of a prompt of seven tokens in blocks of four: the first that writes copies the second block."""
-    blocks = Blocks(4)
-    first = blocks.prompt(7)
-    second = blocks.fork(first)
-    assert (len(blocks), [blocks.holders[b] for b in first]) == (2, [2, 2])
-    blocks.append(first, 7)
-    assert (len(blocks), first[0] == second[0], first[1] != second[1], blocks.holders[second[1]]) == (3, True, True, 1)
-    blocks.append(second, 7)  # its own by now: nothing is copied
-    assert len(blocks) == 3
-    blocks.append(first, 8)
-    assert (len(blocks), len(first)) == (4, 3)
-    blocks.free(first)
-    blocks.free(second)
-    assert len(blocks) == 0
+from harness.study.sharing import BLOCK_TOKENS, in_use, saved
 
 
 @given(st.integers(1, 70), st.integers(1, 60), st.integers(1, 6))

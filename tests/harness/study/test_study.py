@@ -58,54 +58,18 @@ def test_every_system_is_in_the_full_run_of_prisms_figures(name: str) -> None:
 
 def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = study("fig7")
-    assert fig7.first == "prism"
-    assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm", "qlm+way=host"} < set(fig7.systems)
-    assert len([system for system in fig7.systems if "quotas" in system]) == 2  # of bytes and none, beside sequences
-    quick = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale" and not condition.extra]
-    keys = ("models", "gpus", "assign", "slo_scale", "pool_bytes")
-    have = [tuple(map({"assign": "released", **c.spec, **c.vary}.get, keys)) for c in quick]
-    assert have == [
-        ("light8", 1, "released", 5.0, POOL),
-        ("heavy8", 2, "released", 5.0, POOL),
-        ("light8", 1, "released", 10.0, POOL),
-        ("heavy8", 2, "released", 10.0, POOL),
-    ]
-    extra = [condition for condition in fig7.condition if condition.extra]
-    facts = ("models", "assign", "pool_bytes")
-    assert [(fig7.axis(condition), *map(condition.spec.get, facts)) for condition in extra] == [
-        ("rate_scale", "heavy8", "square", POOL),
-        ("rate_scale", "prism18", None, POOL),
-        ("rate_scale", "heavy8", None, None),  # processes inside the engines' share
-        ("rate_scale", "light8", None, POOL),
-        ("rate_scale", "heavy8", None, POOL),  # SLOs in seconds of the paper
-        ("rate_scale", "heavy8", None, POOL),
-        ("gpus", "prism18", None, POOL),
-    ]
+    assert {c.spec["pool_bytes"] for c in fig7.condition if "pool_bytes" in c.spec} == {POOL}
     assert fig7.full is not None
     for scope in (fig7.quick, fig7.full):  # enough blocks for a verdict, and more seeds where it is none
         assert scope.seeds * scope.window_s / BLOCK_S >= 30
         assert scope.budget
-    assert next(condition for condition in fig7.condition if fig7.axis(condition) == "gpus").at == tuple(range(2, 9))
-    rated = [condition for condition in fig7.condition if fig7.axis(condition) == "rate_scale"]
-    assert all(len(condition.at_rps) == 3 for condition in rated)
-    assert all(min(condition.at_rps) < 1 for condition in rated if not condition.extra)
     assert fig7.requests >= 700
-    assert fig7.full.seeds >= fig7.quick.seeds >= 5
-    assert fig7.full.points >= fig7.quick.points >= 6
-    assert fig7.full.window_s > fig7.quick.window_s
-    judged = {claim.on.get("condition"): claim for claim in fig7.claim}
-    assert set(judged) == {"heavy8", "SLO scale", "GPUs", None}  # None: nobody measures it
-    assert [c.paper for c in fig7.claim if c.on.get("condition") == "heavy8"] == [2.3, 3.5, "ahead", "never"]
     ours = {claim.system for claim in fig7.claim if claim.what != "measure" and claim.paper != "never"}
     assert ours == {"prism:osdi26 or prism_released"}  # the tuned one stands beside
     assert all({"system": "prism"} in claim.also for claim in fig7.claim if claim.over)
-    over = {claim.paper: claim.over for claim in fig7.claim if claim.over}
-    assert over[2.3] == "muxserve:plusplus or muxserve:plusplus+quotas=bytes or muxserve:plusplus+quotas=none"  # a band
-    assert over[3.5] == "best static"
     on = {claim.on["trace"] for claim in fig7.claim if "trace" in claim.on and claim.comparable}
     assert on == {"hyperbolic-like", "arena-like"}  # verdicts stand on fitted traces
     unrated = [claim for claim in fig7.claim if claim.on.get("condition") == "GPUs"]  # the third row states no rate
-    assert [claim.paper for claim in unrated] == [4, 5, "never"]
     assert all(not claim.comparable and "no request rate" in claim.why for claim in unrated)
 
 
@@ -124,84 +88,43 @@ def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
 
 def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     single, eight = study("pdmux"), study("pdmux-70b")
-    rate, limit, starved = single.condition[:3]
+    _, limit, starved = single.condition[:3]
     assert starved.spec == {**limit.spec, "scaled": {"passes": 0.5}}  # a layer a turn
-    assert (single.spec["gpu"], single.slo) == ("h200", "absolute:ttft=1,tpot=0.06")
-    assert (rate.spec["models"], rate.spec["gpus"]) == ("codellama-34b", 1)
-    chunks = {name.partition("tau=")[2] for name in single.systems} - {""}
-    assert chunks >= {"512", "1024"}  # about the size that the claim is of; 2048 is the default
-    assert {text.partition("tau=")[2] for text in single.systems.values()} >= {"512", "1024", "2048"}
-    assert (eight.spec["gpu"], eight.slo) == ("a100-80g", "absolute:ttft=10,tpot=0.1")
     limits = [c.spec.get("slo", eight.slo).rpartition("=")[2] for c in eight.condition[:3]]
-    assert [(c.spec["models"], c.spec["gpus"]) for c in eight.condition[:3]] == [
-        ("llama-3.3-70b-tp8", 8),
-        ("llama-3.1-8b-tp8", 8),
-        ("llama-3.1-8b", 1),
-    ]
     assert limits == ["0.1", "0.05", "0.05"]  # section 4.1
-    untested = [claim for claim in eight.claim if claim.lacks]
-    assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3, 2.2]
-    assert all("Tool&Agent" in claim.lacks for claim in untested)
-    assert not any(claim.lacks for claim in single.claim)
+    assert all("Tool&Agent" in claim.lacks for claim in eight.claim if claim.lacks)
     assert all(
         "kernels take turns" in claim.why.lower()
         for claim in (*single.claim, *eight.claim)
         if claim.system.startswith("pdmux") and not claim.lacks
     )
-    assert all("Kernels take turns" in asked.notes[0] for asked in (single, eight))
-    assert all(claim.metric for claim in single.claim if claim.paper in {"met", "missed", "ahead"} and not claim.lacks)
     assert all("itl" in asked.definitions for asked in (single, eight))
 
 
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
     asked = study("aegaeon")
-    mine = "aegaeon aegaeon:prefill-first aegaeon:decode-first aegaeon:no-prefetch"
-    others = "serverlessllm_released serverlessllm_released:plus muxserve:plusplus muxserve"
-    assert set(asked.systems) == {*mine.split(), *others.split()}
-    assert [
-        asked.axis(condition) for condition in asked.condition
-    ] == "models models rate_scale rate_scale models models models models models rate_scale models rate_scale".split()
-    assert [c.spec.get("process", "") for c in asked.condition] == [*[""] * 7, "model", *[""] * 4]
     simulators, estimate = 16.0, 0.15 * 64 * 2**30 / 1e9  # the artifact's simulator, and its estimate of a switch
     assert [condition.spec.get("pcie_gbps") for condition in asked.condition] == pytest.approx(
         [None] * 8 + [simulators] * 2 + [estimate] * 2
     )
     sizes = [[int(x.partition("=")[2]) for x in asked.along_x(c, full=True)] for c in asked.condition[:2]]
     assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
-    assert asked.condition[2].spec["models"] == "aegaeon+models=40"
     along = asked.along_x(asked.condition[2])
     assert {round(0.05 * x, 2) for x in along} >= {0.05, 0.1, 0.7}  # the paper's ends at 0.7, the grid beyond
-    assert max(along) > 14.0
     assert [asked.condition[i].spec["slo_scale"] for i in (0, 4, 5)] == [1.0, 0.5, 0.3]  # 10 s, 5 s and 3 s
     assert all(condition.spec["gpus"] == 16 for condition in asked.condition)
-    assert (asked.level, asked.slo) == (0.9, "absolute:ttft=10,tpot=0.1")
-    assert (asked.spec["gpu"], asked.spec["host"]) == ("h800", "vllm-eager")  # fitted to its artifact's latency.csv
-    stated = [(c.paper, c.over or c.system) for c in asked.claim if c.comparable and not c.lacks]
-    assert stated == [
-        ((2.0, 2.5), "serverlessllm_released"),
-        ((65, 75), "aegaeon"),  # 7 models a GPU, rounded, of 10
-        (32, "muxserve:plusplus or muxserve"),
-        ("ahead", "serverlessllm_released"),  # figure 13
-    ]
     assert {c.definition for c in asked.claim if c.definition} == {"qos"}
     assert asked.only(systems=("static",)).condition[1].among == ()
-    assert asked.condition[7].at == asked.condition[0].at
+
+
+def test_a_part_of_the_model_sets_leaves_the_conditions_that_have_some_of_them() -> None:
+    asked = study("aegaeon")
     both = ("aegaeon+models=32", "aegaeon+models=40")
     part = asked.only(models=both[::-1])
-    assert [(c.name, part.along_x(c) if part.axis(c) == "models" else None) for c in part.condition] == [
-        ("models at 0.1 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
-        ("models at 0.5 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
-        ("rate of 40 models", None),
-        ("rate of 40 models, all lengths", None),
-        ("stricter: 5 s, 50 ms", ("aegaeon+models=32",)),
-        ("stricter: 3 s, 30 ms", ("aegaeon+models=32",)),
-        ("prefetching", ("aegaeon+models=32",)),
-        ("one process a model", ("aegaeon+models=32",)),
-        ("models at 0.1 req/s, 16 GB/s", both),
-        ("rate of 40 models, 16 GB/s", None),
-        ("models at 0.1 req/s, 10.3 GB/s", both),
-        ("rate of 40 models, 10.3 GB/s", None),
-    ]
+    sets = {c.name: part.along_x(c) for c in part.condition if part.axis(c) == "models"}
+    assert sets["models at 0.1 req/s"] == sets["models at 0.5 req/s"] == both
+    assert sets["stricter: 5 s, 50 ms"] == both[:1]
+    assert "rate of 40 models" in {condition.name for condition in part.condition}
     fewer = asked.only(models=("aegaeon+models=54",))
     assert [condition.name for condition in fewer.condition] == ["models at 0.5 req/s"]
     assert all(claim.what == "measure" for claim in fewer.claim)  # the others go with their conditions
@@ -211,38 +134,25 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
 
 def test_figure_12_and_the_ablations_of_prism_as_data() -> None:
     fleet, parts = study("fig12"), study("prism-ablations")
-    assert list(fleet.systems)[:3] == ["prism", "prism:osdi26", "muxserve:plusplus"]
     assert "prism_released" not in fleet.systems  # its models have one degree
-    assert (fleet.at, fleet.level, fleet.definitions, fleet.sample.rule) == ((4, 32), 0.99, ("ttft",), "bracket")
-    assert [claim.paper for claim in fleet.claim] == [16, 32, 20, "ahead", "equal", 2.0]
-    assert {(claim.paper, claim.bound, bool(claim.input)) for claim in parts.claim if claim.what == "value"} == {
-        (0.7, "up to", True),
-        (1.3, "", False),
-        (1.5, "up to", True),
-    }
     assert {claim.over for claim in parts.claim if claim.what == "difference"} == set(parts.systems) - {"prism"}
     assert fleet.spec["pool_bytes"] == parts.spec["pool_bytes"] == POOL
     figures = " ".join(claim.says for claim in parts.claim)
     assert all(f"figure {k}" in figures for k in (8, 9, 10, 11))
 
 
-def test_prisms_bridge_names_the_origin_of_each_step() -> None:
+def test_prisms_bridge_ends_where_the_paper_stands() -> None:
     prism = study("prism-bridge")
-    assert [(c.label, c.paper) for c in prism.claim] == [("prism / static", 3.5), ("prism / muxserve++", 2.3)]
     assert all(claim.evidence for claim in prism.claim)  # of statements that figure 7 is judged by
     assert {claim.name for claim in prism.claim} < {claim.name for claim in study("fig7").claim}
-    assert prism.quick.seeds >= 5
-    assert min(prism.at) < 1.0
-    steps = prism.steps()
-    specs = {name: prism.spec_of(steps[0], name) for name in prism.systems}
-    assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "square", "rotate")}
-    last = [step for step in steps if step.kind == "cumulative"][-1]
-    specs = {name: prism.spec_of(last, name) for name in prism.systems}
-    assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs.values()} == {
+    first, *_, last = [step for step in prism.steps() if step.kind in {"base", "cumulative"}]
+    specs = [prism.spec_of(first, name) for name in prism.systems]
+    assert {(spec.plan, spec.assign, spec.scaling) for spec in specs} == {("held-out", "square", "rotate")}
+    specs = [prism.spec_of(last, name) for name in prism.systems]
+    assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs} == {
         ("window", "released", "replicate", "turns", "sglang-eager-2024")
     }
-    assert {spec.pool_bytes for spec in specs.values()} == {POOL}
-    assert specs["static"].label == "static:equal"
+    assert {spec.pool_bytes for spec in specs} == {POOL}
 
 
 def test_prisms_bridge_shows_both_ends_of_old_sglangs_host_time() -> None:
@@ -258,37 +168,15 @@ def test_prisms_bridge_shows_both_ends_of_old_sglangs_host_time() -> None:
     assert len(steps) == 1 + 2 * len(prism.condition) + len(old)
 
 
-def test_prisms_regimes_have_a_condition_each() -> None:
-    prism = study("prism-regimes")
-    assert prism.quick.seeds >= 5
-    assert {claim.system for claim in prism.claim} == {"prism", "elastic"}
-    assert all(claim.paper is None for claim in prism.claim)
-    assert prism.steps() == prism.condition
-
-
 def test_real_logs_are_dealt_three_ways_beside_fitted_traces() -> None:
     asked = study("real-logs")
-    assert asked.first == "prism"
-    fitted = [condition for condition in asked.condition if "trace" in condition.spec]
-    logs = [condition for condition in asked.condition if "trace" in condition.vary]
-    assert len(fitted) + len(logs) == len(asked.condition)
-    assert {condition.spec["trace"] for condition in fitted} == {"hyperbolic-like", "arena-like"}
-    for condition in logs:
+    fitted = {condition.spec["trace"] for condition in asked.condition if "trace" in condition.spec}
+    assert fitted == {"hyperbolic-like", "arena-like"}
+    for condition in (condition for condition in asked.condition if "trace" in condition.vary):
         dealt = [deal.parsed(str(name)) for name in condition.vary["trace"]]
         assert [(each.models, each.deal, each.max_tokens) for each in dealt] == [(8, k, 8192) for k in range(3)]
         (log,) = {each.log for each in dealt}
         assert condition.seeds == (1 if log == "fineserve-30-100b" else 0)  # of an hour either half is a case already
-    places = {
-        (c.spec["models"], str(c.spec.get("trace", c.vary.get("trace", ("",))[0])).partition("+")[0])
-        for c in asked.condition
-        if "scaling" not in c.spec
-    }
-    traces = {"hyperbolic-like", "arena-like", "azure-conv", "azure-code", "mooncake-conversation", "fineserve-30-100b"}
-    assert places == {(models, name) for models in ("heavy8", "light8") for name in traces}
-    scaled = [(c.spec.get("scaling"), "trace" in c.vary, c.among) for c in asked.condition if "scaling" in c.spec]
-    three = ("prism", "static:equal", "static:rate")
-    assert scaled == [(way, real, three) for real in (False, True) for way in ("time", "replicate")]
-    assert {claim.over for claim in asked.claim} == set(asked.systems) - {"prism"}
     assert asked.spec["pool_bytes"] == POOL
 
 
