@@ -24,7 +24,7 @@ from harness.suite.suite import Suite
 
 # Each has a further row that knows the window, to show what perfect forecasts are worth.
 KNOWS = ("prism", "static", "alpaserve", "warmserve")
-HERE = "here"  # every row was made by this bench
+HERE, SELF = "here", "self-reported"  # marks of rows: made by this bench, or reported by others and not made again
 WIDE = """
 main { max-width: 80rem; } p, code { overflow-wrap: anywhere; } td a { color: inherit; } .zero { color: var(--quiet); }
 th, td, thead th { min-width: 3.2rem; } tbody th { position: sticky; left: 0; background: var(--paper); }
@@ -109,8 +109,11 @@ def of_card(of: Card, suite: Suite) -> Iterator[dict[str, Any]]:
 
 
 def best(rows: Sequence[dict[str, Any]], scenario: str) -> dict[str, Any] | None:
-    """Return a scenario's row with the highest rate among entries that served all models; None if there is none."""
-    mine = [row for row in rows if row["scenario"] == scenario and row["rps"] and not row["unserved"]]
+    """Return a scenario's row with the highest rate among entries that served all models; None if there is none.
+
+    Self-reported rows are left out.
+    """
+    mine = [r for r in rows if r["scenario"] == scenario and r["rps"] and not r["unserved"] and r["made"] != SELF]
     return max(mine, key=lambda row: float(row["rps"]), default=None)
 
 
@@ -178,9 +181,9 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
 
 
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Return an entry, with a mark if its models have a pool that processes do not have."""
-    pool = next((row["pool"] for row in rows if row["entry"] == entry and row["pool"]), "")
-    return f"{entry} ({pool})" if pool else entry
+    """Return an entry with its marks: who made its rows, if not this bench, and a pool that processes do not have."""
+    marks = {word for row in rows if row["entry"] == entry for word in (row["made"], row["pool"])} - {HERE, "", None}
+    return entry + "".join(f" ({mark})" for mark in sorted(marks))
 
 
 def _cell(row: dict[str, Any] | None, k: int) -> str:

@@ -199,14 +199,15 @@ def test_the_page_says_first_where_the_gap_to_the_bound_is_widest() -> None:
     assert len(page) < 1_000_000
 
 
-def test_a_refused_entry_and_a_pool_are_marked(tmp_path: Path) -> None:
+def test_a_refused_entry_and_a_self_reported_row_are_marked(tmp_path: Path) -> None:
     suite = load().only(["light"])
     refused = score.Card("bad", suite.version, "", "c" * 64, "d", [], ["pure: line 1: imports os"], None, None, None)
     (row,) = table.of_card(refused, suite)
     assert row["failed"] == "refused: pure: line 1: imports os"
-    entry = {"entry": "mine", "failed": None, "pool": UNIFIED}
+    entry = {"entry": "mine", "made": table.SELF, "failed": None, "pool": UNIFIED}
     mine = row | full("light", 99.0, binds="", bound_rps=None) | entry
-    assert "mine (unified KV)" in table.page([mine], suite, "")
+    assert table.best([mine], "light") is None
+    assert "mine (self-reported) (unified KV)" in table.page([mine], suite, "")
     assert table.read(tmp_path / "none.parquet") == []
 
 
