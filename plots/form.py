@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,8 +23,9 @@ import pyarrow.compute as pc
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 
-FORMATS = ("pdf", "png", "svg")
-LEAST = 0.65  # share of the width that a figure is made for
+FORMATS = ("pdf", "png", "svg", "pgf")
+LATEX = ("xelatex", "lualatex", "pdflatex")  # any of them writes pgf
+LEAST, MOST_IN = 0.65, 40.0  # share of the width that a figure is made for; inches
 MACHINE = ("backend", "interactive", "toolbar", "webagg", "tk.", "savefig.directory", "docstring")
 MOST_STYLE_BYTES = 1 << 20
 
@@ -52,14 +54,21 @@ ASKED: ContextVar[Form] = ContextVar("form", default=Form())  # noqa: B039 - fro
 
 @contextmanager
 def on(asked: Form) -> Iterator[None]:
-    """Draw in this form within the block. Raises UserError for a wrong style file."""
+    """Draw in this form within the block. Raises UserError for a wrong style file, or for pgf without LaTeX."""
     if asked.style is not None:
         style_of(asked.style)
+    if "pgf" in asked.formats and latex() is None:
+        raise UserError(f"pgf needs LaTeX ({' or '.join(LATEX)}), which is not here; pdf and svg need nothing")
     token = ASKED.set(asked)
     try:
         yield
     finally:
         ASKED.reset(token)
+
+
+def latex() -> str | None:
+    """Return the first LaTeX that is installed here."""
+    return next((name for name in LATEX if shutil.which(name)), None)
 
 
 def style_of(path: Path) -> dict[str, Any]:

@@ -436,8 +436,16 @@ def _png(pages: Sequence[Figure]) -> bytes:
     return out.getvalue()
 
 
+def _pgf(pages: Sequence[Figure]) -> bytes:
+    out = io.BytesIO()
+    with mpl.rc_context({"pgf.texsystem": form.latex() or form.LATEX[0], "pgf.rcfonts": False}):
+        pages[0].savefig(out, format="pgf")
+    return out.getvalue()
+
+
 DRAWN: Mapping[str, Callable[[Sequence[Figure]], bytes]] = {
     "pdf": _pdf,
     "png": _png,
     "svg": lambda pages: hover.svg(pages[0]),
+    "pgf": _pgf,
 }

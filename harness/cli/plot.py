@@ -57,7 +57,7 @@ MOST_NAME = 40  # characters of a system's name in a figure
     default="pdf,png",
     show_default=True,
     metavar="LIST",
-    help="Formats: pdf, png, svg. The CSV of the points always comes.",
+    help="Formats: pdf, png, svg, pgf (needs LaTeX). The CSV of the points always comes.",
 )
 @click.option("--style", "style_file", type=PATH, metavar="FILE.mplstyle", help="Settings of matplotlib, above ours.")
 def plot(

@@ -50,7 +50,7 @@ FORMED = odd.options("""
 --only *: '' , nope prism,nope PRISM ¤ | prism,prism ' static '
 --rename *: '' prism =x prism= nope=x ¤=x | prism=$x$ prism=$x
 --panel *: z ab A ¤ | '' e
---format *: '' nope pdf,nope PDF | svg,svg png
+--format *: '' nope pdf,nope PDF pgf | svg,svg png
 --style *: '' nope.mplstyle /dev/zero {here} {here}/bad.mplstyle {here}/binary.mplstyle
 """)
 

@@ -139,3 +139,9 @@ def test_a_style_with_a_wrong_key_is_one_line(tmp_path: Path) -> None:
     (file := tmp_path / "own.mplstyle").write_text("font.sizee: 3\n")
     with pytest.raises(UserError, match=r"Bad key font.sizee in file .*, line 1"), form.on(form.Form(style=file)):
         pass
+
+
+@pytest.mark.skipif(form.latex() is not None, reason="a LaTeX is here")
+def test_pgf_without_latex_is_one_line() -> None:
+    with pytest.raises(UserError, match="pgf needs LaTeX"), form.on(form.Form(formats=("pgf",))):
+        pass
