@@ -1,10 +1,12 @@
-"""The streams of a log before models serve them: `--rename` and `--drop-streams`."""
+"""The streams of a log before models serve them: `--rename`, `--shift` and `--drop-streams`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
+import numpy as np
 import pyarrow as pa
 
 from harness.policy.fields import meant
@@ -17,32 +19,44 @@ SHOWN = 8  # streams that a line lists
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The user's changes to a log's streams: new names, and streams to leave out, which `drop` has by new names."""
+    """The user's changes to a log's streams: new names, streams to leave out, and shifts in time.
+
+    `drop` lists streams by their new names. `shift_s` has the seconds by which requests come later. It is keyed by
+    stream or, if the log has the column `src`, by gateway.
+    """
 
     rename: Mapping[str, str]
     drop: tuple[str, ...] = ()
+    shift_s: Mapping[str, float] = field(default_factory=dict)
     served: tuple[str, ...] = ()  # the streams that stay where `drop` has EVERY
 
     def __str__(self) -> str:
         renamed = "".join(f"+{old!r}={new!r}" for old, new in sorted(self.rename.items()))
+        renamed += "".join(f"@{name!r}={seconds!r}" for name, seconds in sorted(self.shift_s.items()))
         return renamed + "".join(f"-{name!r}" for name in self.drop) + (str(self.served) if EVERY in self.drop else "")
 
 
-def chosen(rename: Mapping[str, str], drop: Iterable[str], served: Iterable[str] = ()) -> Chosen | None:
+def chosen(
+    rename: Mapping[str, str],
+    drop: Iterable[str],
+    served: Iterable[str] = (),
+    shift_s: Mapping[str, float] = MappingProxyType({}),
+) -> Chosen | None:
     """Return the changes to a log's streams, or None if there are none.
 
     `served` are the streams of a model set's models.
     """
     names = tuple(dict.fromkeys(drop))
-    return Chosen(dict(rename), names, tuple(served)) if rename or names else None
+    return Chosen(dict(rename), names, dict(shift_s), tuple(served)) if rename or names or shift_s else None
 
 
 def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
-    """Return a canonical table with its streams renamed and dropped, and a note that describes the changes.
+    """Return a canonical table with its streams renamed, dropped and shifted, and a note that describes the changes.
 
     The metadata's `kept_share` is the share of the requests that are kept, times the `kept_share` that the table had.
     Raises UserError for an unknown stream, and where no request is left.
     """
+    rows, notes = _shifted(rows, how.shift_s)
     names = rows["model"].combine_chunks()
     streams = names.dictionary.to_pylist()
     for old in how.rename:
@@ -62,7 +76,7 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
         )
     at = rows.schema.get_field_index("model")
     rows = rows.set_column(at, rows.schema.field(at), model.dictionary_encode().cast(schema.NAMES))
-    notes = [f"renamed {', '.join(f'{old} to {new}' for old, new in how.rename.items())}"] if how.rename else []
+    notes += [f"renamed {', '.join(f'{old} to {new}' for old, new in how.rename.items())}"] if how.rename else []
     meta = schema.metadata(rows)
     more = {"streams": [name for name in dict.fromkeys(renamed) if name not in gone]} if "streams" in meta else {}
     if gone:
@@ -73,6 +87,30 @@ def of(rows: pa.Table, how: Chosen) -> tuple[pa.Table, str]:
         rows = rows.filter(pa.array([name not in gone for name in renamed]).take(names.indices))
     note = "; ".join(notes)
     return schema.noted(rows, note, **more), note
+
+
+def _shifted(rows: pa.Table, shift_s: Mapping[str, float]) -> tuple[pa.Table, list[str]]:
+    """Shift the requests of some streams or gateways in time, and sort the table by arrival again.
+
+    If a shift puts a request before 0, all requests are moved later until the first one is at 0.
+    """
+    if not shift_s:
+        return rows, []
+    when, mean_gap_s = rows["arrival_s"].to_numpy().copy(), schema.metadata(rows)["span_s"] / rows.num_rows
+    columns = [rows[key].combine_chunks() for key in ("src", "model") if key in rows.column_names]
+    for name, seconds in shift_s.items():
+        of_name = next((column for column in columns if name in column.dictionary.to_pylist()), None)
+        if of_name is None:
+            _there(f"--shift {name}={seconds:g}", name, columns[-1].dictionary.to_pylist())
+        else:
+            when[of_name.cast(pa.string()).to_numpy(zero_copy_only=False) == name] += seconds
+    when -= min(0.0, when.min())
+    order = np.argsort(when, kind="stable")
+    at = rows.schema.get_field_index("arrival_s")
+    rows = rows.take(pa.array(order)).set_column(at, rows.schema.field(at), pa.array(when[order]))
+    span_s = max(float(schema.metadata(rows)["span_s"]), float(when.max() + mean_gap_s))
+    moved = ", ".join(f"{name} {seconds:+g} s" for name, seconds in shift_s.items())
+    return schema.noted(rows, "", span_s=span_s), [f"shifted {moved}"]
 
 
 def _there(option: str, name: str, streams: Collection[str]) -> None:

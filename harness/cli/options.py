@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import textwrap
@@ -46,7 +47,7 @@ def examples(*lines: str) -> str:
 # Long lists of options are shown in these groups: a heading, and the options under it.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "What runs": (
-        "only", "full", "systems", "spread", "trace", "traces", "rename", "drop-streams", "models", "served",
+        "only", "full", "systems", "spread", "trace", "traces", "rename", "drop-streams", "shift", "models", "served",
         "prefix-cache", "plan", "assign", "placement", "rate-scale", "scaling",
     ),
     "On what": ("gpus", "gpu", "engine", "host", "table", "set", "price", "spare", "node", "grow", "deploy"),
@@ -292,21 +293,33 @@ def _read_dropped(_ctx: click.Context, param: click.Parameter, text: str | None)
     return listed(param.opts[0], text) or []
 
 
+def _read_shifts(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, float]:
+    given = dict[str, float]()
+    for name, text in read_joined(ctx, param, pairs).items():
+        try:
+            given[name] = float(text.removesuffix("s"))
+        except ValueError:
+            given[name] = math.nan
+        if not math.isfinite(given[name]):
+            raise UserError(f'--shift {name}: "{text}" is no number of seconds')
+    return given
+
+
 def chosen_streams(ctx: click.Context) -> Any:
-    """Return the changes to a log's streams (rename, drop) that the command line asks for; None without any.
+    """Return the changes to a log's streams (rename, drop, shift) that the command line asks for; None without any.
 
     Raises UserError if --drop-streams is '*' and the command has no set of models.
     """
     from harness.run.setup import load_models
     from traces.chosen import EVERY, chosen
 
-    rename, drop = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams"))
+    rename, drop, shift_s = (ctx.meta.get(f"bench.{key}") for key in ("rename", "drop_streams", "shift"))
     models = ctx.params.get("models")
     every = EVERY in (drop or ())
     if every and models is None:
         raise UserError(f"--drop-streams '{EVERY}' needs a set of models: name the streams")
     members = load_models(str(models)).members if every else ()
-    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members])
+    return chosen(rename or {}, drop or (), [member.stream or member.name for member in members], shift_s or {})
 
 
 def _as_trace(ctx: click.Context, _param: click.Parameter, text: str) -> str:
@@ -370,6 +383,8 @@ STREAMS = grouped(
             help="Give a stream of the log the name of its model; several by commas."),
     _of_log("--drop-streams", _read_dropped, metavar="NAME,...",
             help="Leave out requests of these streams of the log; '*': all for which the set has no model."),
+    _of_log("--shift", _read_shifts, multiple=True, metavar="NAME=S",
+            help="Let requests of a stream, or of a gateway (column src), come S seconds later (-S: earlier)."),
 )  # fmt: skip
 TRACED = grouped(
     _of_log("--spread", _read_spread, metavar="N[:FIELD=V,...]",

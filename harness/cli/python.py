@@ -69,6 +69,7 @@ def compare(
     spread: str | None = None,
     rename: Mapping[str, str] | None = None,
     drop_streams: Sequence[str] = (),
+    shift_s: Mapping[str, float] | None = None,
     slo: str | None = None,
     slo_scale: float | None = None,
     rate_scale: Sequence[float] | None = None,
@@ -87,7 +88,7 @@ def compare(
     """
     folder = Path(out).resolve()
     names = systems.split(",") if isinstance(systems, str) else list(systems)
-    streams = _streams(rename, drop_streams, setting.get("models", WORLD["models"]))
+    streams = _streams(rename, drop_streams, shift_s, setting.get("models", WORLD["models"]))
     if trace is not None or spread is not None or streams is not None:
         setting["trace"] = _trace(trace or TRACE, spread, folder, streams)
     asked = Asked(
@@ -114,9 +115,11 @@ def _trace(text: str, spread: str | None, out: Path, streams: Chosen | None = No
     return trace
 
 
-def _streams(rename: Mapping[str, str] | None, drop: Sequence[str], models: str) -> Chosen | None:
+def _streams(
+    rename: Mapping[str, str] | None, drop: Sequence[str], shift_s: Mapping[str, float] | None, models: str
+) -> Chosen | None:
     served = [member.stream or member.name for member in model_set(models).members]
-    return chosen(rename or {}, drop, served)
+    return chosen(rename or {}, drop, served, shift_s or {})
 
 
 class Answer:
@@ -146,7 +149,7 @@ class Answer:
 
 def size(
     *, trace: str, models: str, spread: str | None = None, rename: Mapping[str, str] | None = None,
-    drop_streams: Sequence[str] = (), slo: str | None = None,
+    drop_streams: Sequence[str] = (), shift_s: Mapping[str, float] | None = None, slo: str | None = None,
     slo_scale: float | None = None, gpu: str | Sequence[str] = "h100", gpus: tuple[int, int] = (1, 64),
     target: float = 99.0, systems: str | Sequence[str] = SIZED, price: Mapping[str, float] | None = None,
     spare: int = 0, node: int = 1, grow: Sequence[float] = GROWTH, definition: str | None = None,
@@ -159,7 +162,7 @@ def size(
     """
     folder = Path(out).resolve()
     kinds, names = (x.split(",") if isinstance(x, str) else x for x in (gpu, systems))
-    streams = _streams(rename, drop_streams, models)
+    streams = _streams(rename, drop_streams, shift_s, models)
     question = Question.of(
         {**setting, "trace": _trace(trace, spread, folder, streams), "models": models},
         kinds,

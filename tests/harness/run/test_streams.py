@@ -185,6 +185,24 @@ def test_renamed_streams_are_one_and_dropped_ones_are_counted(tmp_path: Path) ->
         assert kept == pytest.approx(220 / 300)
 
 
+def test_requests_of_a_gateway_whose_clock_is_off_are_shifted(tmp_path: Path) -> None:
+    """Gateways a and b take requests in turn, each second one; b's clock is 40 s late, so its rows stand later."""
+    rows = [(t + 40 * (t % 2), "ab"[t % 2]) for t in range(10)]
+    (log := tmp_path / "both.csv").write_text(
+        "timestamp,gateway,prompt_tokens,completion_tokens\n"
+        + "".join(f"{at + 0.5},{gateway},{100 + k},5\n" for k, (at, gateway) in enumerate(rows))
+    )
+    made = tmp_path / "both.parquet"
+    common = ("trace", "convert", log, "-o", made, "--sort")
+    for name, column in (("b", ("--column", "model=gateway")), ("b", ("--column", "src=gateway", "--model", "chat"))):
+        assert bench(*common, *column, "--shift", f"{name}=-40").exit_code == 0
+        assert load(str(made)).arrival_s.tolist() == [t + 0.5 for t in range(10)]
+        assert load(str(made)).prompt_tokens.tolist() == [100 + t for t in range(10)]
+    refused = bench(*common, "--column", "model=gateway", "--shift", "c=3")
+    assert (refused.exit_code, refused.stderr) == (2, 'error: --shift c=3: the log has no stream "c" (it has a, b)\n')
+    assert "no number of seconds" in bench(*common, "--model", "m", "--shift", "b=soon").stderr
+
+
 def test_a_size_is_of_the_requests_that_are_served_and_says_their_share(tmp_path: Path) -> None:
     log, models = of_log(tmp_path)
     common = ("size", "--systems", "static", "--gpus", "1", "--trace", log, "--models", models, *ABSOLUTE)
