@@ -40,7 +40,7 @@ MOST_WORKERS = 64
 @click.option("--systems", metavar="LIST", help="Only these systems of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @count("--workers", 2, 1, MOST_WORKERS, "N", "Processes of an entry.")
-@click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs.  [default: results/scores]")
+@click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs and cards.  [default: results/scores]")
 def score(
     *, system: str | None, only: str | None, quick: bool, beacon: str, whole: bool, systems: str | None, as_json: bool,
     workers: int, out: Path | None,
@@ -76,7 +76,9 @@ def score(
         click.echo(f"{made.label} is refused, for it has not passed bench check:", err=True)
         click.echo("\n".join(f"  {why}" for why in made.refused), err=True)
         sys.exit(Code.FAILED)
+    page = card.write(made, asked, folder)
     if as_json:
         click.echo(json.dumps(card.facts(made, asked), indent=1))
         return
     screen(card.lines(made, asked), every=True)
+    click.echo(short_path(page))

@@ -1,12 +1,15 @@
-"""The card of an entry, as text and JSON."""
+"""The card of an entry, as text, JSON and one HTML page, and the small pieces of HTML that the table's page shares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
+from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
 from harness.answers.table import Table
-from harness.rows import vetted
+from harness.rows import record, vetted
 from harness.rows.estimate import NONE
 from harness.suite.score import Card, Row, told
 from harness.suite.suite import Suite
@@ -15,6 +18,10 @@ HEADS = (
     "scenario|req/s at 99 %|[low, high]|worst model|of best|best known|of bound|misses wait for|µs a decision|"
     "failed requests"
 ).split("|")
+ABOUT = (
+    "The rate at which 99 % of all requests meet their SLO, and that of the model that misses most. Its share of the "
+    "highest rate of any shipped system is the score; the total is the mean of the shares."
+)
 POOL = (
     "unified KV: models of a GPU draw KV from one pool of blocks (kv=paged without limits), as in MuxServe's engine. "
     "Separate processes lack such a pool and share memory by pages (kv=elastic)."
@@ -82,3 +89,54 @@ def facts(of: Card, suite: Suite) -> dict[str, Any]:
     """Return the card as JSON values."""
     lists = {"rows": list(of.rows), "refused": list(of.refused)}
     return {**of._asdict(), **lists, "scenarios": [s.name for s in suite.scenario]}
+
+
+def write(of: Card, suite: Suite, out: Path) -> Path:
+    """Write the card's page."""
+    seeds_of = f"-{of.beacon[:8]}" if of.beacon else ""
+    path = out / f"{of.label.replace(':', '-').replace(' ', '-')}-{of.version}{seeds_of}.html"
+    out.mkdir(parents=True, exist_ok=True)
+    record.write_bytes(path, page(of, suite).encode())
+    return path
+
+
+def page(of: Card, suite: Suite) -> str:
+    """Render the card as one HTML page that loads no other file."""
+    title = f"{of.label} on {of.version}"
+    drawn = "".join(figure(row, of.label) for row in of.rows if row.get("curve"))
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="answer">{escape(summed(of))} ({escape(seeds(of))}).</p>',
+        Table(HEADS, [cells(row, suite) for row in of.rows]).html(),
+        f'<section><h2>Curves</h2><div class="curves">{drawn}</div></section>',
+        f"<section><h2>How each number was made</h2><p>{escape(ABOUT)}</p>",
+        f"<p>{escape(POOL)}</p></section>" if any(row.get("pool") for row in of.rows) else "</section>",
+        f"<footer>{escape(of.version)} · policy {of.content[:12]} · code {of.code}</footer>",
+    ]
+    return HEAD.format(title=escape(title), style=STYLE + CURVES) + "\n".join(parts) + TAIL.format(SCRIPT)
+
+
+CURVES = """
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; }
+.curves figure { margin: 0; } .curves svg { width: 100%; height: auto; color: var(--mark); }
+"""
+WIDTH, HEIGHT, LEAST = 200.0, 90.0, 0.8  # a curve's size in SVG units; attainment at which its axis begins
+
+
+def figure(row: Row, label: str) -> str:
+    """Draw attainment over the rate as a small SVG curve, with a line across at 99 %."""
+    points: Sequence[Sequence[float]] = row["curve"]
+    most = max(x for x, _ in points)
+
+    def at(x: float, y: float) -> str:
+        return f"{x / most * WIDTH:.1f},{HEIGHT - (max(y, LEAST) - LEAST) / (1 - LEAST) * HEIGHT:.1f}"
+
+    level = at(0.0, 0.99).split(",")[1]
+    drawn = " ".join(at(x, y) for x, y in points)
+    spoken = f"{label} in {row['scenario']}: {told(row)}"
+    return (
+        f'<figure><svg viewBox="0 -4 {WIDTH:g} {HEIGHT + 8:g}" role="img" aria-label="{escape(spoken)}">'
+        f'<line x1="0" x2="{WIDTH:g}" y1="{level}" y2="{level}" stroke="currentColor" stroke-opacity=".3"/>'
+        f'<polyline points="{drawn}" fill="none" stroke="currentColor" stroke-width="2"/></svg>'
+        f"<figcaption>{escape(row['scenario'])}: {escape(told(row))}; to {most:.3g} req/s</figcaption></figure>"
+    )

@@ -217,6 +217,9 @@ def test_a_card_has_a_line_a_scenario() -> None:
     assert lines[0].startswith("a on suite-1: total ")
     assert "the mean of 2 scenarios (" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["light", "mixed"]
+    page = card.page(made_card("a", suite, 4.0, 5.0), suite)
+    assert page.count("<svg") == 2
+    assert "http" not in page.replace("http-equiv", "")
 
 
 @cases("part", ["--quick", "--only=drift"])
