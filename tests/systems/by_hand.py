@@ -17,7 +17,6 @@ from harness.policy.actions import Action
 from harness.policy.events import Event
 from harness.policy.types import Batch, Host, Inst, Jobs
 from harness.policy.view import BatchState, KvState, RequestState, Weights
-from tests.harness.loop.scripted import Recorder
 
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 

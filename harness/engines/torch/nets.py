@@ -7,7 +7,7 @@ has the shape's name. They lie in one flat blob, in the order of `tensors`: what
 value; gate and up) is adjacent, so one view spans it.
 
 A mixture of experts is served on cores alone: which experts a step reads depends on its tokens, and a card's decode
-graphs are captured before.
+graphs are captured before. The weights of an FP8 checkpoint are dequantised to float32 as they are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,22 @@ from harness.policy.types import MIB, Experts, Shape, UserError
 
 AS_IT_IS = 64 * MIB  # float32 weights
 F4 = NDArray[np.float32]
+
+
+def _e4m3() -> F4:
+    """Return the float32 value of each of the 256 bit patterns of FP8 E4M3.
+
+    A pattern has a sign, 4 bits of exponent with bias 7, and 3 bits of fraction; there is no infinity. The format is
+    that of Micikevicius et al., FP8 Formats for Deep Learning (arXiv 2209.05433), table 1.
+    """
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    size[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+E4M3 = _e4m3()
 
 
 class Net(NamedTuple):
@@ -170,8 +186,8 @@ def described(folder: Path) -> Net:
     has: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     if (kind := has.get("model_type")) not in {"llama", "qwen2", "qwen3", "qwen3_moe", "mistral"}:
         raise UserError(f"{folder}: model_type is {kind}; llama, mistral, qwen2, qwen3 and qwen3_moe are served")
-    if method := (has.get("quantization_config") or {}).get("quant_method"):
-        raise UserError(f"{folder}: weights are quantised by {method}; 16 bits are served")
+    if (method := (has.get("quantization_config") or {}).get("quant_method", "fp8")) != "fp8":
+        raise UserError(f"{folder}: weights are quantised by {method}; 16 bits and fp8 are served")
     if kind == "qwen3_moe" and (has.get("mlp_only_layers") or has.get("decoder_sparse_step", 1) != 1):
         raise UserError(f"{folder}: mlp_only_layers or decoder_sparse_step: all layers must be mixtures")
     heads, hidden = has["num_attention_heads"], has["hidden_size"]
@@ -211,7 +227,7 @@ def described(folder: Path) -> Net:
 def checkpoint(folder: Path) -> dict[str, F4]:
     """Read the tensors of a folder's safetensors files, and return them by name in float32.
 
-    The files may hold float32, float16 or bfloat16.
+    The files may hold float32, float16, bfloat16, or FP8 with its scales, by which the weights are multiplied.
     """
     weights: dict[str, F4] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -222,7 +238,19 @@ def checkpoint(folder: Path) -> dict[str, F4]:
                 continue
             a, b = (start + offset for offset in about["data_offsets"])
             weights[name] = _floats(np.array(raw[a:b]), about["dtype"], f"{path}: {name}").reshape(about["shape"])
+    about = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config") or {}
+    for scale in [name for name in weights if name.endswith(("weight_scale_inv", "weight_scale"))]:
+        weight = scale[: scale.rindex("_scale")]
+        weights[weight] = scaled(weights[weight], weights.pop(scale), about.get("weight_block_size"))
     return weights
+
+
+def scaled(weight: F4, scale: F4, block: Sequence[int] | None) -> F4:
+    """Multiply a matrix by its scales: one for all, one per row, or one per block of `block` rows and columns."""
+    if block is None or scale.size == 1:
+        return weight * scale
+    rows, columns = weight.shape
+    return weight * scale.repeat(block[0], 0)[:rows].repeat(block[1], 1)[:, :columns]
 
 
 def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
@@ -233,6 +261,8 @@ def _floats(raw: NDArray[np.uint8], kind: str, where: str) -> F4:
             return raw.view(np.float16).astype(np.float32)
         case "BF16":
             return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "F8_E4M3":
+            return E4M3[raw]
     raise UserError(f"{where} is of {kind}")
 
 

@@ -6,6 +6,8 @@ The checkpoints are small and drawn here. What is compared is what a worker comp
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,33 @@ def test_biases_norms_of_heads_and_experts_are_those_of_transformers(
     kind: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(served(checkpoints, kind, SCENARIOS["chunked"], monkeypatch), checkpoints / kind)
+
+
+def test_an_fp8_checkpoint_is_served_by_its_numbers(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices of layers in FP8 with a scale for each block of 16 x 32, beside a checkpoint that torch dequantised."""
+    folder, plain = tmp_path / "Fp8", tmp_path / "plain"
+    for copy in (folder, plain):
+        shutil.copytree(checkpoints / "Llama", copy)
+    weights = dict(safetensors.load_file(folder / "model.safetensors"))
+    numbers = dict(weights)
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        scale = weights[name].unfold(0, 16, 16).unfold(1, 32, 32).abs().amax((2, 3)) / 448.0  # E4M3's largest number
+        each = scale.repeat_interleave(16, 0).repeat_interleave(32, 1)
+        stored = (weights[name] / each).to(torch.float8_e4m3fn)
+        weights |= {name: stored, f"{name}_scale_inv": scale}
+        numbers[name] = stored.float() * each
+        assert not torch.equal(numbers[name], safetensors.load_file(checkpoints / "Llama" / "model.safetensors")[name])
+    safetensors.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    safetensors.save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    keys = json.loads((folder / "config.json").read_text("utf-8"))
+    keys["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 32]}
+    (folder / "config.json").write_text(json.dumps(keys), "utf-8")
+    compare(served(tmp_path, "Fp8", SCENARIOS["chunked"], monkeypatch), plain)
+
+
+def test_bits_of_fp8_are_those_of_torch() -> None:
+    mine = torch.from_numpy(nets.E4M3)
+    theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    assert torch.equal(mine.nan_to_num(1e9), theirs.nan_to_num(1e9))
