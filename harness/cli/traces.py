@@ -41,16 +41,20 @@ def trace() -> None:
 def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool) -> None:
     """Show a trace's popularity, bursts, idle times and lengths.
 
-    Also its herds, its drift over hours, and the hits of a prefix cache; a figure shows it over time.
+    Also its herds, its drift over hours, the hits of a prefix cache, and the shipped regime that it resembles; a figure
+    shows it over time.
     """
     from harness.run.setup import load_trace
+    from traces import resembles
     from traces.stats import MEANS
     from traces.stats import stats as measure
 
     loaded = load_trace(name)
     facts = measure(loaded)
+    near = resembles.likenesses(facts)
     if as_json:
-        click.echo(json.dumps({"notice": loaded.notice, **facts}, indent=1))
+        alike = [item._asdict() for item in near]
+        click.echo(json.dumps({"notice": loaded.notice, **facts, "resembles": alike}, indent=1))
         return
     answer = (
         f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
@@ -62,7 +66,7 @@ def stats(name: str, as_json: bool, no_plot: bool, out: Path | None, every: bool
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [*filter(None, (loaded.notice, loaded.note and f"{facts['name']}: {loaded.note}"))]
-    last = [] if no_plot else [_drawn(loaded, answer, name, out)]
+    last = [resembles.sentence(facts, near), *([] if no_plot else [_drawn(loaded, answer, name, out)])]
     table = aligned(rows, None if every else room())
     screen([_sentence(facts), answer, *notice, *table, *lengths, hottest, *last], every=every)
 

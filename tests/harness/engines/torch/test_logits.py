@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from harness.engines.torch import nets  # noqa: E402
 from harness.engines.torch.engine import Torch  # noqa: E402
 from tests.harness.engines.torch import scenarios  # noqa: E402
 from tests.harness.engines.torch.scenarios import SCENARIOS, Scenario  # noqa: E402

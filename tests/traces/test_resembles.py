@@ -1,4 +1,4 @@
-"""Statistics of a trace, and its figure."""
+"""Statistics of a trace, and the synthetic one that it is most like."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import numpy as np
 import pytest
 
 from plots import fig_trace
-from traces import schema
-from traces.load import Trace, of_table
+from traces import resembles, schema
+from traces.load import Trace, of_table, trace
 from traces.stats import stats
+from traces.synthetic import SIZED
+
+
+def regime(name: str, models: int, span_s: float = 1800.0) -> str:
+    facts = stats(trace(f"{name}+models={models}+span_s={span_s:g}" if name in SIZED else name))
+    return resembles.likenesses(facts)[0].regime
+
+
+def test_a_draw_resembles_its_own_regime() -> None:
+    assert regime("hyperbolic-like", 8).startswith("hyperbolic-like")
+    assert regime("aegaeon-like", 8) == "aegaeon-like"
+    assert regime("arena-like", 27) == "arena-like"
+    facts = stats(trace("sample"))
+    assert resembles.sentence(facts, resembles.likenesses(facts)) == "compared with no regime: under 600 s"
 
 
 def composed(arrival_s: list[float], model: list[str], span_s: float) -> Trace:
