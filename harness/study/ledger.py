@@ -85,9 +85,7 @@ def ledger(
 
     Raises UserError for an unknown name.
     """
-    have, teller = sources(), teller or Silent()
-    names = list(dict.fromkeys(have if only is None else only))
-    refuse_unknown("no claims of", names, have)
+    names, teller = named(only), teller or Silent()
     statements, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
@@ -99,7 +97,15 @@ def ledger(
             continue
         statements += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
-    return Ledger(tuple(merged(statements)), missing, tuple(name for name in have if name not in names))
+    return Ledger(tuple(merged(statements)), missing, tuple(name for name in sources() if name not in names))
+
+
+def named(only: Sequence[str] | None) -> list[str]:
+    """Return the names of sources, without repetition. Raises UserError for an unknown one."""
+    have = sources()
+    names = list(dict.fromkeys(have if only is None else only))
+    refuse_unknown("no claims of", names, have)
+    return names
 
 
 def merged(statements: Iterable[Statement]) -> list[Statement]:

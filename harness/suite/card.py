@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.answers.page import HEAD, SCRIPT, STYLE, TAIL
+from harness.answers.page import document
 from harness.answers.table import Table
 from harness.rows import record, vetted
 from harness.rows.estimate import NONE
@@ -113,7 +113,7 @@ def page(of: Card, suite: Suite) -> str:
         f"<p>{escape(POOL)}</p></section>" if any(row.get("pool") for row in of.rows) else "</section>",
         f"<footer>{escape(of.version)} · policy {of.content[:12]} · code {of.code}</footer>",
     ]
-    return HEAD.format(title=escape(title), style=STYLE + CURVES) + "\n".join(parts) + TAIL.format(SCRIPT)
+    return document(title, parts, CURVES)
 
 
 CURVES = """
