@@ -8,6 +8,7 @@ without a network, from a mail or a disk.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,27 +44,7 @@ if TYPE_CHECKING:
 
 LAYOUT = Path(__file__).with_suffix(".html")  # every page's head, style and script
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
-MADE = {  # how columns of a comparison come about, beside definitions
-    "req/s at": "The rate at which attainment of all requests together (pooled), or of the model that misses most "
-    "(worst), falls below the level. It lies between two rates that ran; > and < say that none reached "
-    "it. Its interval counts windows.",
-    "slope": "The power of the rate with which misses grow at the crossing.",
-    "worst": "The model with the lowest attainment.",
-    "[low, high]": "A 95 % interval; none is shown where there are too few windows for one.",
-    "TTFT, TPOT": "Percentiles over all requests of a window, then the mean over windows; a request that never ended "
-    "counts as infinitely late.",
-}
-SIZED = {
-    "GPUs": "The fewest on which each model meets the target in every view, as on every larger count that was tried. "
-    "Counts are doubled until one holds, then halved between the last that fails and the first that holds.",
-    "pooled": "The same, for all requests together in place of each model.",
-    "met %": "Attainment of all requests on that count, in the view where it is least; [low, high] is a 95 % interval "
-    "over blocks of the windows.",
-    "worst model %": "The least attainment of a model in any view.",
-    "$/day, $/Mtok": "The price of the GPUs that are held, all day, whether busy or not; divided by the prompt and "
-    "output tokens of the whole log.",
-    "what fails below": "What fails on the largest count below that was tried: memory (room) or speed (load).",
-}
+MADE = tomllib.loads(Path(__file__).with_name("made.toml").read_text("utf-8"))  # how numbers come about, by column
 
 
 class Picture(NamedTuple):
@@ -146,7 +127,7 @@ def _compared(folder: Path, command: str, source: str) -> Page:
         notes,
         _conditions(table, about),
         _fidelity(table),
-        [*_definitions(rule), *MADE.items()],
+        [*_definitions(rule), *MADE["compared"].items()],
         command,
         f"{source} · {len(about.runs)} runs",
     )
@@ -264,7 +245,7 @@ def _studied(folder: Path, command: str, source: str) -> Page:
         notes,
         _conditions(table, about),
         _fidelity(table),
-        [*_definitions(about.definitions[0]), *MADE.items()],
+        [*_definitions(about.definitions[0]), *MADE["compared"].items()],
         command or f"bench study {about.study}",
         f"{source} · {len(about.runs)} runs",
     )
@@ -314,7 +295,7 @@ def _sized(folder: Path, command: str, source: str) -> Page:
             *((key, str(value)) for key, value in asked.setting.items() if key not in {"trace", "models"}),
         ],
         _simulated((kind, host) for kind in asked.kinds),
-        [*_definitions(asked.definition), *SIZED.items()],
+        [*_definitions(asked.definition), *MADE["sized"].items()],
         command,
         f"{source} · {sum(len(row.runs) for row in stored.tried)} runs",
     )

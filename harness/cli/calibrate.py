@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.answers.commands import short_path
+from harness.cli import options
 from harness.cli.options import RESULTS, complete, examples, gpu_names
 from harness.cli.terminal import Terminal
 from harness.cli.values import PATH
@@ -42,18 +43,8 @@ def _sources() -> list[str]:
 @click.option(
     "--models", metavar="SHAPES", help="Of an engine: shapes (bench list models), with commas.  [default: llama-small]"
 )
-@click.option(
-    "--slots",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Of an engine: largest batch of a server.  [default: the engine's]",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Of an engine: how often servers are measured, for hosts whose speed varies.  [default: 3]",
-)
+@options.count("--slots", "Of an engine: largest batch of a server.  [default: the engine's]")
+@options.count("--rounds", "Of an engine: how often servers are measured, for hosts whose speed varies.  [default: 3]")
 @click.option(
     "--gpu",
     shell_complete=complete(gpu_names),

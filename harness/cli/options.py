@@ -156,8 +156,10 @@ def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrap
 
 
-def count(name: str, default: int, least: int, most: int | None, metavar: str, text: str) -> Callable[[Any], Any]:
-    """Return an option that takes a whole number; its help shows the default."""
+def count(
+    name: str, text: str, *, least: int = 1, most: int | None = None, default: int | None = None, metavar: str = "N"
+) -> Callable[[Any], Any]:
+    """Return an option that takes a whole number; its help shows the default, if there is one."""
     kind = click.IntRange(least, most)
     return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=text)
 
@@ -400,11 +402,10 @@ TRACED = grouped(
                  "llama-3.1-8b*2,Qwen/Qwen3-14B,m/config.json:tp=2:dtype=fp8."),
 )  # fmt: skip
 SERVED = grouped(
-    click.option(
+    count(
         "--served",
-        type=click.IntRange(2),
-        metavar="N",
-        help="Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]",
+        "Longest prompt + output, in tokens.  [default: as the trace needs, up to the model's limit]",
+        least=2,
     ),
     click.option(
         "--prefix-cache/--no-prefix-cache",

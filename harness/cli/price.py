@@ -19,8 +19,8 @@ from harness.cli.values import Number, read_pairs
     )
 )
 @click.argument("offers", nargs=-1, metavar="[MODEL@[Nx]KIND]...")
-@count("--prompt", 1024, 1, 1_000_000, "TOKENS", "Prompt of a request.")
-@count("--output", 256, 1, 1_000_000, "TOKENS", "Output of a request.")
+@count("--prompt", "Prompt of a request.", most=1_000_000, default=1024, metavar="TOKENS")
+@count("--output", "Output of a request.", most=1_000_000, default=256, metavar="TOKENS")
 @click.option(
     "--tpot",
     type=Number(0, 60_000, min_open=True),

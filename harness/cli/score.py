@@ -39,7 +39,7 @@ MOST_WORKERS = 64
 @click.option("--table", "whole", is_flag=True, help="Score every system and entry, and write the table and its page.")
 @click.option("--systems", metavar="LIST", help="Only these systems of the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@count("--workers", 2, 1, MOST_WORKERS, "N", "Processes of an entry.")
+@count("--workers", "Processes of an entry.", most=MOST_WORKERS, default=2)
 @click.option("-o", "--out", type=PATH, metavar="DIR", help="Folder for runs and cards.  [default: results/scores]")
 def score(
     *, system: str | None, only: str | None, quick: bool, beacon: str, whole: bool, systems: str | None, as_json: bool,

@@ -67,10 +67,8 @@ MOST_GPUS = 4096
     metavar="KIND=USD",
     help="Price of a GPU an hour, instead of the listed one; several by commas.",
 )
-@options.count(
-    "--spare", 0, 0, MOST_GPUS, "N", "GPUs to rent beside those that the target takes: arithmetic, no failure is run."
-)
-@options.count("--node", 1, 1, MOST_GPUS, "N", "GPUs of a node: whole ones are bought.")
+@options.count("--spare", "Spare GPUs to rent: arithmetic, no failure is run.", least=0, most=MOST_GPUS, default=0)
+@options.count("--node", "GPUs of a node: whole ones are bought.", most=MOST_GPUS, default=1)
 @click.option(
     "--grow", default="1.25,1.5,2", show_default=True, metavar="LIST", help="Times the traffic, of the answer."
 )
@@ -83,7 +81,7 @@ MOST_GPUS = 4096
 @options.SERVING
 @options.SLO
 @click.option("--definition", type=options.DEFINITION, help="Definition of attainment.  [default: that of --slo]")
-@options.count("--windows", 3, 1, 50, "N", "Windows that a generator draws.")
+@options.count("--windows", "Windows that a generator draws.", most=50, default=3)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--no-plot", is_flag=True, help="Draw no figure.")
 @click.option(

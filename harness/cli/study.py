@@ -62,12 +62,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Simulator or real servers (bench list engines); reports the runs it lacks.",
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(1, 4096),
-    metavar="N",
-    help="Number of GPUs of --engine or --table.  [default: 1 of an engine]",
-)
+@options.count("--gpus", "Number of GPUs of --engine or --table.  [default: 1 of an engine]", most=4096)
 @click.option(
     "--table",
     metavar="FILE",

@@ -26,13 +26,8 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm,swap"
 
 @click.command(epilog=options.examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
 @options.systems("Systems by name.", default=SYSTEMS, show_default=True)
-@options.count("--draws", 16, 2, None, "N", "Settings that each system tries, the first its defaults.")
-@click.option(
-    "--gpus",
-    type=click.IntRange(1),
-    metavar="N",
-    help="GPUs for the eight models, where a system does not fit on two.  [default: 2]",
-)
+@options.count("--draws", "Settings that each system tries, the first its defaults.", least=2, default=16)
+@options.count("--gpus", "GPUs for the eight models, where a system does not fit on two.  [default: 2]")
 @click.option(
     "--to",
     type=TARGET,

@@ -93,7 +93,7 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option(
     "--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True, help="With --engine: seconds of a run."
 )
-@count("--again", 0, 0, None, "N", "With --engine: retries of an invalid run.")
+@count("--again", "With --engine: retries of an invalid run.", least=0, default=0)
 @click.option(
     "--slo",
     metavar="RULE",

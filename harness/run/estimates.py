@@ -43,9 +43,8 @@ class Costs:
     """CPU seconds by system, setting and rate, learned from stored runs."""
 
     def __init__(self) -> None:
-        self._sums: dict[
-            str, dict[CostKind, dict[float, list[float]]]
-        ] = {}  # seconds beyond RUN_S, and nominal requests
+        # Seconds beyond RUN_S, and nominal requests.
+        self._sums: dict[str, dict[CostKind, dict[float, list[float]]]] = {}
         self._each: dict[CostKind, tuple[np.ndarray, np.ndarray]] = {}  # rates' logarithms, seconds a nominal request
         self._mean: dict[str, float] = {}
 
