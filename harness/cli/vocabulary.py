@@ -53,9 +53,8 @@ class FieldRow(NamedTuple):
 
 def parts() -> dict[str, Iterator[str]]:
     """Return the lines of each part of docs/vocabulary.md, by its name."""
-    policies_hear = (
-        event for event in get_args(events.Event) if event is not events.Freed
-    )  # which the loop alone hears
+    # Only the loop hears Freed.
+    policies_hear = (event for event in get_args(events.Event) if event is not events.Freed)
     options = ((code(name), code(value), what) for name, of in OPTIONS.items() for value, what in of.items())
     alias = "name,is,meaning"
     return {

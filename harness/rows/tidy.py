@@ -13,11 +13,8 @@ from harness.rows.sealed import WAY_OUT, Damaged
 
 WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
 
-CAPS: Mapping[str, str] = {
-    "cap_bound": "batch_cap",
-    "chunk_bound": "chunk_tokens",
-    "prefill_bound": "prefill_tokens",
-}  # the share of steps that this field of the spec bound
+# The share of steps that this field of the spec bound.
+CAPS: Mapping[str, str] = {"cap_bound": "batch_cap", "chunk_bound": "chunk_tokens", "prefill_bound": "prefill_tokens"}
 
 HELD = "gpu_held"  # share of GPU time with weights on the GPU or on their way to it; of the simulator's runs only
 

@@ -19,10 +19,7 @@ from harness.rows.estimate import Estimate, Style
 
 LEVELS = (0.99, 0.97, 0.90)  # levels of attainment whose rates stand beside each other
 CONTEST = 2  # where at least this many have the same number of GPUs, systems on other numbers do not contend
-OPTIONAL = {
-    tidy.HITS,
-    tidy.WAKES,
-}  # columns of runs with a prefix cache, or (0.3.0) servers that slept
+OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs with a prefix cache, or (0.3.0) servers that slept
 
 
 class Column(NamedTuple):

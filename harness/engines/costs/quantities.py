@@ -139,9 +139,8 @@ def forget() -> None:
 def _aliases() -> Mapping[str, str]:
     files = sorted(p for p in TABLES.glob("*.toml") if p.stem != "hosts")
     listed = {p.stem: _read(p).get("aliases") for p in files}
-    rest = {
-        kind: names if isinstance(names, list) else [] for kind, names in listed.items()
-    }  # checked where it is used
+    # Tables are checked where they are used.
+    rest = {kind: names if isinstance(names, list) else [] for kind, names in listed.items()}
     return {name: kind for kind, names in rest.items() for name in (kind, *names)}
 
 

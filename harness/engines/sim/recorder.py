@@ -113,9 +113,8 @@ class Recorder:
         self._turns: dict[int, tuple[float, int]] = {}  # a lane maps to when its turn began, and its steps before
         self._lowest = 0  # no request before this one is alive
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(record.SECONDS)))
-        self._live, self._column, self._lane = (
-            np.zeros(0, np.int64) for _ in range(3)
-        )  # has a row for each request that is alive
+        # Each has a row for each request that is alive.
+        self._live, self._column, self._lane = (np.zeros(0, np.int64) for _ in range(3))
         self._facts: dict[str, float] = {}
         self.asked: set[Inst] = set()  # instances whose load was asked for at this instant
         self._transfers: dict[int, int] = {}  # transfers under way: a row of the kernel maps to an index of the trace
