@@ -173,6 +173,7 @@ class Space:
         A handle that is mapped at its place already is left there, as a driver call takes 40 us a granule.
         """
         first, base = at // self.granule, self._base + self.granule
+        # The granules whose mapping changes, by their number in the range.
         fresh = [k for k, handle in enumerate(handles, first) if self._mapped.get(k) is not handle]
         for k in fresh:
             if k in self._mapped:
@@ -210,7 +211,7 @@ class Card:
         self.place = place(self.heap.card)
         torch.cuda.set_device(self.place)
         driver.bind(self.heap.card)
-        self.sms = self.heap.sms  # SMs of the lane that computes now
+        self.sms = self.heap.sms  # SMs of the lane that computes now; a graph has those of its capture
         self.meanwhile: Callable[[], None] | None = None
         self._streams: dict[tuple[int, bool] | str, tuple[Any, int]] = {
             name: (self.heap.stream(), self.heap.sms) for name in ("own", "attend")
@@ -230,6 +231,7 @@ class Card:
         While a model is prepared, the address ranges of its weights and of one KV block are mapped to memory.
         Afterwards they are unmapped again.
         """
+        # A model's embedding lies first in its weights.
         by_base = {space.tensor().data_ptr(): space for space in self._spaces}
         for name, (net, pages) in given.items():
             weight_space, kv_space = by_base[weights[name].embedding.data_ptr()], by_base[kv[name].data_ptr()]
@@ -298,7 +300,7 @@ class Card:
         first, stride = fused.units(kv)
         offsets = [torch.tensor(p.blocks[: -(-p.context // kv.shape[3])]) * stride + first for p in parts]
         table = torch.nn.utils.rnn.pad_sequence(offsets, batch_first=True).to(torch.int32)
-        wide = functional.pad(table, (0, -table.shape[1] % 16))  # Triton sees the stride as a multiple of 16
+        wide = functional.pad(table, (0, -table.shape[1] % 16))  # Triton sees a multiple of 16; 0 is the sink
         tokens = torch.tensor([p.context for p in parts], dtype=torch.int32)
         return fused.Contexts(wide.to(kv.device), tokens.to(kv.device), *fused.scratch(kv, len(parts), self.sms))
 

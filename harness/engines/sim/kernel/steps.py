@@ -36,7 +36,7 @@ def form(S: int, lane: int) -> None:
     B = batch_at(S, b)
     i = B.inst
     n.decodes = decodes
-    n.was = n.kind if lane == 2 * b else PREFILL  # a decode lane is never MIXED; only MIXED is asked for
+    n.was = n.kind if lane == 2 * b else PREFILL  # compose asks whether it was MIXED, which no decode lane is
     n.started_s = W.now
     n.anchor_s = W.now
     n.anchor_work = 0.0
@@ -64,12 +64,12 @@ def form(S: int, lane: int) -> None:
             if q.prefilled + q.piece == target(S, r):
                 out += 1
         context = float(remote_at(S, B.near).context) if decodes > 0 else 0.0
+        # `price` also sets the lane's demands, and takes the layers of this slice off `layers_left`.
         _, _, solo = price(S, lane, decodes, pieces, tokens, area, out, context, -1.0)
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         n.busy = STEP
-        # `price` took the layers of this slice off
-        n.steps = int(n.layers_left == 0)
+        n.steps = int(n.layers_left == 0)  # the last slice ends the step
         n.first_s = solo
         n.slope_s = 0.0
         n.work = solo
@@ -100,12 +100,13 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
     i = B.inst
     k = cost_at(S)[c]
     steps = req_at(S, B.root).last_tick - B.tick
-    power = power_below(B.context)  # attention elsewhere and traffic are priced at it
+    # Demands and attention elsewhere stay as priced in a span, so it ends when the context doubles.
+    power = power_below(B.context)
     each = power / decodes
     near_context = each * (decodes - B.far) if B.far > 0 else float(power)
     base, host, _ = price(S, lane, decodes, 0, 0, 0.0, decodes, near_context, each)
     if B.far > 0:
-        steps = min(steps, span_far(S, lane, c, base, host))
+        steps = min(steps, span_far(S, lane, c, base, host))  # it sets first_s and slope_s as the other branch does
     else:
         floor_s = base + (k.att0 + k.att1 * decodes)  # a step takes the larger of a floor and a line over context
         floor_s = floor_s + host if k.serial else max(floor_s, host)
@@ -130,7 +131,7 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
     steps = min(steps, (2 * power - B.context + decodes - 1) // decodes)
     if n.turn != NO_TURN:
-        steps = min(steps, n.turn_max - n.turn_steps)
+        steps = min(steps, n.turn_max - n.turn_steps)  # rates.py ends a span where the turn's time is up
     if W.lookahead_steps > 0 and lane == 2 * b and B.count[WAITING] > 0:
         joins_in = req_at(S, B.ends[2 * WAITING + 1]).joins_step - n.ran
         if joins_in > 0:  # the last prompt of the queue joins then
@@ -252,7 +253,7 @@ def end_step(S: int, lane: int) -> None:
         rest(S, b)
     dirty(S, 2 * b)
     dirty(S, 2 * b + 1)
-    if n.resized:
+    if n.resized:  # lanes change their partitions together, in compose
         for x in range(W.n_lanes):
             if lane_at(S, x).resized:
                 dirty(S, x)
