@@ -83,7 +83,7 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
     `frame` has a line a run and measure: condition, label, seed, side, measure, value, invalid.
     """
     bad = {key for key, _ in frame[frame["invalid"]].groupby(KEYS)}
-    kept = frame[[key not in bad for key in frame[KEYS].itertuples(index=False, name=None)]]
+    kept = frame[~frame.set_index(KEYS).index.isin([*bad])]
     wide = kept.pivot_table(index=[*KEYS, "measure"], columns="side", values="value", aggfunc="first", dropna=False)
     return wide.reindex(columns=[SERVERS, SIMULATOR]).dropna().reset_index()
 
