@@ -38,7 +38,7 @@ LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules"
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "gptq", "awq", "mxfp4", "modelopt", "bitsandbytes")
 ALGORITHMS = {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8_block", "FP8_BLOCK": "fp8_block",
               "NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "NVFP4_AWQ": "nvfp4", "MXFP4": "mxfp4", "": "bf16"}  # fmt: skip
-MOST_CHARS, MOST_REPEATS, MOST_CHOICES = 1000, 3, 8  # that a regular expression may have, but for its last .*
+MOST_CHARS, MOST_REPEATS, MOST_CHOICES = 1000, 3, 8  # limits of a regular expression, but for its last .*
 HEAD = "lm_head"  # vLLM quantises it only if the config says so; else it has 16 bits
 NF4 = Format("int4", 0.5 + 1 / 64 + 1 / 256)  # bitsandbytes: 8 bits for 64 values, 32 for 256 of those
 

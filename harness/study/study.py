@@ -195,7 +195,7 @@ class Study:
     notes: tuple[str, ...] = ()  # for the caption
     for_system: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
-    )  # by system: fields that only its spec has
+    )  # fields that only a system's spec has, by system
     measures: tuple[str, ...] = ()  # columns of the table beside attainment (columns.py)
     setting: str = ""  # the setting of all runs in words, if claims are about measures
     headline: str = ""  # the first line of an answer in claims, with {} where the numbers stand; the name of ideas

@@ -12,9 +12,9 @@ from tests.tools import style
 from tests.tools.style import PRODUCT, Comment, code_lines, files, fragments, skips
 
 # Lines of code: no blank lines, comments and docstrings. `python -m tests.tools.lines harness ...` counts them.
-MOST_CODE = {PRODUCT: 60_878, ("tests",): 43_169}
+MOST_CODE = {PRODUCT: 57_321, ("tests",): 40_087}
 # `python -m tests.tools.style` lists these two.
-MOST_FRAGMENTS = {PRODUCT: 98, ("tests",): 127}
+MOST_FRAGMENTS = {PRODUCT: 97, ("tests",): 116}
 MOST_SKIPS = 50
 MOST_LINES = 500
 LONG = {  # files that are longer, each with its reason

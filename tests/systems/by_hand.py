@@ -53,7 +53,7 @@ class Seen:
     room: int = 1 << 40
     used_bytes: int = 0
     made: int = 0  # tokens of every request
-    state: Weights = "in"  # of all weights
+    state: Weights = "in"  # bytes of all weights
 
     def batch(self, batch: Batch) -> BatchState:
         return self.batches.get(batch.inst.model, EMPTY)
