@@ -1,12 +1,13 @@
 """Servers that run already, of whatever kind and wherever they are: `--engine attach+urls=URL[,URL]`.
 
-Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
-is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
-or stopped: a `Load` is done at once wherever a policy puts the model, and evictions, limits and the like are refused.
-What policies know of sizes and speeds is what the spec says of its GPUs, and may not hold for the servers.
+Each URL is an OpenAI-compatible endpoint that serves one model or more, which its /v1/models lists. Each model of the
+workload is served by the listed model of the same name. Models without a namesake take the remaining listed models, in
+the order of the URLs. Nothing is loaded or stopped: a `Load` is done at once wherever a policy puts the model, and
+evictions, limits and the like are refused. Policies see the sizes and speeds of the spec's GPUs, which may not be those
+of the servers.
 
-Their caches may be warm, so prompts differ from run to run by a salt, which the run's verdict has; a run whose prompts
-were found in a cache all the same is invalid.
+The servers' caches may be warm, so each run salts its prompts; its verdict states the salt. If prompts were found in a
+cache nevertheless, the run is invalid.
 
 A key goes to the hosts of the URLs and nowhere else: redirects are refused, and so are URLs with a user or a password.
 """
@@ -52,7 +53,7 @@ class Fields:
 
 
 class Attached(Kind):
-    """The servers at the URLs that a user names, which run already."""
+    """Running servers at the URLs that a user names."""
 
     name = "attach"
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
@@ -74,7 +75,7 @@ class Attached(Kind):
         self.matched: dict[str, tuple[Server, str]] = {}  # a model maps to its server, matched by "name" or "order"
 
     def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
-        """Ask every URL for its models; see Kind."""
+        """Ask every URL for its models, and match them to the workload's models. Raises UserError; see Kind."""
         if self.lacks:
             raise UserError(f"attach needs {self.lacks}")
         key = os.environ.get(self.key_env, "") if self.key_env else ""
@@ -86,16 +87,16 @@ class Attached(Kind):
         self.style = self.style._replace(key_env=self.key_env, salt=1 + secrets.randbelow(1 << 32))
 
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:  # noqa: ARG002
-        """See Kind."""
+        """Return the address of the server that is matched to an instance's model; see Kind."""
         return Seat(self.matched[inst.model][0], None)
 
     def roots(self) -> list[int]:
-        """Return the processes that listen at the URLs on this machine; see Kind."""
+        """Return the ids of this machine's processes that listen at the URLs; see Kind."""
         ports = {url.port for text in self.urls if (url := urlsplit(text)).hostname in HERE | {socket.gethostname()}}
         return listeners(ports) if ports else []
 
     def served(self) -> dict[str, str]:
-        """See Kind."""
+        """Return for each model, in words, which server it is matched to; see Kind."""
         return {
             m: f"served as {shown(to.model, NAME)} at {to.url}, matched by {how}"
             for m, (to, how) in self.matched.items()
@@ -103,7 +104,10 @@ class Attached(Kind):
 
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
-    """List the models that a URL serves, each with the owner its server states. Raises UserError if it has none."""
+    """List the models that a URL serves, each with the owner that its server states.
+
+    Raises UserError if the server lists no model, or if its answer is not a list of models.
+    """
     base = _base(url)
     try:
         listed = json.loads(_answer(base, key))["data"]

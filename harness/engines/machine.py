@@ -1,6 +1,6 @@
-"""A run's machine: the models that it serves, its GPUs and settings, what it is priced with, what policies may know.
+"""A run's machine: its models, GPUs and settings, its cost tables, and the facts that policies may know.
 
-Every engine is configured by it. Nothing here runs anything, and nothing here is compiled.
+It configures every engine. This module runs nothing, and none of its code is compiled.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything of a run's machine that is equal for all systems."""
+    """The settings of a run's machine, which are the same for all systems."""
 
     models: tuple[Served, ...]
     gpu: str = "h100"  # the kind of all, or a mix of kinds (policy/mix.py)
@@ -130,7 +130,7 @@ class Config:
 
     @property
     def group_gpus(self) -> int:
-        """The largest number of GPUs that a tensor-parallel group can have: it lies within a node and has one kind."""
+        """The largest number of GPUs of a tensor-parallel group, which lies within one node and has one kind of GPU."""
         return min(self.node_gpus, max(n for _, n in mix.copies(self.gpu, self.gpus)))
 
 
@@ -160,7 +160,7 @@ class Machine(NamedTuple):
 
     @property
     def stacked(self) -> Tables:
-        """The cost tables of all kinds, the rows of one kind behind those of another."""
+        """The cost tables of all kinds as one: the rows of the first kind, then those of the other kinds."""
         if not self.others:
             return self.tables
         each = [machine.tables for machine in self.all]
@@ -172,9 +172,10 @@ class Machine(NamedTuple):
 
 
 def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
-    """Return the machine that a configuration names; `host` replaces its host profile, as a fit tries several.
+    """Return the machine that a configuration names.
 
-    Raises UserError for a mix with a cost table, and for a mix whose kinds differ in the costs of API calls.
+    `host` replaces the host profile of the configuration, for fits, which try several. Raises UserError for a mix with
+    a cost table, and for a mix whose kinds differ in the costs of API calls.
     """
     if mix.mixed(config.gpu):
         return _mixed(config, host)
@@ -250,7 +251,7 @@ def block_bytes(config: Config, model: Served) -> int:
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     """Return the least bytes of KV memory that a model takes at a time.
 
-    They are one block or, with elastic KV memory, one page id in every layer (kvcached).
+    That is one block or, with elastic KV memory, one page id in every layer (kvcached).
     """
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
@@ -272,7 +273,7 @@ def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "m
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
-    """Return bytes that come and go with a model's weights on each of its GPUs: the weights, and its process."""
+    """Return the bytes that a model's weights and its process take on each GPU; they come and go together."""
     if config.pool_bytes is not None:
         return shapes.weight_bytes(model.shape, model.tp)
     layout = laid_out(config, layout)
@@ -293,7 +294,7 @@ def parts(config: Config, model: Served) -> process.Parts:
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:
-    """Return the layout of the processes in this run, for a system whose engine has the given layout.
+    """Return the layout of the processes in this run, given the layout that the system's engine asks for.
 
     If the run sets one process per model for all systems, "gpu" becomes "kept", and every other layout "model".
     """

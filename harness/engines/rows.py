@@ -34,15 +34,16 @@ def batches(
     first_tokens: NDArray[np.int64] | None = None,
     alone_s: OfRows[tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
+    """Yield rows in order of id, in batches of at most 65,536 rows; times are in whole nanoseconds, rounded once.
 
     `R` has the fields of `stamps.FIELDS`. `ends` and `alone_s` are functions of a slice of rows. `ends` returns indices
-    of `stamps.NAMES`, and `alone_s` the seconds that prefill and decode of each request take alone (None: not known).
-    `api_in_s` are the seconds before the engine sees a request, and `api_out_s` those before the client sees a token.
+    of `stamps.NAMES`. `alone_s` returns the seconds that each request's prefill and its decode take alone (None: not
+    known). `api_in_s` are the seconds before the engine sees a request, and `api_out_s` those before the client sees a
+    token.
 
-    `tokens`, `gaps` and `first_tokens` have an entry per request. `tokens` are the times of its tokens. `gaps` are, by
-    cause, the nanoseconds of the longest gap between two tokens (None: not known). `first_tokens` is the number of
-    tokens that came together as the first ones (None: one).
+    `tokens`, `gaps` and `first_tokens` have an entry per request. `tokens` has the times of its tokens. `gaps` has, by
+    cause, the nanoseconds that it waited within the longest gap between two tokens (None: not known). `first_tokens` is
+    the number of tokens that arrived together as the first ones (None: one).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -121,9 +122,9 @@ def noted(of: Noted, jobs: Jobs, fidelity: str, *, token_times: bool) -> Iterato
 
 
 def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round the seconds of each cause to nanoseconds, so that those of a request sum to its total.
+    """Round the seconds of each cause to nanoseconds, so that the nanoseconds of each request sum to its `total_ns`.
 
-    `seconds` has the dimensions (causes, requests). The longest cause of a request takes the difference that rounding
+    `seconds` has the dimensions (causes, requests). The longest cause of a request absorbs the difference that rounding
     leaves.
     """
     ns = np.rint(seconds * 1e9).astype(np.int64)
@@ -145,8 +146,8 @@ def token_times(
 ) -> tuple[pa.Array, dict[str, pa.Array]]:
     """Return the time of each token since the intended arrival of its request, as a list<int64> in ns per request.
 
-    The times are computed from the log of an engine: a segment of the log gives the end of every decode tick of a
-    batch, and a stay gives the ticks in which a request took part, and the time at which a prefill gave it a token.
+    The times are computed from the log of an engine. A segment of the log gives the end of every decode tick of a
+    batch. A stay gives the ticks in which a request took part, or the time at which a prefill gave it a token.
 
     Return also, by cause, the nanoseconds that each request waited within the longest gap between two of its tokens
     (the first of equally long ones). They sum to that gap, and are null for a request that made fewer than two tokens.
@@ -206,7 +207,7 @@ def token_times(
 
 
 def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the owners that have two stamps or more, and the index of the stamp before the longest gap of each.
+    """Return the owners of two stamps or more, and for each the index of the stamp before its longest gap.
 
     `owner` has the owner of each stamp in `ns`; owners ascend, and the stamps of each are in order.
     """

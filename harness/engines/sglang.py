@@ -1,9 +1,9 @@
-"""SGLang's server, a process a model and GPU (servers/started.py); on a host without a card it does not serve.
+"""SGLang's server, one process for each model on each set of GPUs (servers/started.py); it needs GPUs.
 
-A server has a fixed share of the card (`--mem-fraction-static`) for its weights, its process and its KV memory. KV gets
-what a `Limit` set before the start allows, else an equal part of what is left with the other servers of the start;
-with kvcached it is taken on demand. A server that is loaded by way of `sleep` gives its memory back when it is evicted,
-and takes it again when it is loaded (its memory saver).
+A server has a fixed share of the card (`--mem-fraction-static`) for its weights, its process and its KV memory. If a
+`Limit` was set before the start, KV memory gets what it allows. The servers of the start without a limit share the rest
+equally. With kvcached, KV memory is taken on demand. A server that is loaded by way of `sleep` gives its memory back
+when it is evicted, and takes it again when it is loaded (its memory saver).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.policy.types import Inst, Option
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields that `--engine sglang+attention=triton+sampling=pytorch` sets; "" leaves it to SGLang."""
+    """Fields that `--engine sglang+attention=triton+sampling=pytorch` sets; "" leaves the choice to SGLang."""
 
     attention: str = ""
     sampling: str = ""
@@ -43,7 +43,7 @@ class Sglang(Started):
     fields = Fields()
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
-        """See Started."""
+        """Return the command line of an instance's server; see Started."""
         on, given = self.part(inst, kv_bytes, sms), self.fields
         return commands.sglang(
             self.python, serve, on, pdmux=self.split, attention=given.attention, sampling=given.sampling

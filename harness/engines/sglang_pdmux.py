@@ -1,9 +1,9 @@
 """SGLang's server with its own PD-multiplexing: prefill and decode of one server on parts of the SMs at once.
 
-Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows. It is started with
-`--enable-pdmux` and a file that leaves the groups to SGLang. Its prefills are whole: the spec's
-chunk is not used.
-This is not our policy `pdmux`, which orders turns and SMs: no server takes such orders.
+Whatever a system orders, SGLang divides the SMs of each server by itself, as the server's batch grows. A server is
+started with `--enable-pdmux` and a file that leaves the groups of SMs to SGLang. It computes each prompt whole: the
+spec's chunk size is not used. Our policy `pdmux` is something else: it orders turns and SMs, and no server takes such
+orders.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class SglangPdMux(Sglang):
     """Servers of SGLang with PD-multiplexing: prefill and decode run at the same time on parts of the SMs."""
 
     def ready(self, at: Path) -> None:
-        """See Kind."""
+        """Prepare as for any server, and write the settings of PD-multiplexing into the folder `at`; see Kind."""
         super().ready(at)
         self.split = at / "pdmux.yaml"
         self.split.write_text(json.dumps(commands.PDMUX), "utf-8")  # JSON is a part of YAML
 
     def served(self) -> dict[str, str]:
-        """See Kind."""
+        """Return for each model, in words, how it is served; see Kind."""
         return {model: f"{how}, SGLang's own PD-multiplexing" for model, how in super().served().items()}
 
 

@@ -1,4 +1,4 @@
-"""Records of requests that engines keep, of which `rows.py` makes rows; NumPy alone."""
+"""The records of requests that engines keep, from which `rows.py` makes rows; this module needs only NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
 
 
 def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the intended arrival of each request, in seconds."""
+    """Return the intended arrival of each request, in seconds.
+
+    In a closed loop, that is when the client sent the request; it is `end_s` at the latest.
+    """
     if jobs.after is None:
         return jobs.arrival_s
     # a request that its client had not sent when the run ended gets that time, outside the window

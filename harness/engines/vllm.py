@@ -1,10 +1,11 @@
-"""vLLM's server, a process a model and GPU, or a model on a host without one (servers/started.py).
+"""vLLM's server, one process for each model on each set of GPUs or, without GPUs, for each model (servers/started.py).
 
-On a card a server has a fixed share (`--gpu-memory-utilization`) for its weights, its process and its KV memory. KV
-gets what a `Limit` set before the start allows, else an equal part of what is left with the other servers of the start;
-with kvcached it is taken on demand. A server that is loaded by way of `sleep` sleeps at level 1 when it is evicted, and
-wakes when it is loaded again; `sleep2` is level 2, which reads weights from their files again, and is there only where
-models have files. On a host without a card vLLM refuses to sleep, so that an evicted server stops.
+On a card a server has a fixed share (`--gpu-memory-utilization`) for its weights, its process and its KV memory. If a
+`Limit` was set before the start, KV memory gets what it allows. The servers of the start without a limit share the rest
+equally. With kvcached, KV memory is taken on demand. A server that is loaded by way of `sleep` sleeps at level 1 when
+it is evicted, and wakes when it is loaded again. The way `sleep2` is level 2: waking reads the weights from their files
+again, so the way exists only if models have files. On a host without a card vLLM refuses to sleep, so that an evicted
+server stops.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Vllm(Started):
             self.facts = {**self.facts, "model runner": "V1, for kvcached has no adapter to V2 here"}
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
-        """See Started."""
+        """Return the command line of an instance's server; see Started."""
         if self.card is not None:
             return commands.vllm(self.python, serve, self.part(inst, kv_bytes, sms))
         return commands.vllm(self.python, serve, commands.Cpu(self.threads, kv_bytes))

@@ -37,7 +37,7 @@ ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # the order 
 
 @dataclass(slots=True)
 class Live:
-    """A request that came and has not ended."""
+    """A request that has arrived and has not ended."""
 
     rid: int
     model: str
@@ -97,7 +97,7 @@ class WallClock:
         raise NotImplementedError
 
     def waits_for(self, request: Live) -> str:
-        """Return why a request in a batch is not stepping: one of record.WAITS."""
+        """Return why a request of a batch is waiting while it is in no step: one of record.WAITS."""
         raise NotImplementedError
 
     def release(self, request: Live) -> None:
@@ -109,9 +109,9 @@ class WallClock:
         raise NotImplementedError
 
     def act(self, action: Action) -> Refusal | None:
-        """Start an action, and return the reason if it is refused.
+        """Start an action; return the reason if it is refused, else None.
 
-        After a refusal "not now" an engine has to call `freed` as soon as memory or another resource came free.
+        After a refusal "not now" an engine has to call `freed` as soon as memory or another resource becomes free.
         """
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class WallClock:
 
     @property
     def begun(self) -> bool:
-        """True while the clock runs."""
+        """True once `begin` has started the clock."""
         return self._zero_s < math.inf
 
     @property
@@ -150,7 +150,7 @@ class WallClock:
         return self.now_s >= self._end_s
 
     def clock(self) -> float:
-        """Read the clock; it stops at the run's end."""
+        """Return the present time in seconds; it stops at the run's end."""
         if self.begun:
             self.now_s = min(time.monotonic() - self._zero_s, self._end_s)
             for at_s in (0.0, self.config.window_s):
@@ -167,7 +167,7 @@ class WallClock:
             self._arrive(*heapq.heappop(self._future))
 
     def do(self, action: Action) -> Done | None:
-        """See Engine."""
+        """Start an action; return a "not now" `Done` if it cannot start now but may later, else None."""
         self.clock()
         refusal = self.act(action)
         if refusal is None:
@@ -180,13 +180,13 @@ class WallClock:
         return None
 
     def freed(self) -> None:
-        """Queue a `Freed` event, if an action was refused "not now" since the last such event."""
+        """Queue a `Freed` event if an action was refused "not now" since the last `Freed` event."""
         if self._lacking:
             self._told.append(Freed())
             self._lacking = False
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Queue those events of one instant to which the policy listens, sorted by ORDER."""
+        """Queue events of one instant in the order of ORDER, but only those that the policy hears."""
         wanted = (e for e in events if type(e) in self._hears or (type(e) is Done and self._wanted(e)))
         self._told.extend(sorted(wanted, key=lambda event: ORDER.index(type(event))))
 
@@ -209,7 +209,7 @@ class WallClock:
         request.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
-        """Return the run's counters; see Engine. The seconds of a step count in the window in which the step ends."""
+        """Return the run's counters; see Engine. The seconds of a step count if the step ends within the window."""
         window_s = self.config.window_s
         busy_s = self._busy_at.get(window_s, self._busy_s())
         return {
@@ -227,14 +227,14 @@ class WallClock:
         return self.batches.get(batch, {}).values()
 
     def gone(self, rid: int) -> Refusal | None:
-        """Return the refusal of an action on a request that has ended or never came; None if the request is live."""
+        """Return the refusal of an action on a request that has ended or never arrived; None if the request is live."""
         if rid in self.live:
             return None
         came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
         return ("gone", "the request has ended") if came else ("never", f"no request {rid}")
 
     def state(self, rid: int) -> RequestState:
-        """Return the state of a request. Raises KeyError if it has not come."""
+        """Return the state of a request. Raises KeyError if it has not arrived."""
         request = self.live.get(rid)
         if request is None:
             if not (0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf):
@@ -266,7 +266,7 @@ class WallClock:
         return None
 
     def withdrawn(self, request: Live) -> None:
-        """Take a request out of its batch, before it joins another one; free its KV, unless an engine keeps it."""
+        """Take a request out of its batch before it joins another one; free its KV, unless an engine overrides it."""
         self._leave(request)
 
     def _leave(self, request: Live) -> None:
@@ -316,14 +316,14 @@ class WallClock:
         return Noted(R, self._ends, self._stamps_s, list(self._places), late_s, self.now_s)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield rows of what happened to each request."""
+        """Yield the rows of requests.parquet, one per request."""
         from harness.engines import rows
 
         yield from rows.noted(self.noted(), self.jobs, self.fidelity, token_times=self.config.token_times)
 
 
 class WallView:
-    """The part of a View that concerns requests only."""
+    """The part of a View that concerns only requests and batches."""
 
     def __init__(self, engine: WallClock) -> None:
         self.engine = engine

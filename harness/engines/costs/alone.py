@@ -1,4 +1,4 @@
-"""Seconds of requests alone on idle GPUs: their steps under a run's batching limits, by the cost table."""
+"""Seconds that requests take alone on idle GPUs, by the cost table and the run's limits on a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a step's cost, which cost tables give and the simulator's kernel consumes.
+"""The form of a step's cost: cost tables state its coefficients, and the simulator's kernel uses them.
 
 One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds are solo seconds.
 
@@ -17,14 +17,14 @@ An engine's products take `pre_x` times as long in steps with prompts as by them
 phase alone: the number of prompt tokens from which on it holds was not measured (row 5 of probe/ORDER.md).
 `head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
-Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which
-query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels, times
-pre_x in a step with prompts.
+Attention of B' decodes to KV on other GPUs takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') on these GPUs, and the
+time in which query_bytes B' go out and result_bytes B' come back. `kernels` divides gemm(m) / layers (in a step with
+prompts, times pre_x) among a layer's kernels.
 
 Demands of a step on each of its GPUs, both <= 1:
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (weights + kbytes C) / (hbm step))
-    weights = wbytes + xbytes (1 - xmiss^m): of experts drawn alike, the share that m tokens touch (1 - (1 - top/all)^m)
-Beside others kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a step has
+    weights = wbytes + xbytes (1 - xmiss^m): m tokens touch this share, 1 - (1 - top/all)^m, of equally likely experts
+Beside other steps, kernels take turns (docs/semantics.md, Sharing a GPU). A turn of a step has
     w = 0 to 1 as p goes from few to many,   fill = dec_fill + w (pre_fill - dec_fill)
     turn = (passes + w (1 - passes)) duty step / layers;   1 for all where `equal` is set
     duty = min(1, gpu / step); pre_duty or dec_duty, by whether the step has prefill tokens, where that is above 0

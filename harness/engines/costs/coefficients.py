@@ -61,7 +61,7 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
     """Return the same as `tables`, computed from quantities that the caller passes.
 
-    In this way a fit evaluates quantities before it writes them.
+    A fit uses it to evaluate quantities before it writes them.
     """
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
@@ -119,11 +119,11 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
 
 
 def _halved(seconds: F8) -> F8:
-    """Return seconds on `GRID`, with those of long steps limited.
+    """Return the seconds on `GRID`, limited for long steps.
 
-    A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens, and no step takes
-    longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take 1.6 to 3.4 % more per token than
-    those of half as many on H100, H200 and B200 (median), and 3.7 to 7.9 % more on L40S. The reason is that long calls
+    A step of LONG tokens or more takes at most DOUBLE times as long as two steps of half its tokens. No step takes
+    longer than one of more tokens. Measured products of 4,096 and 8,192 tokens take more time per token than those of
+    half as many: 1.6 to 3.4 % on H100, H200 and B200 (median), and 3.7 to 7.9 % on L40S. The reason is that long calls
     lower the GPU's clock before they end, and short ones do not. A server that computes all the time has one clock,
     whatever the length of its steps.
     """
@@ -141,7 +141,7 @@ def set_turns(c: np.void, turns: forms.Turns) -> None:
 
 
 def _active(shape: Shape, tp: int) -> float:
-    """Return the number of weights on each GPU with which a token is multiplied, without those of the LM head."""
+    """Return the number of weights on each GPU by which a token is multiplied, without the weights of the LM head."""
     count, moe = parameters.parameters(shape, tp), shape.experts
     part = count.experts * moe.top / moe.routed if moe is not None else 0.0
     return count.attention / shape.dp + count.ffn + count.shared + count.router + part
@@ -158,8 +158,8 @@ def _read_bytes(shape: Shape, tp: int) -> float:
 def _decode_lines(q: Toml, spec: GpuSpec, shape: Shape, tp: int, layer: F8) -> F8:
     """Fit the seconds of a layer's decode attention, and return att0, att1, dec0, dec1, dec2 of `coef`.
 
-    They are two planes, of which the larger one counts. Errors are relative to the seconds of the whole layer, whose
-    other kernels take `layer` seconds on `GRID`.
+    The fit is the larger of two planes. Errors are relative to the seconds of the whole layer, whose other kernels take
+    `layer` seconds on `GRID`.
     """
     B, ctx = (x.ravel() for x in np.meshgrid(SEQS, 2.0 ** np.arange(4, 15)))
     B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
@@ -212,7 +212,7 @@ def nonnegative(X: F8, y: F8, w: F8) -> F8:
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
     """Return the speeds of decode and prefill steps at SHARES of the SMs, as fractions of the speed on all SMs.
 
-    The host time of a step is the same at every share.
+    The host time of a step is the same at every share, and no step is faster on fewer SMs.
     """
 
     def speed(kernels_s: F8, seqs: F8 | float) -> F8:

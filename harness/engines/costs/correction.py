@@ -1,4 +1,4 @@
-"""Factors by which measured times differ from a mechanism, on a coarse grid of its axes."""
+"""Factors that correct the seconds of a formula to measured ones, on a coarse grid of the formula's arguments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from harness.engines.costs.quantities import F8, Toml
 
 
 def correction(q: Toml, *at: F8) -> F8:
-    """Return the factors that correct the seconds of a formula to measured ones; 1 if the quantity has no factors.
+    """Return the factors by which the seconds of a formula are multiplied; 1 if the quantity has no factors.
 
-    The factors lie on a coarse log2 grid. Between its points their logarithms are interpolated linearly, and beyond its
-    edges they are constant.
+    The factors lie on a coarse log2 grid of the formula's arguments `at`. Between grid points their logarithms are
+    interpolated linearly, and beyond the edges of the grid they are constant.
     """
     if not q.get("factors"):
         return np.ones(())

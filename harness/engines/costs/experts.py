@@ -1,6 +1,7 @@
 """Seconds of a layer's routed experts, and which of their weights a step reads.
 
-A step of m tokens, `top` of `routed` experts each, has m x top rows. They are assumed to spread by one of `SPREADS`:
+In a step of m tokens, each token goes to `top` of `routed` experts, which gives m x top rows. These are assumed to
+spread over the experts by one of `SPREADS`:
 
     balanced          every expert has equally many: min(routed, m top) experts are touched
     power_law_ALPHA   an expert's part is a draw of the density x^-ALPHA, on [1, 0.8 m] if m top > routed, else on
@@ -9,9 +10,11 @@ A step of m tokens, `top` of `routed` experts each, has m x top rows. They are a
                       those with the most. The measured calls drew their rows so (AIConfigurator, collector/helper.py,
                       `_generate_power_law_distribution`)
 
-The weights of the experts touched are read once, whatever their rows; rows count in tiles.
+The weights of each touched expert are read once, whatever its rows; an expert's rows are rounded up to whole tiles.
 
-    seconds = (launch + max(touched x expert bytes / hbm, tiled rows x flops) + touched x expert_s) x factors
+    seconds = (launch + max(touched x expert bytes / hbm, tiled rows x flops) + touched x expert_s + moves) x factors
+
+where moves are the seconds in which the rows are gathered and put back. The seconds are at least the roofline's.
 """
 
 from __future__ import annotations

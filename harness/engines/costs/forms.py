@@ -1,7 +1,8 @@
-"""The form of a quantity in a cost table: what `tables/*.toml` state of a GPU kind, and a user's own table replaces.
+"""The forms of quantities in cost tables: `tables/*.toml` state them for a GPU kind, and a user's table replaces some.
 
-`fit`, `held` and `held_parts` are errors of a fit; without them a quantity is a roofline of unknown error. `factors`
-hold one number for each point of `axes`, the last axis varying fastest. (Classes of two parents have no slots.)
+`fit`, `held` and `held_parts` are errors of a fit; a quantity without them is a roofline of unknown error. `factors`
+has one number for each point of `axes`, where the last axis varies fastest. (Classes with two base classes have no
+slots.)
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Prefill(Grid, Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Grid):
-    """Attention of decode steps, for grouped-query heads, which share KV heads, or for heads with a KV head each."""
+    """Attention of decode steps for one kind of heads: grouped-query heads, or heads that each have a KV head."""
 
     floor_s: Number
     merge_s: Number
@@ -104,7 +105,7 @@ class Attention(Grid):
 
 @dataclass(frozen=True, kw_only=True)
 class Decode(Quantity):
-    """Attention of decode steps."""
+    """Attention of decode steps, by kind of heads: grouped-query heads, or heads that each have a KV head."""
 
     gqa: Attention
     mha: Attention
@@ -112,7 +113,7 @@ class Decode(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Collective(Quantity):
-    """Sums over the GPUs of a tensor-parallel group, or exchanges between those of data-parallel attention."""
+    """All-reduces of a tensor-parallel group, or exchanges between the groups of data-parallel attention."""
 
     elements: Numbers
     tp2_s: Numbers
@@ -123,7 +124,7 @@ class Collective(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Share(Quantity):
-    """Steps on a part of a GPU."""
+    """The arithmetic and the HBM bandwidth that steps reach on a part of a GPU's SMs."""
 
     arith_power: Number
     saturation: Number
@@ -132,7 +133,7 @@ class Share(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Turns(Quantity):
-    """Turns of kernels of several models on a GPU, as `coef.COST` has them."""
+    """The turns that kernels of several models take on a GPU; `coef.COST` describes the numbers."""
 
     passes: Annotated[int | float, Ge(1)]
     decode_fill: Annotated[int | float, Gt(0), Le(1)]

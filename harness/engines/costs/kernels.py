@@ -28,12 +28,12 @@ WHOLE = Part()
 
 
 def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, part: Part = WHOLE) -> F8:
-    """Return the seconds of one GEMM, m tokens x n outputs x k inputs, weights in HBM.
+    """Return the seconds of one GEMM of m tokens x n outputs x k inputs, with weights in HBM.
 
-    The GEMM library picks a tile shape, and the number of parts into which it splits k. A choice takes the time of
-    whole waves of tiles over the SMs, or that of its bytes over HBM, whichever is longer. The seconds are those of the
-    fastest choice, corrected by a coarse table over (m, n, k). For formats other than bf16 the quantity states the
-    bytes of weights and inputs, and the FLOP/s as a multiple of bf16's.
+    The GEMM library picks a tile shape, and the number of parts into which it splits k. Each choice takes the longer of
+    two times: that of whole waves of tiles over the SMs, and that of its bytes over HBM. The seconds are those of the
+    fastest choice, corrected by a coarse table over (m, n, k), and at least those of the roofline. For formats other
+    than bf16 the quantity states the bytes of weights and inputs, and the FLOP/s as a multiple of bf16's.
     """
     m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
     if "weight_bytes" in q:
@@ -68,7 +68,7 @@ def product_s(
 
 
 def gemm_of(q: Toml, stored: Format) -> Toml:
-    """Return the quantity by which GEMMs of a format are priced."""
+    """Return the quantity that prices GEMMs with weights in the format `stored`."""
     if stored.name == "bf16":
         return cast("Toml", q["gemm"])
     if f"gemm_{stored.name}" in q:
@@ -135,7 +135,7 @@ def prefill_s(
 
 
 def small_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8) -> F8:
-    """Return the seconds per layer of the two norms, rope, activation and cache write of `m` tokens."""
+    """Return the seconds per layer of the small kernels for `m` tokens: two norms, rope, activation and cache write."""
     each = [(part, heads_of(part, tp)) for part in alike(shape)]
     numbers = sum(part.layers * (heads + 2 * kv) * part.head_dim for part, (heads, kv) in each) / shape.layers
     wide = (3 if shape.gated else 2) * (shape.ffn if shape.experts is None else shape.experts.shared_ffn) / tp
@@ -154,7 +154,11 @@ def in_group(shape: Shape, count: ArrayLike) -> F8:
 
 
 def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
-    """Return the seconds of a collective over `tp` GPUs; `elements` are those of all GPUs' parts together, in bf16."""
+    """Return the seconds of an all-gather or a reduce-scatter over `tp` GPUs.
+
+    `elements` is the number of bf16 elements of all GPUs' parts together. Raises UserError if the cost table lacks
+    `op`.
+    """
     if tp > 1 and op not in q:
         raise UserError(f"this machine's cost table has no {op}, which data-parallel attention takes")
     return all_reduce_s(q.get(op, q["all_reduce"]), tp, elements, passes=1)
@@ -163,10 +167,10 @@ def collective_s(q: Toml, op: str, tp: int, elements: ArrayLike) -> F8:
 def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
     """Return the seconds of an all-reduce of bf16 `elements` over `tp` GPUs.
 
-    They are interpolated in the logarithms of elements and seconds between measured points. Beyond the last point they
+    Between measured points, they are interpolated in the logarithms of elements and seconds. Beyond the last point they
     grow in proportion to the elements. If the quantity names a link (`wire`), they are at least the seconds of a ring
     over this link. All bytes pass a link of the ring `passes` times: twice in an all-reduce, once in an all-gather or a
-    reduce-scatter.
+    reduce-scatter. Raises UserError if no times for `tp` GPUs were measured.
     """
     x, elements = np.array(q["elements"], dtype=np.float64), np.asarray(elements, dtype=np.float64)
     if tp == 1:
@@ -184,9 +188,9 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike, passes: int = 2) -> F8:
 def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
     """Return the seconds of a layer's collectives for `m` tokens: after attention, and after the FFN or experts.
 
-    Each is an all-reduce over the group. With data-parallel attention the FFN is still cut over all GPUs: after
-    attention come an all-reduce within each attention group and an all-gather of the groups' tokens; after the FFN, a
-    reduce-scatter of their sums to the groups and an all-reduce within each.
+    Each is an all-reduce over the group. With data-parallel attention the FFN is still split over all GPUs. After
+    attention come an all-reduce within each attention group and an all-gather of the groups' tokens. After the FFN come
+    a reduce-scatter of the sums to the groups and an all-reduce within each group.
     """
     m = np.asarray(m, dtype=np.float64)
     if shape.dp == 1:
@@ -198,7 +202,7 @@ def exchanges_s(q: Toml, shape: Shape, tp: int, m: ArrayLike) -> tuple[F8, F8]:
 
 
 class Gemms(NamedTuple):
-    """A layer's four GEMMs as (n, k) per GPU."""
+    """A layer's four GEMMs as (n outputs, k inputs) on each GPU."""
 
     qkv: tuple[float, float]
     out: tuple[float, float]
@@ -207,9 +211,9 @@ class Gemms(NamedTuple):
 
 
 def gemms(shape: Shape, tp: int) -> Gemms:
-    """Return (n, k) of a layer's GEMMs on each of `tp` GPUs; QKV are one GEMM, and gate and up are one.
+    """Return (n, k) of a layer's GEMMs on each of `tp` GPUs; QKV are one GEMM, and so are gate and up.
 
-    These two are split over the GPUs by columns, and the output and down projections by rows.
+    QKV and gate-up are split over the GPUs by columns, the output and down projections by rows.
     """
     heads, kv = heads_of(shape, tp)
     ffn = shape.ffn / tp
@@ -228,12 +232,12 @@ def part_of(q: Toml, share: F8) -> Part:
 
 
 def decode_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, B: F8, ctx: float, part: Part = WHOLE) -> F8:
-    """Return the seconds of a decode step's kernels on a part of each GPU; the launch floors do not shrink."""
+    """Return the seconds of a decode step's kernels on a part of each GPU; launch floors do not depend on the part."""
     return _kernels_s(q, spec, shape, tp, B, B, part) + decode_attention_s(q, spec, shape, tp, B, ctx, part)
 
 
 def prefill_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, n: F8, tokens: F8, part: Part = WHOLE) -> F8:
-    """Return the seconds of a prefill step's kernels, n prompts of `tokens` tokens, on a part of each GPU."""
+    """Return the seconds of a prefill step's kernels on a part of each GPU; it has n prompts of `tokens` tokens."""
     body = _kernels_s(q, spec, shape, tp, n * tokens, n, part)
     return body + prefill_attention_s(q, spec, shape, tp, n, tokens, part)
 
@@ -313,16 +317,17 @@ def head_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, out: ArrayLike, part: 
 
 
 def products_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE) -> F8:
-    """Return the mean seconds per layer of matrix products of `m` tokens, routed experts among them."""
+    """Return the seconds of a layer's matrix products for `m` tokens, as a mean over layers and with routed experts."""
     return sum(kernel_products_s(q, spec, shape, tp, m, part), start=np.zeros(()))
 
 
 def kernel_products_s(
     q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, part: Part = WHOLE
 ) -> tuple[F8, F8, F8, F8]:
-    """Return the mean seconds per layer of each product: QKV, output, gate and up, down.
+    """Return the seconds of a layer's matrix products, as means over layers: QKV, output, gate and up, down.
 
-    In a mixture of experts the router counts with the output, and the experts' own products with gate and up, and down.
+    In a mixture of experts, the router counts as part of the output. Two thirds of the routed experts' seconds count as
+    gate and up, and one third as down.
     """
     attention, dense = format_of(shape, "attention"), format_of(shape, "ffn")
     _, _, up, down = gemms(shape, tp)
@@ -383,9 +388,9 @@ def routed_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike, part: 
 
 
 def experts_of(q: Toml, stored: Format) -> Toml:
-    """Return the quantity that prices routed experts of a format; without a measured one, return a roofline.
+    """Return the quantity that prices routed experts of a format; if none was measured, return a roofline.
 
-    The roofline counts bytes, and arithmetic in 16 bits, at the rates that the card's large GEMMs reach.
+    The roofline counts bytes and 16-bit arithmetic, at the rates that the card's large GEMMs reach.
     """
     if f"experts_{stored.name}" in q:
         return cast("Toml", q[f"experts_{stored.name}"])
@@ -402,10 +407,10 @@ def experts_of(q: Toml, stored: Format) -> Toml:
 def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: ArrayLike) -> tuple[list[F8], list[F8]]:
     """Return the seconds of a layer's kernels for `m` tokens, as a list before attention and a list after it.
 
-    In the order in which they run, the first has norm, QKV, rope and cache write. The second has output, norm, gate and
-    up, activation, and down. Where the layer is cut over GPUs, collectives follow the output and the down projection.
-    The five small kernels (norms, rope, cache write, activation) count as equally long, as in steps of few tokens each
-    takes little more than its launch.
+    Kernels are in the order in which they run. The first list has norm, QKV, rope and cache write. The second list has
+    output, norm, gate and up, activation, and down. With tensor parallelism, collectives follow the output and the down
+    projection. The five small kernels (norms, rope, cache write, activation) count as equally long: in steps of few
+    tokens each takes little more than its launch.
     """
     m = np.asarray(m, dtype=np.float64)
     qkv, out, up, down = kernel_products_s(q, spec, shape, tp, m)

@@ -1,16 +1,16 @@
-"""Records as pages of a manual: a line for each field, from which the layout in memory is made.
+"""Types of records, declared by pages of a manual: each line describes a field, and the memory layout follows from it.
 
-A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Beside
-the units of physics there are:
+A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Units
+are those of physics and these:
 
-    ratio     a part of 1, or a speed beside that of a lone step on a whole GPU
-    count     how many of what the meaning names
+    ratio     a part of 1, or a speed relative to that of a lone step on a whole GPU
+    count     a number of the things that the meaning names
     row       the index of a row of another record; -1: none
     flag      1 or 0
     code      one of the constants that the meaning names
     bits      a sum of powers of two, each a flag
     address   of an array in memory
-    order     a rank: the lower goes first
+    order     a rank: the lowest comes first
     number    a name without a quantity
 """
 
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 def record(page: str) -> np.dtype[Any]:
     """Return the NumPy type that a page declares: each line of its last paragraph is a field.
 
-    The paragraphs before describe a row in words. Raises ValueError where a line is not a field.
+    The earlier paragraphs describe a row in words. Raises ValueError if a line is not a field.
     """
     table = page.rpartition("\n\n")[2]
     fields = []

@@ -1,17 +1,17 @@
-"""The least that work costs: for each kind of work, seconds below which no step of a cost table does it.
+"""Lower bounds of the GPU seconds that each kind of work takes in the steps of a cost table.
 
 A step keeps its GPU from others for fill x kernel seconds (docs/semantics.md, Sharing a GPU). `Least` bounds that from
-below by a sum over the step's tokens and members, so that sums over any steps are bounded by sums over requests. With E
-members that get a token, and p tokens of prompts besides one for each member whose prompt ends,
+below by a sum over the step's tokens and members, so that sums over any steps are bounded by sums over requests. Let E
+members get a token in a step, and let the step have p prompt tokens, without the last token of a prompt that ends. Then
 
     fill x kernels >= part x token_s p + (member_s(N) + head_s) E + attention of each member      for each N >= E
 
-A GEMM has a floor, the reading of weights, and a slope, and no single pair of prices is tight for both. So there are
-CUTS: prompts are charged all, half or none of the least seconds of a token, and members what is left. The three bounds
-hold at once.
+A GEMM has a floor (the reading of weights) and a slope, and no single pair of prices is tight for both. So there are
+CUTS: prompts are charged all, half or none of the least seconds of a token, and members are charged the rest. The three
+bounds hold at the same time.
 
-Tables are linear between points of their grid, so the least of a ratio lies at a point; fill rises with the tokens of
-prompts, and is taken at the lower end of each piece. Nothing is sampled.
+Tables are linear between grid points, so the least value of a ratio lies at a grid point. Fill rises with the prompt
+tokens, and is taken at the lower end of each interval between grid points. No value is sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CUTS = (1.0, 0.5, 0.0)  # parts of a token's least seconds that a prompt's token
 class Least(NamedTuple):
     """Lower bounds of the GPU seconds that work takes by one row of a cost table, without waits for the host.
 
-    They count all `tp` GPUs of the row's group together.
+    They are sums over all `tp` GPUs of the row's group.
     """
 
     token_s: float  # seconds that a token adds to a step, whatever else is in it
@@ -49,8 +49,8 @@ def least(t: Tables, k: int, tp: int, cap: int, token_s: float | None = None) ->
     """Return the lower bounds of row k, for a group of `tp` GPUs and steps of at most `cap` members.
 
     `token_s` is the seconds of one prompt token; each cut in CUTS charges prompts a fraction of it. It must not exceed
-    the row's own least seconds of a token, which are used for None. For bounds over several rows, pass the smallest
-    value of these rows to each of them.
+    the row's own least seconds of a token, which are used if it is None. For bounds over several rows, pass the
+    smallest of the rows' values in each call.
     """
     c, gemm, head = t.cost[k], t.gemm[k], t.head[k]
     duties = [float(c[name]) for name in ("pre_duty", "dec_duty") if c[name] > 0.0]
@@ -108,8 +108,8 @@ def _fill(c: np.void, p: F8) -> F8:
 def _duty(t: Tables, k: int, cap: int) -> float:
     """Return the least fraction of a step's seconds in which its kernels run, over steps of up to `cap` members.
 
-    The cost table may state it. Else it follows from the host's seconds for E members and the least seconds of their
-    kernels: GEMMs of E tokens and, for each member, a sampled token or a piece of a prompt.
+    The cost table may state the fraction. Else it follows from the host's seconds for E members and the least seconds
+    of their kernels: GEMMs of E tokens and, for each member, a sampled token or a piece of a prompt.
     """
     c = t.cost[k]
     stated = [float(c[name]) for name in ("pre_duty", "dec_duty")]
@@ -123,12 +123,12 @@ def _duty(t: Tables, k: int, cap: int) -> float:
 
 
 def _ratio(t: Tables, f: F8) -> float:
-    """Return the least of f(m) / m over m >= 1."""
+    """Return the least value of f(m) / m over m >= 1."""
     return float(min((f / t.grid).min(), _slope(t, f)))
 
 
 def _slope(t: Tables, f: F8) -> float:
-    """Return the seconds that each token beyond the end of the grid adds."""
+    """Return the seconds that `f` grows by with each token beyond the end of the grid."""
     return float((f[-1] - f[-2]) / (t.grid[-1] - t.grid[-2]))
 
 

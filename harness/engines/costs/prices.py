@@ -1,4 +1,4 @@
-"""Prices of GPUs: those of prices.toml, or a user's own."""
+"""Prices of GPUs: those of prices.toml, and those that a user states instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Price(NamedTuple):
 
     @property
     def told(self) -> str:
-        """The price with its origin."""
+        """The price in words, with its source and date."""
         where = self.source if not self.date else f"{self.source}, {self.date}"
         return f"${self.usd_hour:g} an hour ({where})"
 
@@ -37,7 +37,7 @@ def listed() -> Mapping[str, Price]:
 
 
 def prices(texts: Mapping[str, str]) -> Mapping[str, Price]:
-    """Return the prices of all GPU kinds, with a user's own in place of the listed ones.
+    """Return the prices of all GPU kinds; prices that a user states replace those of prices.toml.
 
     Raises UserError for a price that is not a number above 0.
     """

@@ -1,7 +1,8 @@
 """GPU memory of an engine's process beside weights and KV, from its parts.
 
-vLLM runs one step of the largest size before it sizes its KV pool, and takes from the share of the card that it may use
-(`gpu_memory_utilization`, `mem_fraction` here) what that step added. On each GPU of a tensor-parallel group of `tp`:
+vLLM may use a share of the card (`gpu_memory_utilization`, `mem_fraction` here). Before it sizes its KV pool, it runs
+one step of the largest size, and subtracts the memory that this step added. On each GPU of a tensor-parallel group of
+`tp`:
 
     inside  = LIBRARIES + tokens x 2 B x hidden + max(layer, sampler)
     layer   = tokens x 2 B x (hidden + max((3 or 2) x ffn, 2 x query + 2 x KV widths) / tp)  activations of one layer
@@ -10,10 +11,10 @@ vLLM runs one step of the largest size before it sizes its KV pool, and takes fr
 
     KV pool = mem_fraction x card - weights - inside
 
-`tokens` is the budget of a step, `seqs` the batch cap. What is `outside` was there before that step, or comes after the
-pool was taken. It lies in the share of the card that the engine leaves alone, and costs KV memory only where processes
-are so many that it exceeds that share. Room for it is left for models at the degrees of their set. At another degree,
-a process's excess outside counts as inside.
+`tokens` is the budget of a step, `seqs` the batch cap. Memory `outside` is allocated before that step, or after the KV
+pool. It lies in the share of the card that the engine leaves alone, and costs KV memory only if the processes together
+exceed that share. Room for it is left for each model at the tensor-parallel degree that the model set states. At
+another degree, the part of `outside` that exceeds this room counts as inside.
 
 The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
 and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
@@ -23,8 +24,9 @@ starts of vLLM 0.11 on H100 are off by 0.09, 0.08, -0.21 and 0.73 GiB (tests/har
 on H100 alone.
 
 The last two are gpt-oss-120b and gpt-oss-20b, and contradict each other. Marlin pads MXFP4 experts (2,880 x 2,880 to
-3,072 x 2,944), with which the 20b would be off by -0.15. But then the 120b loads 65.97 GiB and has -2.1 GiB of KV, as
-vLLM issue 23278 logs, where the start has 3.33. Weights count unpadded here until a start with its whole log tells.
+3,072 x 2,944). With padding, the 20b would be off by -0.15. But then the 120b loads 65.97 GiB and has -2.1 GiB of KV,
+as vLLM issue 23278 logs, while the start here has 3.33. Weights count unpadded until a start with its whole log
+decides.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from harness.policy.types import Gpus, Host, Inst, Shape, UserError
 class Row(NamedTuple):
     """A row of `Tables`.
 
-    Values that are read for each single step are Python numbers, as reading them takes a tenth of the time of numpy's.
+    Values that are needed for each single step are Python numbers, since numpy's take ten times as long to read.
     """
 
     cost: Mapping[str, float]
@@ -106,7 +106,7 @@ class TableProfile:
         return solo / float(np.interp(sms / self.spec.sms, r.share, self.rates[key]))
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Return the seconds of one layer's attention in a decode step that `step_s` prices, alone on its GPUs."""
+        """Return the seconds of one layer's attention in a decode step as priced by `step_s`, alone on its GPUs."""
         shape, tp = self.shapes[inst.model], _tp(inst)
         solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
         if sms is None or seqs == 0:
@@ -122,9 +122,9 @@ class TableProfile:
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
         """Return the seconds of each kernel of a decode step, layer by layer, then the LM head; see `layer_kernels_s`.
 
-        The cost table has only the sum of a layer's kernels beside attention, scaled to its engine. The sum is divided
-        among the kernels as the quantities price them or, on a machine that was measured whole, by the sizes of their
-        weights.
+        The cost table has only the sum of a layer's kernels without attention, scaled to its engine. The sum is divided
+        among the kernels in proportion to the seconds that the quantities give each. On a machine that was measured
+        whole, it is divided in proportion to the kernels' weights.
         """
         if seqs == 0:
             return ()
@@ -179,7 +179,7 @@ class TableProfile:
 class MixedProfile:
     """`types.Profile` over GPUs of several kinds: the seconds of an instance are those of its GPUs' kind.
 
-    A host has the profile of the first GPU of its node. KV crosses nodes at the rate of the sending GPU.
+    A host has the profile of the first GPU of its node. KV moves between GPUs at the rate of the sending GPU.
     """
 
     on: Sequence[TableProfile]  # one per GPU

@@ -1,14 +1,14 @@
 """Measured steps, which policies see in place of the cost table's (`profile` of a spec).
 
 The file has the form of MuxServe's own profile (hao-ai-lab/MuxServe 2231480, examples/placement/llama.json and its
-README.md): milliseconds by model, GPUs of a tensor-parallel group, per cent of the SMs, batch and sequence length, of a
-prefill ("prefill") and of a decode step ("decoding"); below 0 where nothing was measured.
+README.md). It states milliseconds of a prefill ("prefill") and of a decode step ("decoding"). The keys are model, GPUs
+of a tensor-parallel group, per cent of the SMs, batch and sequence length. A value below 0 stands for no measurement.
 
-Between measured points seconds are linear: those of a prefill in its tokens, batch x length (where several batches have
-the same product, their mean counts); those of a decode step in its sequences and their mean context. Below the least
-point they are those of that point. A decode step also takes the seconds for scheduling that MuxServe's estimator adds
-for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not interpolate: it takes the next
-larger batch, and means over lengths.
+Between measured points seconds are linear. Those of a prefill are linear in its tokens, batch x length; if several
+batches have the same product, their mean counts. Those of a decode step are linear in its sequences and their mean
+context. Below the least point seconds are constant. A decode step also takes the seconds for scheduling that MuxServe's
+estimator adds for each sequence (muxserve/muxsched/placement.py, get_latency). MuxServe's code does not interpolate: it
+takes the next larger batch, and means over lengths.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Curve(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Seconds of a model's steps on some GPUs with a share of their SMs."""
+    """The measured seconds of a model's steps on a number of GPUs, with a share of the SMs of each."""
 
     prefill: Curve  # over tokens
     decode: Sequence[tuple[int, Curve]]  # (sequences, seconds over the context of one)
@@ -93,9 +93,10 @@ def _levels(path: str, values: Any) -> list[tuple[str, int, int, Any]]:
 
 
 def _steps(points: Any, where: str) -> Steps:
-    """Return the measured steps of a model on a share of the SMs; unmeasured points are left out.
+    """Return a model's measured steps on a share of the SMs, without the points that were not measured.
 
-    The points of the longest prompts may be missing.
+    The points of the longest prompts may be missing. Raises UserError if all prefills or all decode steps are missing,
+    or if the points have another form.
     """
     prefill: dict[int, list[float]] = {}
     decode: dict[int, dict[int, float]] = {}
@@ -119,7 +120,10 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
 
 
 def degrees(path: str, shape: Shape) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees at which a model was measured. Raises UserError if it was not."""
+    """Return the tensor-parallel degrees at which a model was measured.
+
+    Raises UserError if there are none, or if the model's shape has data or expert parallelism.
+    """
     measured = read(path)
     if shape.name not in measured:
         raise UserError(f"profile {path}: {shape.name} was not measured ({', '.join(sorted(measured))} were)")
@@ -188,7 +192,7 @@ class MeasuredProfile:
         return self.table.move_s(kv_bytes, src, dst)
 
     def _shared(self, inst: Inst, sms: int | None, seconds: Callable[[Steps], float]) -> float:
-        """Return `seconds` at a share of the SMs, interpolated between the two nearest that were measured."""
+        """Return `seconds` for `sms` SMs (None: all), interpolated between the two nearest measured shares."""
         place: Gpus = inst.place if isinstance(inst.place, tuple) else (0,)
         by_share = self.measured[self.shapes[inst.model]][len(place)]
         shares, share = list(by_share), 100.0 if sms is None else 100.0 * sms / self.sms

@@ -1,10 +1,10 @@
 """Quantities of GPUs and engines, read from `tables/*.toml`: value, source, formula, error.
 
-One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
-sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
-without them it is a roofline whose error is unknown. `bench calibrate profiles` writes what is fitted; a
-calibration on a GPU writes the same format, passed as `table`. A table that carries a machine of its own (`whole.py`)
-stands for kind and host, whatever these are.
+There is one file for each GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`).
+Times are in seconds, sizes in bytes per GPU. A quantity is a TOML table with a `source` and a `formula`. `fit` and
+`held` are its errors; a quantity without them is a roofline whose error is unknown. `bench calibrate profiles` writes
+fitted quantities. A calibration on a GPU writes a file of the same format, which is passed as `table`. A table that
+describes a machine of its own (`whole.py`) replaces the GPU kind and the host profile, whatever these are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ SORTED_ON = "h100"
 
 
 class GpuSpec(NamedTuple):
-    """A GPU kind. Rates per second; links in one direction, as achieved by large copies."""
+    """The specification of a GPU kind.
+
+    Rates are per second. Rates of links are for one direction, as large copies achieve them.
+    """
 
     kind: str
     name: str
@@ -81,7 +84,7 @@ class HostProfile(NamedTuple):
 class Way(NamedTuple):
     """A way to load weights: fixed seconds, and a copy of their bytes over a link, `source`.
 
-    "pcie" is the GPU's own link, and "disk" the node's. With "spread" an equal part crosses every PCIe link of the
+    "pcie" is the GPU's own link, and "disk" the node's disk. With "spread" an equal part crosses every PCIe link of the
     node, and then NVLink. A loader may be slower than its PCIe link: it takes `bytes_s` bytes a second, and others may
     use the rest of the link.
     """
@@ -230,7 +233,7 @@ def _committed(kind: str) -> Toml:
 
 
 def _fault(value: Any, usual: Any, key: str = "") -> str:
-    """Return which key of a GPU's file has another type than in the usual file, in words; "" if none has.
+    """Say which key of a GPU's file has a value of another type than in the usual file; "" if none has.
 
     A kind may state quantities of its own beside those of the usual file, so there is no form to check by.
     """
@@ -270,7 +273,7 @@ def _turns(q: Toml) -> Toml:
 
 
 def over(base: Toml, file: Toml) -> dict[str, Any]:
-    """Return the quantities of a GPU kind's file, laid over those of the kind that it is `like`.
+    """Return the quantities of a GPU kind's file, completed by those of the kind that it is `like`.
 
     If the file states only a part of a quantity, the rest is taken from the other kind, but without the errors.
     """
@@ -282,7 +285,7 @@ def over(base: Toml, file: Toml) -> dict[str, Any]:
 
 
 def gpu(kind: str, table: str | None = None) -> GpuSpec:
-    """Return the specification of a GPU kind. Raises UserError for an unknown kind, and names the nearest one."""
+    """Return the specification of a GPU kind. Raises UserError for an unknown kind; it names the nearest one."""
     if (measured := machine(table)) is not None:
         numbers = {name: getattr(measured.spec, name).value for name in GpuSpec._fields[2:]}
         return GpuSpec(measured.kind, measured.name, **numbers)
@@ -291,7 +294,7 @@ def gpu(kind: str, table: str | None = None) -> GpuSpec:
 
 
 def ladder(kind: str, table: str | None = None) -> Mapping[str, Way]:
-    """Return the ways to load a model on a GPU kind, with the seconds that do not depend on the model's size."""
+    """Return the ways to load a model on a GPU kind, with the fixed seconds of each."""
     if machine(table) is None:
         _kind(kind)
     return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s") or math.inf) for name, w in _ladder(table).items()}
@@ -325,9 +328,9 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     """Return an engine's host costs on a GPU kind. Raises UserError if they were not measured on it.
 
-    The sampler's seconds of sorting were measured on `SORTED_ON`. On a card with less HBM bandwidth they are longer by
-    the ratio of bandwidths. The steps of a machine that was measured whole contain its host costs, so that only
-    `api_in_s` is left.
+    The seconds in which the sampler sorts were measured on `SORTED_ON`. On a card with less HBM bandwidth they are
+    longer by the ratio of bandwidths. The steps of a machine that was measured whole contain its host costs, so that
+    only `api_in_s` is left.
     """
     if (measured := machine(table)) is not None:
         return HostProfile(
@@ -342,9 +345,10 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
 
 
 def fitted(name: str) -> Sequence[Toml]:
-    """Return tables that select the measured rows on which a host profile was fitted.
+    """Return selectors of the measured rows on which a host profile was fitted.
 
-    Each table names a `file` and, by column, values. A row was fitted if it has the values of any of the tables.
+    Each selector names a `file` and has values by column. A row of that file was used if it has the values of at least
+    one selector.
     """
     rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
     return rows
@@ -359,7 +363,7 @@ def held(name: str) -> Mapping[str, Mapping[str, float]]:
 def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
     """Return the least and the largest value of each constant of a host profile, by name.
 
-    They are taken over refits, each of which left out a part of the rows.
+    The range is over refits, each of which left out a part of the measured rows.
     """
     ends: Mapping[str, Sequence[float]] = _host(name, kind).get("band", {})
     return ends
@@ -374,17 +378,20 @@ def noise(kind: str, host: str, table: str | None = None) -> float:
 
 
 def quantum_s() -> float:
-    """Return the least seconds that a process keeps a GPU, where processes without MPS take turns on it."""
+    """Return the least seconds for which a process keeps a GPU when processes take turns on it without MPS."""
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
 def switching() -> float:
-    """Return the time that a switch to the next process takes beyond a process's slice, as a fraction of the slice."""
+    """Return the seconds of a switch to the next process, as a fraction of a process's time slice.
+
+    They come in addition to the slice.
+    """
     return float(_read(TABLES / "hosts.toml")["turns"]["switching"])
 
 
 def poll_s() -> float:
-    """Return the seconds for which a step polls, after each kernel, for attention that other GPUs ask for.
+    """Return the seconds that a step spends after each kernel to look for attention that other GPUs ask for.
 
     The number is stated under `[poll]` in `hosts.toml`.
     """
@@ -392,7 +399,7 @@ def poll_s() -> float:
 
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
-    """List every quantity that `tables` uses with the same arguments."""
+    """List the source of every quantity that `coefficients.tables` uses with the same arguments."""
     if (measured := machine(table)) is not None:
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
@@ -410,7 +417,7 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
 
 
 def _elsewhere(host: str, kind: str) -> str:
-    """Return a note if a profile's host seconds were not measured beside `kind`, but beside H100s; else ""."""
+    """Return a note if a host profile's seconds were measured with H100s, and not with `kind`; else ""."""
     file = _read(TABLES / "hosts.toml")["host"][host]
     known = kind in {USUAL, *file.get("on", ())} or not file.get("host0")
     return "" if known else f". Its seconds on the host are those beside {USUAL}, unmeasured beside {kind}"
@@ -429,7 +436,7 @@ def _measured_sources(measured: whole.Machine) -> list[Source]:
 
 
 def _stated(q: forms.Quantity) -> Toml:
-    """Return a quantity's errors as a file has them."""
+    """Return a quantity's errors as a file of a cost table states them."""
     return {key: value for key in ("fit", "held", "error") if (value := getattr(q, key))}
 
 

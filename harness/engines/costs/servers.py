@@ -1,4 +1,4 @@
-"""Default settings of servers by release and card, from `servers.toml`, which names the file and key of each."""
+"""Default settings of servers by release and card, from `servers.toml`, which cites the server's file for each."""
 
 from __future__ import annotations
 
@@ -96,10 +96,7 @@ def _file() -> File:
 
 
 def bench() -> Settings:
-    """Return the settings that the bench gives to servers.
-
-    Host profiles that name no release have them too.
-    """
+    """Return the settings that the bench gives to servers whose host profile names no release."""
     its = _file().bench
     return Settings(its.chunk_tokens, its.batch_cap, its.mem_fraction)
 
@@ -112,8 +109,9 @@ def unnamed() -> tuple[str, ...]:
 def settings(host: str, card: quantities.GpuSpec, tp: int, longest: Callable[[], int]) -> Settings:
     """Return the settings of a server on a card, by its host profile or release (`vllm-0.28`).
 
-    `tp` is the degree of its tensor-parallel group; `longest` gives the tokens of the longest request that it serves,
-    and is called only if the release's settings depend on them. Raises UserError for a host of neither kind.
+    `tp` is the degree of its tensor-parallel group. `longest` returns the tokens of the longest request that it serves,
+    and is called only if the release's settings depend on them. Raises UserError if `host` names neither a profile nor
+    a release.
     """
     if host in unnamed():
         return bench()

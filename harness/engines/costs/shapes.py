@@ -16,7 +16,7 @@ SINGLE = Formats(*[Format("fp32", float(FP32))] * len(Formats._fields))
 
 
 def params(shape: Shape) -> int:
-    """Return the parameters of the whole model; a vision tower's are not among them."""
+    """Return the number of parameters of the whole model, without those of a vision tower."""
     return sum(parameters(shape))
 
 
@@ -70,11 +70,12 @@ def heads_of(shape: Shape, tp: int) -> tuple[float, float]:
 
 
 def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
-    """Return KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
+    """Return the KV bytes of a token on each GPU of the group, in all layers; heads are copied if tp > KV heads.
 
     Latent KV is always copied. Layers with a sliding window count like the others, as blocks that have left a window
-    are not given back. The scales of an FP8 cache are one number a layer. With data-parallel attention, a token lies in
-    one of `dp` groups. Sequences are taken as balanced over them, so that each GPU has a share of every token.
+    are not freed. The scales of an FP8 cache are left out, as they are one number per layer. With data-parallel
+    attention, a token lies in one of `dp` groups. The sequences are assumed to be balanced over the groups, so that
+    each GPU has a share of every token.
     """
     _check(shape, tp)
     return -(-KV_BYTES[shape.kv_format] * kv_numbers(shape, tp) // min(shape.dp, tp))
@@ -86,10 +87,10 @@ def degrees(shape: Shape) -> tuple[int, ...]:
 
 
 def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
-    """Return the fractions of a layer's time that its products before and after attention take.
+    """Return each matrix product's fraction of a layer's time, for the products before and after attention.
 
-    They are in proportion to the weights of each product. In a mixture the experts of one token count. They are used on
-    a machine that was measured whole, where kernels were not timed one by one.
+    The fractions are in proportion to the products' weights; in a mixture of experts, those of one token's experts
+    count. They serve for a machine that was measured whole, where kernels were not timed one by one.
     """
     each = [[count * part.layers / shape.layers for _, count in attention(part)] for part in alike(shape)]
     before, out = sum(sum(part[:-1]) for part in each), sum(part[-1] for part in each)
@@ -104,7 +105,7 @@ def parts_by_weights(shape: Shape) -> tuple[list[float], list[float]]:
 
 
 def _undivided(shape: Shape, tp: int) -> str | None:
-    """Return which part of a shape does not divide over `tp` GPUs, in words; None if all parts do."""
+    """Say which part of a shape cannot be divided over `tp` GPUs; None if all parts can."""
     for name, parts in (("dp", shape.dp), ("ep", shape.ep)):
         if tp > 1 and tp % parts:
             return f"{name}={parts} does"

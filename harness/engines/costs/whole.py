@@ -1,13 +1,13 @@
 """A machine that was measured whole: a server timed from outside, as `bench calibrate ENGINE` times it.
 
-Its table carries all that a run is priced by, and stands for the GPU kind and the host profile of the run:
+Its table has all numbers that price a run, and replaces the GPU kind and the host profile of the run:
 
     kind, name           of the machine: a word, and what was measured on it
-    [settings]           of a spec, under which it was measured; a run takes them where it does not say otherwise
+    [settings]           of a spec, under which it was measured; a run takes them unless its spec states others
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
     piece_bytes          a copy moves in pieces, which no other copy overtakes; left out: as on a GPU
-    [networks."SHAPE"]   what is served under a shape's name where that is a smaller network: its dimensions
+    [networks."SHAPE"]   dimensions of the smaller network that is served under a shape's name, if there is one
     [pages]              of elastic KV: `buffer_bytes` that a page has in each layer for K and for V, and pages `kept`
     [steps."SHAPE"]      steps of a model
     [co_run.PHASE]       of steps with `prefill` tokens, and of `decode`: the `share` of the machine that a step asks
@@ -17,13 +17,13 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
 
-`seconds` is a table over `tokens`, linear between them and beyond the last two. From outside, host time cannot be told
-from the time that hides behind it, so none counts as hidden. If k servers step side by side, each takes
-1 + factor (max(1, k share) - 1) times as long as alone; a factor above 1 is that of servers that disturb each other
-beyond their shares, and their share is then the whole machine. Different steps have turns of equal length, as a
-scheduler gives them, unless [co_run.turns] says that kernels take turns: then they have its fills, and a duty of
-share / fill where none is stated. Where parts of the machine can be given to a lane (`sm_step` below `sms`), a step on
-a share s of it takes 1 / s times as long.
+`seconds` is a table over `tokens`, linear between them and beyond the last two. Measurements from outside cannot tell
+host time from GPU time, so no host time counts as hidden. If k servers step side by side, each takes
+1 + factor (max(1, k share) - 1) times as long as alone. A factor above 1 is for servers that disturb each other more
+than their shares explain; their share is then the whole machine. Different steps have turns of equal length, as a
+scheduler gives them, unless [co_run.turns] says that kernels take turns. Then steps have the fills of that section, and
+a duty of share / fill unless one is stated. If lanes can get parts of the machine (`sm_step` below `sms`), a step on a
+share s of it takes 1 / s times as long.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Steps(Quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside(Quantity):
-    """A section [co_run.PHASE]: a step's share of the machine, and its slowdown beside others."""
+    """A section [co_run.PHASE]: a step's share of the machine, and how much other steps at the same time slow it."""
 
     share: Annotated[int | float, Gt(0), Le(1)]
     factor: Number
@@ -130,7 +130,7 @@ class Beside(Quantity):
 
 @dataclass(frozen=True, slots=True)
 class CoRun:
-    """The sections under [co_run]: the shares, slowdowns and turns of steps that run side by side."""
+    """The sections under [co_run]: the shares, slowdowns and turns of steps that run at the same time."""
 
     prefill: Beside
     decode: Beside
@@ -177,14 +177,14 @@ class Machine:
 
 
 def is_whole(file: Mapping[str, Any]) -> bool:
-    """Tell whether a table describes a machine of its own, and not only quantities of a GPU kind."""
+    """Tell whether a table describes a machine of its own, rather than quantities of a GPU kind."""
     return "spec" in file or "steps" in file
 
 
 def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
     """Return coefficients of (shape, tensor-parallel degree) pairs on a machine that was measured whole.
 
-    Raises UserError for a model that was not measured there.
+    Raises UserError for a model that was not measured there, and for a model on several GPUs.
     """
     steps = machine.steps
     for shape, tp in rows:
@@ -215,7 +215,7 @@ def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
 
 
 def _set_turns(c: np.void, co_run: CoRun, model: str) -> None:
-    """Set the coefficients by which a row's steps take turns: kernel by kernel, or in equal turns of a scheduler."""
+    """Set the coefficients by which a row's steps take turns: kernel by kernel, or in a scheduler's equal turns."""
     turns = co_run.turns
     c["passes"], c["apart"], c["many"], c["equal"] = 1.0, 1.0, 1.0, turns is None
     if turns is not None:

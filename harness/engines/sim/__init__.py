@@ -1,7 +1,7 @@
 """The simulator: a discrete-event model of LLM engines that share GPUs, calibrated on public measurements.
 
-`engine` is what `replay` drives; `kernel` holds the compiled functions, `state` lays out the records that they work on,
-and `jit` compiles them. Importing this package compiles nothing.
+`engine` has the engine, which `replay` drives. `kernel` holds the compiled functions, `state` lays out the records that
+they work on, and `jit` compiles them. Importing this package compiles nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator as an `Engine`: it runs the kernel from event to event, and turns codes into events."""
+"""The simulator as an `Engine`: it runs the kernel from event to event, and turns kernel events into Python objects."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Sim:
 
     @cached_property
     def S(self) -> State:  # noqa: N802 - capital as in the kernel
-        """The kernel's records."""
+        """The simulator's state: arrays of the kernel's records."""
         return self.names.S
 
     @cached_property
@@ -101,7 +101,7 @@ class Sim:
     # ------------------------------------------------------------ the protocol
 
     def take(self, jobs: Jobs) -> None:
-        """Keep the workload for the run. Raises ValueError unless its models are the engine's, in the same order."""
+        """Keep the workload for the run. Raises ValueError if its models are not the engine's, in the same order."""
         if jobs.models != tuple(self.names.model):
             raise ValueError("the workload's models are not the engine's")
         self._jobs = jobs
@@ -174,7 +174,7 @@ class Sim:
                 return None
 
     def _grow(self) -> None:
-        """Enlarge the logs that are short of room; take in the next piece of a long workload."""
+        """Enlarge the logs that are almost full; create a long workload's next records if all present ones are used."""
         S, cap = self.S, self.config.batch_cap
         w = S.s
         if w["to_come"] and w["arrived"] == w["opened"]:
@@ -191,7 +191,7 @@ class Sim:
             S.put(log=np.zeros(max(len(S.log), 4 * (most + len(S.lanes))), records.LOG))
 
     def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
-        """Return the event that a row of EVENT stands for: `a` is its subject, `b` its batch and `c` its detail."""
+        """Return the event of a `kind`; `a` is its subject, `b` its batch and `c` its detail, as in a row of EVENT."""
         if kind == state.E_ARRIVED:
             assert self.requests is not None
             return Arrived(self.requests.request(a))

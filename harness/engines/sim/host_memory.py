@@ -1,4 +1,4 @@
-"""The weights in the host memory of a node, where a spec says how much of it they may take (`host_bytes`)."""
+"""Model weights in a node's host memory, if a spec limits the bytes that they may take there (`host_bytes`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from harness.policy.view import Weights
 class HostMemory:
     """An LRU cache of models' weights in the host memory of a node; the weights may take up to `room_bytes`.
 
-    All other weights are on the node's disk. A load takes its room when it is ordered, and evicts the models that were
-    read longest ago. A model larger than `room_bytes` never enters and evicts no other model.
+    All other weights are on the node's disk. A load takes its host memory when it is ordered, and then evicts the
+    models that were read longest ago. A model larger than `room_bytes` never enters and evicts no other model.
     """
 
     def __init__(self, room_bytes: int, sizes: Mapping[str, int], order: Iterable[str], coming: Callable[[int], bool]):
-        """Fill the memory by reading the models of `order` one by one; if room is short, the last ones stay.
+        """Fill the memory by reading the models of `order` one by one; if they do not all fit, the last ones stay.
 
         `sizes` has the bytes of each model's weights. `coming(row)` tells whether the load of the instance in that row
         is under way.
@@ -38,11 +38,12 @@ class HostMemory:
         return "in" if reader is None or not self._coming(reader) else "loading"
 
     def read(self, model: str, reader: int | None = None) -> bool:
-        """Tell whether a model's weights are in this memory already, and keep them in it from now on.
+        """Mark a model's weights as the most recently read; return whether they were in this memory already.
 
-        `reader` is the row of the instance that loads them. If they were out, they are in once that load has brought
-        them from disk. If an earlier load is still bringing them, they are in once it ends. Without a reader they are
-        in at once.
+        If they were not, they enter it, and the models that were read longest ago are evicted. `reader` is the row of
+        the instance that loads the weights; they count as in once this load has ended. If an earlier load is still
+        reading them from disk, they count as in once that load ends. Without a reader, weights that were out are in at
+        once. A model that is larger than the memory does not enter.
         """
         now = self.weights(model)
         if self._sizes[model] > self._room_bytes:
@@ -58,6 +59,9 @@ class HostMemory:
         return now == "in"
 
     def withdrawn(self, model: str, reader: int) -> None:
-        """Forget a model that `reader` was to bring into this memory, as its load was withdrawn before it began."""
+        """Remove a model from this memory, since the load that was to read it from disk was cancelled before it began.
+
+        `reader` is the row of the instance of that load. Do nothing if the model does not depend on that load.
+        """
         if self._readers.get(model) == reader:
             del self._readers[model]

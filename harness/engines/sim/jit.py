@@ -39,7 +39,7 @@ FORMER = f"kernel-{'[0-9a-f]' * 12}"  # the folder's name in releases that knew 
 def fingerprint(folder: Path) -> str:
     """Return a hash of the sources of compiled code.
 
-    numba's cache notices edits of the compiled file alone, not of the record layouts that the file reads.
+    numba's cache notices edits of the compiled file itself, but no edits of the record layouts that this file imports.
     """
     files = [file for name in SOURCES for file in sorted(folder.glob(name))]
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -64,9 +64,9 @@ def cache_dir(folder: Path) -> Path:
 def home(folder: Path, mounts: str = "/proc/self/mountinfo") -> Path:
     """Return the default folder of compiled code: beside the sources, if they lie on a writable disk of this node.
 
-    If they lie on a file system that nodes share, or in a folder that cannot be written, return a folder of this user
-    in the node's temporary folder. numba's files serve one node alone, and several nodes would overwrite each other's
-    files. Raises UserError if the user's folder belongs to another user, or is open to others.
+    If the sources lie on a file system that nodes share, or in a folder that cannot be written, return a folder of this
+    user in the node's temporary folder. numba's files are valid on one node only, and nodes that share them would
+    overwrite each other's. Raises UserError if the user's folder belongs to another user, or is open to others.
     """
     beside = folder / "__pycache__"
     there = beside if beside.exists() else folder
@@ -115,8 +115,8 @@ def jit(f: F) -> F:
     fastmath is off, so that plain Python gives the same bits. A literal argument is treated as any value of its type,
     so that one compilation serves all values. numba by itself would compile the function once for each value.
 
-    A generator is not cached by itself, but as part of its callers: numba raises KeyError where it compiles a caller of
-    a generator that comes from the cache.
+    Generators have no cache entry of their own; they are cached as part of their callers. numba raises KeyError when it
+    compiles a caller of a generator that was read from the cache.
     """
     compiled: Any = numba.njit(cache=not isgeneratorfunction(f), error_model="numpy")(f)
     if not DISABLED:
@@ -127,10 +127,10 @@ def jit(f: F) -> F:
 
 
 def number_at(builder: Any, world: Any, offset: int) -> Any:
-    """Return the code that reads the integer at `offset` bytes in the world: an array's address or length.
+    """Return the code that reads the integer at byte `offset` of the world record: an array's address or length.
 
-    Python changes these integers only between calls of compiled code, when it makes room. Within a call they are
-    invariant, so that the compiler may load each once.
+    Python changes these integers only between calls of compiled code, when it enlarges an array. The read is marked as
+    invariant, so that the compiler may load each integer once a call.
     """
     load = builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
     load.set_metadata("invariant.load", builder.module.add_metadata([]))
@@ -138,12 +138,12 @@ def number_at(builder: Any, world: Any, offset: int) -> Any:
 
 
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
-    """Return a function (world, i) -> row i of the array whose address lies `field` bytes into the world.
+    """Return a function (world, i) -> row i of an array, whose address the world record holds at byte `field`.
 
-    Without `field` the function is (world) -> the world.
+    Without `field` the function is (world) -> the world record.
 
-    The world is passed as an address, so that functions of the kernel take numbers alone: arrays as arguments, alone or
-    in a tuple, cost 4 us a call and most of the time to compile.
+    `world` is the record's address, so that functions of the kernel take only numbers as arguments. Array arguments,
+    alone or in a tuple, would cost 4 us a call and most of the time to compile.
     """
     if DISABLED:
         if field is None:
@@ -173,7 +173,10 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
 
 
 def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
-    """Return a function (world) -> the array whose address and lengths lie at `field` and `lengths` in the world."""
+    """Return a function (world) -> an array.
+
+    The world record holds the array's address at byte `field`, and its lengths at the bytes `lengths`.
+    """
     if DISABLED:
         return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]
     kind = types.Array(from_dtype(dtype), len(lengths), "C")

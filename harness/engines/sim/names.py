@@ -1,4 +1,4 @@
-"""Rows of the instances and batches that policies name; their records are made when first named."""
+"""Rows of the instances and batches that policies name; a record is created when its name is first used."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Names:
     # ------------------------------------------------------------ instances
 
     def inst_row(self, inst: Inst) -> int:
-        """Return the row of an instance.
+        """Return the row of an instance, and create its record if it has none.
 
         Raises KeyError for an unknown model, and ValueError for a place or a degree that is not possible.
         """
@@ -156,7 +156,7 @@ class Names:
         return self._nodes[self.places[i][0]]
 
     def _footprint(self, model: Served) -> int:
-        """Return `footprint_bytes`, cached by model and degree because that function looks at all models."""
+        """Return the result of `footprint_bytes`, cached by model and degree, as the function looks at all models."""
         key = model.name, model.tp
         if key not in self._footprints:
             self._footprints[key] = footprint_bytes(self._config, model, self._mode.layout)
@@ -191,7 +191,7 @@ class Names:
     # ------------------------------------------------------------ batches
 
     def batch_row(self, batch: Batch) -> int:
-        """Return the row of a batch. Raises as `inst_row` does."""
+        """Return the row of a batch, and create its record if it has none. Raises the errors of `inst_row`."""
         row = self.batch.get(batch)
         return self._new_batch(batch) if row is None else row
 

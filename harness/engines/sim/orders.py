@@ -1,4 +1,4 @@
-"""A policy's actions as calls into the kernel, and the refusal of those that cannot be carried out."""
+"""Calls into the kernel for a policy's actions, and refusals of actions that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class Orders:
         return None
 
     def _make_room(self, events: int, transfers: int) -> None:
-        """Make room for the events and transfers of one action.
+        """Enlarge the kernel's logs so that they have room for the events and transfers of one action.
 
-        At all other times, `advance` checks that there is room.
+        The kernel's `advance` checks this room in all other cases.
         """
         S = self.S
         if len(S.events) - S.events_told[0] < events:
@@ -105,7 +105,7 @@ class Orders:
         return a
 
     def _end(self, action: Action) -> None:
-        """Report the end of an action that needed no call of the kernel, if the policy hears such ends."""
+        """Report the end of an action that needed no call of the kernel, if the policy hears the ends of its kind."""
         if type(action) in self.hears:
             self.events.append(Done(action))
 
@@ -114,8 +114,8 @@ class Orders:
     def load(self, action: Load) -> Refusal | None:
         """Queue a load, which waits for memory.
 
-        Before the start of the run, place the weights at no cost instead, or refuse the action for now if they do not
-        fit.
+        If the weights are about to leave, cancel their eviction instead. Before the start of the run, place the weights
+        at no cost instead, or refuse the action for now if they do not fit.
         """
         names, S, way = self._names, self.S, action.way
         i = names.inst_row(action.inst)
@@ -149,7 +149,7 @@ class Orders:
         return None
 
     def _queue_load(self, action: Load, i: int, memory: HostMemory | None) -> None:
-        """Queue the load of instance `i`, which reads from disk if the host memory of its node lacks the weights."""
+        """Queue the load of instance `i`; it reads from disk if the host memory of its node lacks the weights."""
         S, gpus, rung = self.S, self._names.places[i], self._ways[action.way]
         source, bytes_s = rung.source, self._specs[gpus[0]].h2d
         if memory and not memory.read(action.inst.model, i) and source != "disk":
@@ -184,7 +184,7 @@ class Orders:
         return None
 
     def landed(self, event: Event) -> Event:
-        """Return the event itself, or `Freed` in place of the end of a load during which an eviction was refused.
+        """Return `Freed` in place of the end of a load during which an eviction was refused, else the event itself.
 
         After `Freed`, the end of the load is the next event if the policy hears the ends of loads.
         """
@@ -196,7 +196,7 @@ class Orders:
         return Freed()
 
     def _pop_evict(self, i: int) -> Action:
-        """Forget and return the Evict action by which an instance is leaving; the caller reports the action's end."""
+        """Forget and return the Evict action that made an instance leave; the caller reports the action's end."""
         a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self.actions[a]
@@ -214,7 +214,10 @@ class Orders:
     # ------------------------------------------------------------ transfers that wait for memory
 
     def give_up(self) -> bool:
-        """Fail the first transfer that waits for memory, as nothing else can happen; return False if there is none."""
+        """Fail the first transfer that waits for memory, since nothing is left that could free any.
+
+        Return False if no transfer waits.
+        """
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while x >= 0 and X[x]["stage"] != state.GRANT:
             x = int(X[x]["next"])
@@ -281,7 +284,7 @@ class Orders:
     # ------------------------------------------------------------ lanes and KV
 
     def run(self, order: Run) -> Refusal | None:
-        """Open or close a lane; its order stays in force until the next one."""
+        """Open or close a lane; the order stays in force until the lane's next order."""
         if isinstance(place := order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         most = min((self._specs[g].sms for g in place if 0 <= g < len(self._specs)), default=0)
@@ -300,7 +303,7 @@ class Orders:
         return None
 
     def move(self, action: Move) -> Refusal | None:
-        """Move the KV of a request, or of all members of a batch, or discard it."""
+        """Move or discard the KV of a request, or that of all members of a batch."""
         S, names, who, to = self.S, self._names, action.who, action.to
         if isinstance(who, Batch):
             b = names.batch_row(who)

@@ -1,7 +1,7 @@
 """The simulator with a recorder of what happens (`trace.py`).
 
 A recorded run makes the same rows as any other. It stops at every instant, once all steps that begin then are formed,
-and reads the kernel's records. A run that is not asked for its trace calls nothing here.
+and reads the kernel's records. Runs without a trace use nothing of this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(_done: int, _total: int) -> None:
-    """Do nothing with the progress of a run."""
+    """Ignore the progress of a run."""
 
 
 class Traced(Sim):
@@ -50,7 +50,7 @@ class Traced(Sim):
 
     @classmethod
     def of(cls, sim: Sim, look_at: int = -1, progress: Progress = silent) -> Traced:
-        """Return a new engine that is equal to `sim`, which must not have begun, and has a recorder.
+        """Return a new engine with a recorder, and with the settings of `sim`, whose run must not have begun.
 
         If `look_at` is a request's id, the trace has only that request's stretches, and the use of links while it was
         alive. `progress` is called with the number of requests that have ended and the number of all requests.
@@ -159,7 +159,7 @@ class Recorder:
     # ------------------------------------------------------------ an instant
 
     def note(self, now: float) -> None:
-        """Note the state of requests, lanes, links and memory at `now`, which holds until the next instant."""
+        """Note the state of requests, lanes, links and memory from `now` until the next instant."""
         L = self._sim.S.lanes.view(np.ndarray)
         for name in ("_work", "_rate", "_part", "_since", "_began"):
             if len(rows := getattr(self, name)) < len(L):
@@ -268,7 +268,7 @@ class Recorder:
             self._look(int(doing[0]), int(self._column[0]))
 
     def _spend(self, passed_s: float) -> None:
-        """Add the time since the last instant to each request's seconds, under the kind of time that it has spent."""
+        """Add the time since the last instant to each request's seconds, under the kind of time noted then."""
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
@@ -323,9 +323,9 @@ class Recorder:
             )
 
     def _look(self, doing: int, column: int) -> None:
-        """Record figures about the wait of the request that is looked at, such as the prompts ahead of it.
+        """Record figures about the present wait of the request that is looked at, such as the prompts ahead of it.
 
-        Each figure is taken when the wait begins.
+        Each figure is taken once, at the first instant of the wait.
         """
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]

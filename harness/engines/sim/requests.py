@@ -1,4 +1,4 @@
-"""The records of a workload's requests: all made at the start, or those of a long workload piece by piece."""
+"""The records of a workload's requests, created at the start of a run or, for a long workload, piece by piece."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Requests:
     """The requests of a workload in the kernel's records."""
 
     def __init__(self, names: Names, config: Config, mode: Mode, api_in_s: float, jobs: Jobs) -> None:
-        """Make the records.
+        """Create the records of all requests, or of the first piece of a long workload.
 
         Raises ValueError for an invalid closed loop, or if a prefix id does not stand for whole KV blocks.
         """
@@ -61,16 +61,17 @@ class Requests:
     def refill(self) -> None:
         """Create the records of a long workload's next piece.
 
-        The records of earlier pieces are released from memory until they are read.
+        The records of earlier pieces leave main memory until they are read again.
         """
         begin = int(self.S.s["opened"])
         spilled.release(self.S.requests, *self.jobs.columns)
         self._fill(begin, min(begin + spilled.PIECE, len(self.jobs)))
 
     def _page(self) -> None:
-        """Create rows for as many pages and extents as there can be KV blocks.
+        """Create rows for pages and for extents, as many of each as there can be KV blocks at a time.
 
-        That number is what fits on the GPUs or, if that is less, what all requests have at both ends of their KV moves.
+        That number is the smaller of two: the blocks that fit on the GPUs, and twice the blocks of all requests. A
+        request can have blocks at both ends of a KV move.
         """
         c, S, jobs = self._config, self.S, self.jobs
         fit = int((S.gpus["cap"][: c.gpus] // min(block_bytes(c, m) for m in priced_models(c))).sum())

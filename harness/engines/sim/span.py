@@ -1,7 +1,8 @@
-"""Sums over the window of a run, [0, window_s): neither warm-up nor drain.
+"""Sums over the window of a run, [0, window_s), without warm-up and drain.
 
-All sums of a table are over the same seconds, however long a run drains. The clock stops at both ends of the window,
-and the sums up to there are noted. Where a run ends before its window does, its last state holds up to that end.
+All runs of a table are summed over the same seconds, however long each run drains. The clock stops at both ends of the
+window, and the sums up to each end are noted. If a run ends before its window does, its last state counts as if it held
+until the window's end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator's state before anything happens: a run's options and machine as the kernel's records."""
+"""The kernel's records at the start of a run, made from its options and its machine."""
 
 from __future__ import annotations
 

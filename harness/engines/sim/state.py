@@ -84,8 +84,8 @@ cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at,
 class State:
     """The simulator's arrays, and one record `s`.
 
-    The record has the run's scalars, and the addresses and lengths of the arrays. Functions of the kernel take its
-    address (`at`).
+    The record holds the run's scalars, and the addresses and lengths of the arrays. Functions of the kernel take the
+    record's address (`at`) as their first argument.
     """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
@@ -105,7 +105,7 @@ class State:
             self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
 
     def put(self, **arrays: NDArray[Any]) -> None:
-        """Replace arrays, and note their addresses and lengths."""
+        """Replace arrays, and store their addresses and lengths in the record `s`."""
         for name, array in arrays.items():
             old = self.__dict__.get(name)
             if DISABLED and old is not None:
@@ -146,7 +146,10 @@ class State:
         self.set(**{f"{name}_free": old, f"{name}_spare": self.s[f"{name}_spare"] + n})
 
     def price(self, tables: Tables, route: NDArray[np.int64]) -> None:
-        """Replace the arrays of NUMBERS, and note their addresses and lengths."""
+        """Replace the arrays named in NUMBERS (cost tables, routes).
+
+        Store their addresses and lengths in the record `s`.
+        """
         for name, numbers in {**tables._asdict(), "route": route}.items():
             dtype, lengths = NUMBERS[name]
             array = seen(np.ascontiguousarray(numbers, dtype))
@@ -163,7 +166,7 @@ class State:
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return rows as the kernel needs them: unchanged if it is compiled, as a record array if it runs as Python."""
+    """Return rows as the kernel needs them: unchanged if it is compiled, or as a record array for plain Python."""
     return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
 
 

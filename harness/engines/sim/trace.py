@@ -27,7 +27,7 @@ class Stretch(NamedTuple):
     """A stretch of a request's time: not admitted, waiting for weights, in transfer, in a queue, or in steps.
 
     Its seconds by kind (SECONDS) sum to its length. A stretch in a queue ends at the latest when a step takes the
-    request in. The kind "closed" is the time during which no lane was open. A stretch of prefill or decode covers all
+    request in. Seconds of the kind "closed" passed while no lane was open. A stretch of prefill or decode covers all
     steps that follow each other without a gap; after a gap another stretch begins.
     """
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
         @property
         def S(self) -> State:  # noqa: N802 - capital as in the kernel
-            """The kernel's records."""
+            """The simulator's state: arrays of the kernel's records."""
             ...
 
         def came(self, rid: int) -> bool:

@@ -1,4 +1,4 @@
-"""The simulator's first record: the scalars of a run, and where its arrays lie. The others: `records.py`."""
+"""The simulator's first record: the scalars of a run, and the addresses of all other records (`records.py`)."""
 
 from __future__ import annotations
 

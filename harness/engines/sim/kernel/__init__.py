@@ -1,12 +1,12 @@
 """The jitted functions of the simulator: steps, memory and time.
 
-Semantics: docs/semantics.md. `loop.advance` runs from event to event; `compose.compose` decides a lane's next step,
-`price.price` what it takes, and `rates.share` how fast lanes that compete run. A decode span covers many steps in
-closed form until something could change its batch. Pages of a span's later steps are taken in advance and given back
-when another lane runs short, so that memory is exact at every step. `sim/world.py` and `sim/records.py` explain every
-field of the records. All modules import `sim/state.py` whole: codes, and functions that find rows.
+Semantics: docs/semantics.md. `loop.advance` runs from event to event. `compose.compose` chooses a lane's next step,
+`price.price` computes its seconds, and `rates.share` sets how fast competing lanes run. A decode span covers many steps
+in closed form, until something could change its batch. KV blocks of a span's later steps are taken in advance, and
+given back when another lane runs short, so that memory is exact at every step. `sim/world.py` and `sim/records.py`
+explain every field of the records. All modules import all names of `sim/state.py`: codes, and functions that find rows.
 
-Short names mean the same in every function; of a pair, the capital is the record and the small letter its row:
+Short names mean the same in every function. In a pair, the capital letter is the record and the small letter its row:
 
     S         the world's address, by which `state.gpu_at(S, g)` and its like find rows
     W         the world
@@ -32,7 +32,7 @@ Modules in order, each of which imports only modules before it:
     walks; waits < lists; events; cost; buddy < memory; lent < lanes < reuse; far < price; rates; pages < links
     < weights < blocks < members < orders < growth < compose < steps, turns < loop; peek
 
-Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
+Numba's cache does not notice edits in the modules that a function calls: `jit.py` keys it by a hash of all sources.
 """
 
 from harness.engines.sim.kernel.buddy import lay_out as lay_out

@@ -40,7 +40,10 @@ def drop_blocks(S: int, r: int) -> None:
 
 @jit
 def account_of(S: int, b: int, r: int) -> int:
-    """Return the account in which a batch attends to a request's KV, its own or one elsewhere, or -1 if it cannot."""
+    """Return a batch's entry for the KV account, local or remote, that holds a request's KV.
+
+    Return -1 if the batch cannot attend to KV in that account.
+    """
     q = req_at(S, r)
     for f in accounts(S, b):
         if remote_at(S, f).inst == q.home and (q.attend or f == batch_at(S, b).near):
@@ -50,7 +53,7 @@ def account_of(S: int, b: int, r: int) -> int:
 
 @jit
 def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
-    """Allocate the first n blocks of a request in an account; `held` of them are cached already."""
+    """Allocate a request's first n blocks in an account; other requests hold `held` of these blocks already."""
     q = req_at(S, r)
     q.home = i
     q.blocks = n
@@ -71,7 +74,7 @@ def add_blocks(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def piece_blocks(S: int, r: int, known: int, piece: int) -> int:
-    """Return the KV blocks that a request needs once `piece` more of its prompt tokens follow the `known` ones.
+    """Return the KV blocks that a request needs for `known` computed prompt tokens and the next `piece` tokens.
 
     With the last piece of the prompt there is also room for one output token.
     """

@@ -2,9 +2,9 @@
 
 An account's memory is a binary tree. Node 1 is a power of two of blocks, nodes 2x and 2x + 1 are the halves of node x,
 and a leaf is a block; leaves beyond the account's limit are never free. A chunk is a node: a power of two of blocks, at
-a multiple of its size. It is taken from the smallest free node that has room for it, of equals from the one of the
-lowest address, and two halves are one free node again as soon as both are free (Knuth, The Art of Computer Programming,
-volume 1, section 2.5).
+a multiple of its size. It is taken from the smallest free node that has room for it; among equally small nodes, from
+that with the lowest address. Two halves become one free node again as soon as both are free (Knuth, The Art of Computer
+Programming, volume 1, section 2.5).
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from harness.engines.sim.state import *
 
 @jit
 def most_bytes(S: int, i: int) -> int:
-    """Return the bytes that an account could hold alone: those of its smallest GPU less the instance's footprint."""
+    """Return the KV bytes that an account could hold on each GPU if its instance were alone there.
+
+    They are the memory of its smallest GPU less the instance's footprint (its weights and process).
+    """
     I = inst_at(S, i)
     cap = gpu_at(S, I.gpus[0]).cap
     for j in range(1, I.gpu_count):
@@ -77,7 +80,7 @@ def climb(S: int, i: int, x: int, size: int) -> None:
 
 @jit
 def has_chunk(S: int, i: int, n: int) -> bool:
-    """Tell whether an account has a free chunk of n blocks, a power of two; a paged account always has."""
+    """Tell whether an account has a free chunk of n blocks, a power of two; always True for a paged account."""
     I = inst_at(S, i)
     return I.nodes < 0 or n <= node_at(S, I.nodes + 1).free
 

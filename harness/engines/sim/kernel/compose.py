@@ -18,9 +18,9 @@ from harness.engines.sim.state import *
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
     """Put prompts, or pieces of prompts, from the queue into the lane's next step; return their number.
 
-    The queue stops at a prompt whose `joins_step` is above `ran`, since that prompt came after this step was scheduled.
-    The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory stopped the queue
-    first.
+    Prompts are taken in order. A prompt whose `joins_step` is above `ran` arrived after this step was scheduled; it
+    ends the loop. The lane's `bound` records the caps that kept prompts or tokens out of the step, unless memory ended
+    the loop first.
     """
     W = world(S)
     n = lane_at(S, lane)

@@ -35,7 +35,10 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
-    """Interpolate a table at m: linearly between grid points and beyond the last two; 0 at 0."""
+    """Return a table's value at m: linear between grid points, 0 at 0.
+
+    Beyond the last grid point, the line through the last two points continues.
+    """
     if m <= 0:
         return 0.0
     lo, hi = 0, grid.size - 1

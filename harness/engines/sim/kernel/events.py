@@ -1,4 +1,4 @@
-"""Events that the kernel tells the engine, in order, and actions under way."""
+"""The events that the kernel reports to the engine, in order, and the records of actions under way."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def forget(S: int, a: int) -> None:
 
 @jit
 def over(S: int, a: int, how: int) -> bool:
-    """Record the end of a part of an action, and return True if it was the last."""
+    """Record the end of one part of an action; return True if it was the last part."""
     A = action_at(S, a)
     A.left -= 1
     A.failed += int(how != OK)

@@ -1,4 +1,7 @@
-"""Steps that attend to KV elsewhere: their seconds, their blocks there, and kernels, at whose ends others start."""
+"""Decode steps with KV on other GPUs: their seconds, their remote KV blocks, and the kernels of each step.
+
+Remote attention of one step can begin on a GPU when a kernel of another step ends there.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def ask_elsewhere(S: int, lane: int) -> None:
 def overtakes(y: float, slope: float, z: float, rise: float) -> int:
     """Return the number of steps until the smaller of two growing times exceeds the larger, or ANY if it never does.
 
-    The smaller time is z and grows by `rise` a step. The larger time is y >= z and grows by `slope` a step.
+    The smaller time is `z` and grows by `rise` a step. The larger time is `y` >= `z` and grows by `slope` a step.
     """
     if rise <= slope:
         return ANY
@@ -87,8 +90,8 @@ def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
     """Set the step times of a decode span with remote KV; return the steps until another part is the longest.
 
     The step times are `first_s` and `slope_s`. A step takes as long as its longest part: attention to local KV,
-    attention in each remote KV account, or the host's work. However short the contexts, attention takes a least time.
-    If the host's work is serial, it is added to the longest part instead.
+    attention in each remote KV account, or the host's work. Attention has a least time, however short the contexts are.
+    If the host's work is serial, it is no part of its own: it is added to the longest part.
     """
     n = lane_at(S, lane)
     b = lane >> 1
@@ -135,10 +138,11 @@ def hold_far(S: int, b: int, f: int, steps: int) -> int:
 
 @jit
 def cut_kernels(S: int, lane: int, c: int, m: int, out: int, gemm: float, attention: float) -> int:
-    """Record the kernels of a lane's step, each halved until it takes at most the order's `op_s`; return their number.
+    """Record the kernels of a lane's step, cut into pieces of at most the order's `op_s` seconds.
 
-    Without `op_s` the lane never looks for others' remote attention between kernels. That attention then waits for the
-    whole step as if it were one kernel.
+    Return the number of pieces. A kernel is halved until its pieces are short enough. After each piece, the lane looks
+    for remote attention that waits for its GPU. A lane whose order has no `op_s` never looks for it: remote attention
+    then waits for the whole step.
     """
     n = lane_at(S, lane)
     grid, kernels = grid_at(S), kernels_at(S)[c]

@@ -1,4 +1,4 @@
-"""Growth of KV: blocks for the next decode step, and the choice of victims where none is free."""
+"""Growth of KV: blocks for the next decode step, and the choice of members to preempt if no block is free."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def latest(S: int, b: int, i: int) -> int:
 
 @jit
 def latest_of(S: int, r: int, i: int) -> int:
-    """Return the last request of a list, from r backwards, that has KV in an account; -1 if no request has."""
+    """Return the last request with KV in an account, searching a list backwards from r; -1 if there is none."""
     while r >= 0 and req_at(S, r).home != i:
         r = req_at(S, r).prev
     return r
@@ -68,7 +68,7 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def due_blocks(S: int, b: int, f: int) -> int:
-    """Return the KV blocks that one decode step of a batch takes in its account f."""
+    """Return the new KV blocks that a batch's next decode step needs in its account f."""
     if world(S).reserves:
         return 0
     at = (1 - batch_at(S, b).tick) % world(S).block_tokens
@@ -116,7 +116,7 @@ def grow_prompts(S: int, b: int, left: int, whole: int) -> int:
 def grow_in(S: int, b: int, f: int) -> int:
     """Take blocks in a batch's account f for one decode step of its running members with KV there.
 
-    Return a code as in `grow`.
+    Return flags as `grow` does.
     """
     W = world(S)
     B = batch_at(S, b)
@@ -148,8 +148,8 @@ def grow_in(S: int, b: int, f: int) -> int:
 def grow(S: int, b: int) -> int:
     """Take blocks for one decode step of the running members, in every account that holds their KV.
 
-    Return 0 if there was room, and 1 if some member lost its blocks. Return 2 if the step must wait for a swap to host
-    memory that is under way, and 3 if that swap began just now.
+    Return the sum of two flags: 1 if some member lost its blocks, and 2 if the step must wait. With flag 2 the step has
+    taken no blocks; it waits until the KV that is being swapped out to host memory has left.
     """
     B = batch_at(S, b)
     state = 0
@@ -171,7 +171,10 @@ def grow(S: int, b: int) -> int:
 
 @jit
 def bring_back(S: int, b: int) -> None:
-    """Swap the members that the engine preempted back in from host memory, in their order, before any new prompt."""
+    """Start to swap the KV of swapped-out members back in from host memory, in the order of the queue.
+
+    Stop at the first member for which there is no room. No new prompt is admitted before all are on their way.
+    """
     W = world(S)
     B = batch_at(S, b)
     i = B.inst

@@ -1,4 +1,4 @@
-"""Lanes in time: spans and their ends, what they hold in advance, and memory that comes free."""
+"""Lanes in time: ends of steps and spans, KV blocks held for later steps, and retries after memory has become free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def give_back(S: int, i: int, others: bool) -> None:
 
 @jit
 def room(S: int, i: int, n: int, grow_: int) -> bool:
-    """Tell whether n more blocks fit in an account.
+    """Tell whether n more blocks fit in an account; `grow_` is as in `fits`.
 
     If they do not fit at once, decode spans first free the KV blocks of their steps that have not begun.
     """
@@ -240,9 +240,9 @@ def off_s(S: int, lane: int, t: float) -> float:
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """End the spans of a batch at their next step boundary if a cap bound them.
+    """End the spans of a batch at their next step boundary, if a cap kept members or tokens out of their steps.
 
-    The batch's last waiting or parked member has left, so that the cap no longer keeps any member out.
+    The batch's last waiting or parked member has left, so that the cap keeps no member out any more.
     """
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:

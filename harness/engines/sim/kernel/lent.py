@@ -1,4 +1,4 @@
-"""GPU time lent to attention: waits and losses of steps for KV that is attended on others' GPUs."""
+"""Remote attention: the GPU time that it takes from a GPU's own lanes, and the time that it waits for their kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.engines.sim.state import *
 
 @jit
 def demand_on(S: int, lane: int, g: int) -> int:
-    """Return the row of a lane's demand on a GPU, or -1."""
+    """Return the row of a lane's demand on a GPU, or -1 if it has none there."""
     d = lane_at(S, lane).demand
     while d >= 0 and demand_at(S, d).gpu != g:
         d = demand_at(S, d).next
@@ -29,7 +29,8 @@ def slowed(alone: float, beside: float, factor: float) -> float:
 def late_s(S: int, lane: int, slack_s: float) -> float:
     """Return the expected seconds beyond `slack_s` that remote attention waits for the end of a lane's kernel.
 
-    The attention arrives at a random time, at which anything from 0 to T may be left of a kernel of T seconds.
+    The attention arrives at a random time. If a kernel of T seconds is running then, its remaining time is uniform
+    between 0 and T.
     """
     n = lane_at(S, lane)
     area = 0.0
@@ -90,7 +91,7 @@ def lend(S: int, p: int) -> None:
     """Reduce the rates of a pool's lanes by the waits and losses that remote attention causes.
 
     Remote attention waits for the kernel that is running on the GPU, and then has the GPU to itself. The GPU's time is
-    shared by max-min fairness: each lane on other GPUs asks for the time of its remote attention, and the GPU's own
+    shared by max-min fairness. Each lane on other GPUs asks for the time of its remote attention, and the GPU's own
     lanes together ask for all of the time.
     """
     W = world(S)

@@ -1,4 +1,4 @@
-"""Links: transfers in pieces, and which of them a link moves first."""
+"""Links: they move transfers in pieces, the most urgent transfer first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
 
 @jit
 def add_part(S: int, x: int, link: int, nbytes: float) -> None:
-    """Add a transfer's part on one link."""
+    """Give a transfer a part of `nbytes` bytes on one link."""
     W = world(S)
     p = W.transfer_free
     Q = xfer_at(S, p)

@@ -1,4 +1,4 @@
-"""A batch's lists of members, and its heap of those that decode, by their last tick."""
+"""A batch's lists of members, and its heap of decoding members, ordered by the tick at which they finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop: arrivals, and everything that is due, instant by instant."""
+"""The event loop: at each instant it takes in arrivals, ends what is due, and starts new steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from harness.engines.sim.state import *
 
 @jit
 def next_arrival(S: int) -> int:
-    """Return the next request to arrive, or -1 if it is unknown.
+    """Return the next request to arrive, or -1 if none is known yet.
 
-    It either has an arrival time of its own or was sent by a closed-loop client.
+    It has an arrival time of its own, or a closed-loop client has sent it.
     """
     W = world(S)
     r, x = -1, W.sent_head
@@ -177,10 +177,10 @@ def end_all(S: int) -> bool:
 
 @jit
 def advance(S: int, until: float) -> int:
-    """Run to the next event that is heard, to `until` or to the end of the run.
+    """Run until there is an event that the policy hears, until time `until`, or until the end of the run.
 
-    Return TOLD if there are events to read, GROW if a log is full or the next arrival has no record yet, and OVER if
-    `until` is infinite and nothing can ever happen any more; else NOTHING.
+    Return TOLD if there are events to read, and GROW if a log is full or the next arrival has no record yet. Return
+    OVER if `until` is infinite and nothing more can happen before the end of the run. Else return NOTHING.
     """
     W = world(S)
     forever = until == INF

@@ -1,4 +1,4 @@
-"""Members of batches: the lists, heaps and counters that a request enters and leaves."""
+"""Members of batches: the lists, heaps and counters into which a request is entered, and from which it is removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.engines.sim.state import *
 
 @jit
 def quit_batch(S: int, r: int) -> None:
-    """Remove a request from its instance's count of members; at zero members a draining instance is evicted."""
+    """Remove a request from its instance's count of members; if none is left, evict an instance that is draining."""
     i = batch_at(S, req_at(S, r).batch).inst
     inst_at(S, i).members -= 1
     if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
@@ -50,9 +50,9 @@ def end(S: int, r: int, state: int, t: float) -> None:
 
 @jit
 def send(S: int, r: int, t: float) -> None:
-    """Schedule the arrival of a client's next request after the end of the client's previous one.
+    """Schedule the arrival of request r of a closed-loop client, whose previous request ended at time t.
 
-    The requests that are on their way are kept in order of arrival.
+    Requests that were sent and have not arrived form a list in order of arrival.
     """
     W = world(S)
     q = req_at(S, r)
@@ -230,7 +230,10 @@ def unlist(S: int, r: int) -> None:
 
 @jit
 def rest(S: int, b: int) -> None:
-    """Park the running members, with their KV, when no lane decodes any more."""
+    """Park a batch's running members if none of its lanes is open for decodes or is in a step with decodes.
+
+    The members keep their KV.
+    """
     if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0):
         return
     if lane_at(S, 2 * b + 1).open or (lane_at(S, 2 * b).open and lane_at(S, 2 * b).kind == MIXED):

@@ -22,7 +22,7 @@ def kv_bytes(S: int, i: int, blocks: int) -> int:
 
 @jit
 def packed(S: int, i: int, blocks: int) -> int:
-    """Return the fewest granules that hold `blocks` blocks."""
+    """Return the fewest granules that hold `blocks` blocks; a granule is a block or, with elastic KV, a page."""
     I = inst_at(S, i)
     return (blocks + I.granule_blocks - 1) // I.granule_blocks
 
@@ -38,7 +38,7 @@ def held_bytes(S: int, i: int, blocks: int) -> int:
 
 @jit
 def put(S: int, i: int, n: int) -> None:
-    """Take (n > 0) or free blocks of an account on each of its GPUs."""
+    """Take n blocks of an account on each of its GPUs; a negative n frees blocks."""
     W = world(S)
     I = inst_at(S, i)
     I.blocks += n
@@ -119,8 +119,8 @@ def exceeds(S: int, i: int, n: int, grow_: int) -> bool:
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Tell whether n more KV blocks fit in an account now; contiguous KV needs room for them as one chunk.
 
-    `grow_` is 0 for a prompt and 1 for growth. It is 2 for growth once the KV on its way to host memory has left; the
-    check then assumes that this KV frees as many granules as its blocks fill. A prompt cannot use memory for which a
+    `grow_` is 0 for a prompt and 1 for growth. With 2, the check is for growth after all KV on its way to host memory
+    has left: it assumes that this KV frees as many granules as its blocks fill. A prompt cannot use memory for which a
     load or move waits, but growth can.
     """
     W = world(S)
@@ -199,7 +199,7 @@ def never(S: int, i: int, n: int) -> bool:
 
 @jit
 def watermark(S: int, i: int) -> int:
-    """Return the blocks that must stay free in an account when a prompt is let in beside other requests."""
+    """Return the blocks that must stay free in an account that holds KV when another prompt is admitted."""
     W = world(S)
     if W.unlimited or W.watermark <= 0.0:
         return 0

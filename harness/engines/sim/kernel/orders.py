@@ -1,4 +1,4 @@
-"""Actions on requests: at once, or at the boundary of the step or the move that they are in."""
+"""Actions on requests: they take effect at once or, for a request in a step or a KV move, once that has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.engines.sim.state import *
 
 @jit
 def catch_up(S: int, r: int) -> None:
-    """Carry out the pending actions on a request, now that its step or move has ended; an admission comes first."""
+    """Carry out the pending actions on a request whose step or KV move has ended; an admission comes first."""
     q = req_at(S, r)
     b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
@@ -223,7 +223,7 @@ def next_member(S: int) -> int:
 
 @jit
 def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
-    """Move, or discard (`to` = -1), the KV of all members of a batch."""
+    """Move the KV of all members of a batch to the account `to`, or discard it if `to` is -1."""
     r = members(S, b)
     while r >= 0:
         if movable(S, r, int(to < 0)):
@@ -279,7 +279,10 @@ def move_now(S: int, r: int, x: int) -> None:
 
 @jit
 def withdraw(S: int, x: int) -> bool:
-    """Cancel a transfer that still waits for memory; return whether this ends its action. The end is not reported."""
+    """Cancel a transfer that still waits for memory; return whether its action has no other part left.
+
+    The end of the action is not reported.
+    """
     X = xfer_at(S, x)
     i = X.inst
     last = over(S, X.action, NEVER)
@@ -298,7 +301,7 @@ def withdraw(S: int, x: int) -> bool:
 
 @jit
 def back_from_move(S: int, r: int) -> None:
-    """Put a request back into its batch's lists after a move of its KV, then carry out the actions that waited."""
+    """Put a request back into its batch's lists after a KV move, then carry out the request's pending actions."""
     W = world(S)
     q = req_at(S, r)
     b = q.batch

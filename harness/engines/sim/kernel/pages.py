@@ -1,13 +1,13 @@
 """Pages of elastic KV as kvcached hands them out: how full each is, and which requests have blocks in it.
 
-A block comes from the page that last got a free one (kvcached/kv_cache_manager.py at 020c6ea, `_alloc`), and a page
-goes once all its blocks are free (`free`). A request frees its blocks from the last to the first (vLLM's
-v1/core/single_type_kv_cache_manager.py, `free`). Requests that end at different times share pages, so that some stay
-for few blocks.
+A block comes from the page that last got a free one (kvcached/kv_cache_manager.py at 020c6ea, `_alloc`). A page is
+freed once all its blocks are free (`free`). A request frees its blocks from the last to the first (vLLM's
+v1/core/single_type_kv_cache_manager.py, `free`). Since requests that end at different times share pages, some pages
+stay mapped for a few blocks.
 
 An account counts blocks as it takes them (`memory.put`). Blocks of a span's steps get their pages only when it matters:
-at the span's end, or before others take or free blocks of the account. Until then only their number counts: they use up
-the free blocks of pages in use, then new pages.
+at the span's end, or before other requests take or free blocks of the account. Until then only their number is counted:
+they are assumed to fill the free blocks of mapped pages first, and then new pages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def new_page(S: int, i: int) -> None:
 
 @jit
 def fill(S: int, i: int, n: int, extents: int) -> int:
-    """Find pages for n blocks that an account has taken for one request; return the request's extents."""
+    """Find pages for n blocks that an account has taken for one request, and append them to its list of extents.
+
+    `extents` is the request's last extent so far (-1: none). Return its new last extent.
+    """
     W, I = world(S), inst_at(S, i)
     if not W.paged or I.granule_blocks == 1:
         return extents
@@ -125,7 +128,7 @@ def empty(S: int, i: int, extents: int) -> None:
 
 @jit
 def enlist(S: int, b: int, r: int) -> None:
-    """Add a joining member to the ring of members that need a new block at the same ticks, in order of Admit."""
+    """Add a joining member to a ring of members that need a new block at the same ticks, ordered by Admit."""
     W, B, q = world(S), batch_at(S, b), req_at(S, r)
     if not W.paged:
         return
@@ -229,9 +232,10 @@ def give(S: int, i: int, n: int, extents: int) -> None:
 
 @jit
 def alternates(S: int, lane: int) -> bool:
-    """Cut spans of other batches of the same model in a lane's pool; return whether any of these has decodes in flight.
+    """End the spans of a lane's rivals at their next step boundary; return whether it has any.
 
-    Such batches may take blocks of the same account, in which the first batch to need a page gets it.
+    Rivals are other decoding batches of the same model in the lane's pool. They may take blocks of the same account,
+    where the first batch to need a page gets it.
     """
     b = lane >> 1
     some = False

@@ -1,4 +1,4 @@
-"""Answers to queries, counting the steps of spans that are done by now; also the tie of pools and a run's end."""
+"""Answers to a policy's queries, which count the finished steps of spans; merging of pools; the end of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stepped(S: int, lane: int) -> int:
 
 @jit
 def decode_lane(S: int, b: int) -> int:
-    """Return the lane in which a batch's running members step, or -1."""
+    """Return the lane in which a batch's running members are in a step, or -1 if they are in none."""
     if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0:
         return 2 * b
     if lane_at(S, 2 * b + 1).busy != IDLE:

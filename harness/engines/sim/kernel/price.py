@@ -1,4 +1,4 @@
-"""The price of a step: the seconds it takes alone, and what it asks of its GPUs meanwhile."""
+"""The price of a step: its seconds without competition, and its demands on its GPUs."""
 
 from __future__ import annotations
 

@@ -72,9 +72,10 @@ def take_turns(S: int, p: int) -> None:
     """Set the rate (`given`) of each lane of a pool in which kernels take turns.
 
     A round has one turn of each lane. Without MPS, processes take turns as well: a round then has one time slice of
-    each process, as long as that of its longest lane. The length of a turn or slice is weighted by the share of time in
-    which its kernels are on the GPU. That share is `duty` for a lone step, and it grows as other lanes keep the kernels
-    waiting. It is found by up to SWEEPS sweeps over the lanes.
+    each process, as long as the slice of its longest lane. The length of a turn or slice is weighted by the share of
+    time in which its kernels are on the GPU. That share is `duty` for a step alone, and it grows as other lanes keep
+    the kernels waiting. The shares of all lanes depend on each other, and are approximated in up to SWEEPS sweeps over
+    the lanes.
     """
     W = world(S)
     for lane in lanes_in(S, p):
@@ -106,7 +107,7 @@ def take_turns(S: int, p: int) -> None:
 
 @jit
 def add_turns(S: int, p: int) -> None:
-    """Set the seconds of a round that each lane's turn takes, and adjust the rounds of its GPUs by the change."""
+    """Compute the seconds of each lane's turn, and update the length of the rounds on the lane's GPUs."""
     for lane in lanes_in(S, p):
         n = lane_at(S, lane)
         on = n.duty * n.stretch
@@ -170,7 +171,10 @@ def among(S: int, p: int, lane: int, d: int) -> float:
 
 @jit
 def slice_s(S: int, p: int, lane: int) -> float:
-    """Return the GPU seconds of a lane's step if it is the longest of its process and sets the time slice, else 0."""
+    """Return the GPU seconds of a lane's step if this step sets the time slice of the lane's process, else 0.
+
+    The step with the most GPU seconds sets the slice; among equal ones, that of the lane with the lowest row.
+    """
     n = lane_at(S, lane)
     turn = n.duty * n.stretch * n.slice_s / n.max_rate
     for x in lanes_in(S, p):
@@ -201,8 +205,9 @@ def add_slices(S: int, p: int) -> None:
 
 @jit
 def slice_out(S: int, p: int) -> None:
-    """Set `given` of each process's lanes: the GPU seconds of its longest step over the longest round of its GPUs.
+    """Set `given` of each process's lanes: the share of time in which their kernels wait for no other process.
 
+    The share is the GPU seconds of the process's longest step, divided by the seconds of the longest round on its GPUs.
     It is 1 if the process is alone on its GPUs.
     """
     W = world(S)

@@ -1,12 +1,13 @@
 """The prefix cache: blocks that requests leave in free memory, hits of later prompts, and the order of eviction.
 
-As in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at 002f349): a
-prompt's blocks can be found from the step on that is to fill them; a request frees its blocks from the last to the
-first; of blocks that no request holds, those freed first are forgotten first.
+It works as in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at
+002f349). A prompt's blocks can be hit from the beginning of the step that fills them. A request frees its blocks from
+the last to the first. Among blocks that no request holds, those that were freed first are evicted first.
 
-Memory in use is that of blocks held by requests; a block that several hold counts once. Other cached blocks lie in free
-memory: no request waits for them, and they are forgotten before any is preempted. `shed` forgets those that have lost
-their room. It runs before hits are looked up and before memory in use shrinks: until then free room can only shrink.
+Memory in use is that of blocks held by requests; a block that several requests hold counts once. Other cached blocks
+lie in free memory: no request waits for them, and they are evicted before any request is preempted. `shed` evicts the
+cached blocks that no longer fit. It runs before hits are looked up and before memory in use shrinks; between two runs
+free memory can only shrink.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def held_hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hits(S: int, r: int, i: int) -> int:
-    """Count the prefix-cache hits of a prompt in an account, after evicting cached blocks that have lost their room."""
+    """Count the prefix-cache hits of a prompt in an account, after evicting the cached blocks that no longer fit."""
     shed(S, i)
     return leading(S, r, i)
 
@@ -217,8 +218,8 @@ def give_up(S: int, r: int) -> None:
     """Free the blocks that a request has at its home account.
 
     If the instance's weights are in memory, the freed blocks stay cached until they are evicted. The private blocks are
-    released first, then the prompt's blocks from the last to the first. Private blocks that the request left in the
-    cache before a preemption become free memory.
+    released first, then the prompt's blocks from the last to the first. If the cache still has private blocks of the
+    request from before a preemption, they become free memory.
     """
     q = req_at(S, r)
     i = q.home

@@ -167,7 +167,7 @@ def span(S: int, lane: int, decodes: int, c: int, single: int) -> None:
 
 @jit
 def tally(S: int, lane: int, k: int) -> None:
-    """Count k finished steps of a lane: in its batch's total, and for each cap that bound the steps."""
+    """Count k finished steps of a lane: in its batch's total, and for each cap that limited the steps."""
     W = world(S)
     batch_at(S, lane >> 1).steps += k
     bound = lane_at(S, lane).bound

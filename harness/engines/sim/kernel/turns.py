@@ -1,4 +1,4 @@
-"""Orders of lanes: opening and closing of a lane, and ends of turns (by time, steps, stuck or empty)."""
+"""Policies' orders to open or close a lane, and ends of turns: by time, by steps, or for a stuck or an empty lane."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def forget_turn(S: int, lane: int) -> None:
 
 @jit
 def shut(S: int, lane: int) -> None:
-    """Close a lane. Prompts that waited for memory wait for a turn from now on."""
+    """Close a lane. From now on, its prompts wait for the lane to open, and no longer for memory."""
     b = lane >> 1
     lane_at(S, lane).open = 0
     if lane == 2 * b:
@@ -101,7 +101,7 @@ def busy(S: int, i: int) -> bool:
 
 @jit
 def stuck(S: int, lane: int) -> bool:
-    """Tell whether an idle lane with members waits in vain: nothing that is under way could let it step."""
+    """Tell whether an idle lane with members cannot step, and nothing that is under way could change this."""
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
@@ -150,9 +150,10 @@ def settle_turns(S: int) -> bool:
 
 @jit
 def own_caps(S: int, seqs: int, chunk: int) -> int:
-    """Return the step caps (BY_* bits) that are the engine's own.
+    """Return which caps on a lane's steps come from the engine's settings, as BY_* bits.
 
-    Caps that an order sets are left out, as they are the policy's choice.
+    `seqs` and `chunk` are the caps of the lane's order (-1: none). Caps that the order sets are the policy's choice,
+    and have no bit.
     """
     W = world(S)
     caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
@@ -220,7 +221,11 @@ def run_lane(
 
 @jit
 def limit(S: int, i: int, nbytes: int) -> None:
-    """Cap the growth of an account; only cached blocks that no request holds are taken back."""
+    """Set the KV limit of an account to `nbytes` (-1: no limit).
+
+    Requests keep the KV that they have, even beyond the limit. Cached blocks that no request holds are evicted beyond
+    it.
+    """
     W = world(S)
     if inst_at(S, i).cached > 0:  # cached blocks that have lost their room stay lost under a higher limit
         shed(S, i)

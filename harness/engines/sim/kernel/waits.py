@@ -1,4 +1,4 @@
-"""Charging of waits: clocks of causes, and the times at which weights are in."""
+"""Causes of waits: the wait clocks of batches, the times at which weights are in memory, and charges to requests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
 
 @jit
 def made_first(S: int, r: int, t: float) -> None:
-    """Record a request's first token; all waits so far count toward its TTFT."""
+    """Record a request's first token at time t; all waits so far count toward its TTFT."""
     q = req_at(S, r)
     q.first = t
     q.ttft_admission = q.admission
@@ -101,9 +101,9 @@ def made_first(S: int, r: int, t: float) -> None:
 
 @jit
 def log_stay(S: int, r: int, b: int) -> None:
-    """Log a request's stay among the running members of batch b, or the lone token of a prefill (b = -1).
+    """Log the decode steps that a request took part in as a member of batch b, or its prefill's token (b = -1).
 
-    The stay or token ended at the request's mark.
+    The steps or the token ended at the request's mark.
     """
     W = world(S)
     q = req_at(S, r)

@@ -1,4 +1,7 @@
-"""Walks along the lists that lie in the records; a walk along lists that change reads the next row first."""
+"""Generators that walk along the linked lists in the records.
+
+Where a row may leave its list during the walk, the next row is read first.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def demands(S: int, d: int) -> Iterator[int]:
 
 @jit
 def accounts(S: int, b: int) -> Iterator[int]:
-    """Walk through the KV accounts of a batch: its own, then those elsewhere."""
+    """Walk through the KV accounts of a batch: its own, then the remote ones."""
     f = batch_at(S, b).near
     while f >= 0:
         yield f
@@ -46,7 +49,7 @@ def accounts(S: int, b: int) -> Iterator[int]:
 
 @jit
 def remotes(S: int, b: int) -> Iterator[int]:
-    """Walk through the KV accounts of a batch elsewhere."""
+    """Walk through the remote KV accounts of a batch."""
     f = remote_at(S, batch_at(S, b).near).next
     while f >= 0:
         yield f

@@ -1,4 +1,4 @@
-"""Weights: loads and grants of memory, instances that come and go."""
+"""Weights: loads, evictions, and the memory that is granted to waiting loads and moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from harness.engines.sim.state import *
 
 @jit
 def set_weights(S: int, i: int, state: int) -> None:
-    """Change the state of an instance's weights: bring its clocks up to date, then cut or wake its lanes."""
+    """Change the state of an instance's weights; then cut or wake the lanes that this concerns.
+
+    The wait clocks are brought up to date before the change.
+    """
     W = world(S)
     for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
@@ -38,7 +41,7 @@ def set_weights(S: int, i: int, state: int) -> None:
 
 @jit
 def count_on_gpus(S: int, i: int, n: int) -> None:
-    """Add an instance to the count of instances that hold its GPUs (n = 1), or take it off (-1); 0 changes nothing."""
+    """Add n (1, 0 or -1) to the number of instances that hold each GPU of an instance, and book the GPUs' held time."""
     I, now = inst_at(S, i), world(S).now
     for j in range(I.gpu_count if n else 0):
         g = gpu_at(S, I.gpus[j])
@@ -50,7 +53,7 @@ def count_on_gpus(S: int, i: int, n: int) -> None:
 
 @jit
 def place(S: int, i: int) -> bool:
-    """Place an instance's weights at no cost before the start, if there is room; return whether there was."""
+    """Place an instance's weights at no cost before the start, if there is room; return whether they were placed."""
     W = world(S)
     I = inst_at(S, i)
     for j in range(I.gpu_count):
@@ -81,7 +84,7 @@ def leave(S: int, i: int) -> None:
 
 @jit
 def elsewhere(S: int, i: int, first: int, last: int) -> bool:
-    """Tell whether an instance's model has weights on other GPUs, in a state from `first` to `last`."""
+    """Tell whether an instance's model has another instance, with weights in a state from `first` to `last`."""
     j = inst_at(S, i).kin
     while j != i:
         if first <= inst_at(S, j).state <= last:
@@ -92,7 +95,7 @@ def elsewhere(S: int, i: int, first: int, last: int) -> bool:
 
 @jit
 def just_left(S: int, i: int) -> bool:
-    """Tell whether an eviction of an instance's model from another place was ordered at this very instant."""
+    """Tell whether an eviction of another instance of the same model was ordered at this very instant."""
     j = inst_at(S, i).kin
     while j != i:
         if inst_at(S, j).left_s == world(S).now:
