@@ -1,42 +1,47 @@
-"""The bound: no policy on these GPUs meets the SLOs of a larger part of the requests.
+"""An upper bound on the share of requests whose SLOs any policy on these GPUs can meet.
 
-The needs of a request in a window of time are charged to the intervals that contain the window, and each interval has a
-limited capacity. The largest part of requests that can be met is then a linear program, in which requests may be met in
-part and cut at will; so it is an upper bound. What it takes for granted, and why no policy escapes it:
+A request needs resources within a window of time. This need is charged to every interval that contains the window, and
+each interval has a limited capacity. A linear program finds the largest share of requests that can be met. It may meet
+requests in part and cut them at will, so its answer is an upper bound. Its assumptions, and why they hold for every
+policy:
 
-1. *Windows.* The prompt of a request that meets its TTFT is computed between its arrival and that limit, and its last
-   token comes by arrival + TTFT + (n - 1) TPOT. Where a definition drops a limit, the end of the run takes its place. A
-   request joins no step before it came, and is in none after its last token: all steps that serve it lie there.
-2. *Kernels.* Fill x kernel seconds of all steps <= GPUs x time. The law of turns (docs/semantics.md, Sharing a GPU)
-   slows the kernels of lane i to s_i >= (sum over all lanes j of b_j f_j w_j) / w_i, as presences b are at most 1. So
-   the sum over lanes of f_i b_i / s_i is at most 1, whatever steps are mixed in a lane, and whichever lanes run side by
-   side. Each GPU of a group has the whole step. Attention on other GPUs has a GPU to itself, at the same price. Each
-   piece of work costs at least what `costs.least` says, at the degree and on the kind of GPU where it costs least.
+1. *Windows.* The prompt of a request that meets its TTFT is computed between its arrival and arrival + TTFT. Its last
+   token comes by arrival + TTFT + (n - 1) TPOT. Where a definition of attainment drops a limit, the end of the run
+   takes its place. All steps that serve a request lie between its arrival and its last token.
+2. *Kernels.* Fill x kernel seconds, summed over all steps, <= GPUs x time. The law of turns (docs/semantics.md, Sharing
+   a GPU) has a presence b <= 1, a fill f and a length of turn w for each lane. It makes the kernels of lane i take
+   s_i >= (sum over all lanes j of b_j f_j w_j) / w_i times as long. So the sum over lanes of f_i b_i / s_i is at most
+   1, whatever steps are mixed in a lane, and whichever lanes run side by side. A step counts in full on each GPU of
+   its group. Attention on other GPUs has a GPU to itself, at the same price. Each piece of work costs at least what
+   `costs.least` says, at the degree and on the kind of GPU where it costs least.
    The simulator solves the law in three sweeps. With duties of u or more, the presences that a sweep assumes are at
    least z times those that follow from it: z = u, then (1 - u) z + u, so 1 - (1 - u)^3 in the third. So the time of
-   GPUs is multiplied by 1 / z, for processes that take turns by slices by 1 / u^2. If a run scales what lanes add to
-   each other by a factor below 1, the time is also divided by that factor.
-3. *Weights.* A token comes from a step of at most `batch_cap` members, which are requests of one model whose windows
-   hold one instant. So a step has no more members that are met than there are such windows, and reads weights once for
-   them. Members that are not met only add work.
+   GPUs is multiplied by 1 / z. For processes that take turns by time slices, it is multiplied by 1 / u^2. If a run
+   scales what lanes add to each other by a factor below 1, the time is also divided by that factor.
+3. *Weights.* A token comes from a step of at most `batch_cap` members. These are requests of one model whose windows
+   share an instant. So the members of a step that meet their SLO are at most as many as such windows, and the step
+   reads the weights once for them. Members that miss their SLO only add work.
 4. *Partitions.* Lanes on disjoint SMs may overlap kernels that compute with kernels that read. If a policy may cut GPUs
-   so, two resources replace item 2, and are never added: FLOP / (FLOP/s of the best GEMM) <= GPUs x time, and bytes of
-   KV and weights (by item 3) / (bytes/s) <= GPUs x time, at item 2's price where that is less. These are facts of the
-   card. The simulator's law of partitions enforces neither: a policy is trusted not to give out more than the GPU has.
-5. *Memory.* KV of a request lies on GPUs while a step computes it: tokens x bytes x seconds of the step, with one
-   member, summed over its steps, <= the cards' whole memory x time. While it waits it may be on the host, and weights
-   may leave.
-6. *Prefixes.* Leading blocks that another request of the model has too cost nothing, neither work nor memory: the other
-   may have left them there, whichever came first.
-7. *Noise.* A step's seconds are multiplied by a factor, a sum of four uniforms (`cost.noise`), of at least
-   1 - 2 sqrt(3) sigma. A policy may prolong steps whose factor turned out low, so the least factor counts, no mean.
+   in this way, two resources replace item 2, and are never added up. One is FLOP / (FLOP/s of the best GEMM) <= GPUs x
+   time. The other is bytes of KV and weights (by item 3) / (bytes/s) <= GPUs x time. Neither is counted
+   at more than item 2's price. These are limits of the card. The simulator's law of partitions enforces neither: a
+   policy is trusted not to give out more than the GPU has.
+5. *Memory.* The KV of a request lies on GPUs during each step that computes the request. So tokens x bytes x seconds of
+   a step with one member, summed over the request's steps, <= memory of all GPUs x time. While the request waits, its
+   KV may be on the host, and weights may leave the GPUs.
+6. *Prefixes.* Leading blocks of a prompt that another request of the model has too cost no work and no memory. The
+   other request may have left them in the cache, whichever of the two came first.
+7. *Noise.* A step's seconds are multiplied by a random factor of at least 1 - 2 sqrt(3) sigma (`cost.noise`, a sum of
+   four uniforms). A policy may prolong steps whose factor turned out low, so the bound takes the least factor, not the
+   mean.
 8. *Alone.* A request cannot be met if its prompt, or its steps, exceed a limit even on idle GPUs at the best degree.
 
 All else costs nothing: gaps of the host, blocks and pages, loads of weights, links. A run without interference
 (`sharing=none`) or with unlimited memory may lie above the bound, as no GPUs could execute it.
 
-The program is solved for groups of like requests, and its dual prices then judge each request by itself: by weak
-duality any prices >= 0 give a valid bound, so neither the groups nor the solver's tolerance are trusted.
+The program is solved for groups of similar requests. Its dual prices are then applied to each request by itself. By
+weak duality, any prices >= 0 give a valid bound, so validity depends neither on the groups nor on the solver's
+tolerance.
 """
 
 from __future__ import annotations
@@ -86,7 +91,7 @@ class Share(NamedTuple):
 class _Model(NamedTuple):
     """The least cost of each kind of work on a model: the minimum over all degrees and kinds of GPU.
 
-    Costs are in GPU seconds unless the comment of a field differs.
+    Costs are in GPU seconds unless a field's comment names another unit.
     """
 
     token_s: float
@@ -190,8 +195,9 @@ def _models(prices: Prices) -> list[_Model]:
 def _capacity(prices: Prices, sharing: Sharing) -> F8:
     """Return the amount of each resource that the cluster provides in one second.
 
-    The first entries are GPU seconds, the same number for each resource that takes GPU time. The last entry is the
-    memory in bytes. GPU seconds are divided by the least factors of noise and interference, so that the bound holds.
+    All entries but the last are GPU seconds, the same number for each resource that takes GPU time. The last entry is
+    the memory in bytes. GPU seconds are divided by the least factors of noise and interference, so that the bound
+    holds.
     """
     config, machine = prices.config, prices.machine
     every = [row for each in prices.rows.values() for row, _ in each]

@@ -1,7 +1,8 @@
 """Ray as an executor: tasks in batches of about ten seconds, longest first, on whatever machines there are.
 
-A node writes results to the folder of results if it sees it, and else sends them back as bytes. Batches that are lost
-with a worker or a node are retried on another; runs that a shared folder holds by then are not made again.
+If a node can reach the results folder, it writes results there; otherwise it sends them back as bytes. A batch that is
+lost with its worker or node is retried on another. Of this batch, runs that are already in a shared folder are not
+executed again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "data", "node_modules")
 
 
 def named(text: str) -> Cluster:
-    """Return the cluster that a text names: ray or ray:ADDRESS. UserError for another text."""
+    """Return the cluster that a text names: ray or ray:ADDRESS. Raises UserError for another text."""
     kind, _, address = text.partition(":")
     if kind != "ray":
         raise UserError(f'--executor "{text}" is not ray or ray:ADDRESS; shards (--shard) need no cluster')
@@ -67,7 +68,7 @@ class Cluster:
         self._temporary: Path | None = None
 
     def submit(self, tasks: Sequence[Task], out: Path) -> None:
-        """See Executor. UserError for a run in real time, and where the cluster cannot be reached."""
+        """See Executor. Raises UserError for a run in real time, and if the cluster cannot be reached."""
         if real := next((task.spec.engine for task in tasks if fields.asked(task.spec.engine).name != "sim"), None):
             raise UserError(f"--executor is for the simulator, and {real} runs in real time on this machine")
         out.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ class Cluster:
         return self._temporary / "log"
 
     def _received(self) -> tuple[Any, Any]:
-        """Receive a message. UserError where the cluster is lost."""
+        """Receive a message. Raises UserError if the cluster is lost."""
         assert self._pipe is not None
         try:
             word, value = self._pipe.recv()
@@ -215,21 +216,21 @@ class Cluster:
 
 
 def _files(spec: Spec) -> dict[str, Path]:
-    """Return the user's files that a spec names, by field."""
+    """Return the user's files that a spec names, by field of the spec."""
     values = {key: str(getattr(spec, key) or "").rpartition("classes:")[2] for key in FILES if key != "engine"}
     return {key: Path(value) for key, value in values.items() if value.endswith(FILES[key])}
 
 
 def _travelling(path: Path) -> Path:
-    """Return the path that a user's file has among the sources that are sent to the cluster.
+    """Return the path of a user's file among the sources that are sent to the cluster.
 
-    It consists of a hash of the file's content and of the file's name, which labels show.
+    The path has a hash of the file's content, and then the file's name, which labels show.
     """
     return Path("files") / sha256(path.read_bytes()).hexdigest()[:16] / path.name
 
 
 def _moved(spec: Spec) -> Spec:
-    """Return a spec in which the paths of the user's files are those that they have on a node of the cluster."""
+    """Return the spec with the path of each user's file replaced by its path on a node of the cluster."""
     changes: dict[str, Any] = {}
     for key, path in _files(spec).items():
         rule, colon, _ = str(getattr(spec, key)).rpartition("classes:")

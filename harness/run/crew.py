@@ -1,6 +1,7 @@
-"""Worker processes that execute and score runs: each takes a call at a time through a pipe.
+"""Worker processes that execute and score runs: each takes one call at a time through a pipe.
 
-A worker ends when its pipe closes or its parent is gone, so none outlives its parent, however that dies.
+A worker ends when its pipe closes or its parent process is gone. So it never outlives its parent, even one that was
+killed.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class Crew:
         return len(self._idle) + len(self._busy)
 
     def each(self, work: Work, calls: Calls, left_out: Work = lambda *_: False) -> Iterator[tuple[Args, Any]]:
-        """Call `work`, a module's function, in the workers; yield the arguments and the answer of each call as it ends.
+        """Call `work`, a module's function, in the workers; yield each call's arguments and answer when it ends.
 
         `calls` has the arguments of each call. A call is skipped if `left_out` is true of its arguments when its turn
-        comes. Raises what a call raises, after all processes have ended.
+        comes. If a call raises, its error is raised after all processes have ended.
         """
         queue = [*calls][::-1]
         try:

@@ -1,6 +1,6 @@
-"""The process that talks to a cluster: it takes batches from a pipe, and sends back what their workers answer.
+"""The process that talks to a cluster: it takes batches from a pipe, and sends the workers' answers back.
 
-It is a process of its own because Ray ends the process of a driver whose head node is gone. Its output goes to a file.
+It is a process of its own, because Ray ends a driver's process when the head node is gone. Its output goes to a file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Client:
 
 
 def main(pipe: Connection, place: Place, log: str) -> None:
-    """Serve the pipe until it closes. Messages out: ("slots", n), (id, answers), ("lost", sentence)."""
+    """Serve the pipe until it closes. It sends back ("slots", n), (id, answers) or ("lost", sentence)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_follow, daemon=True).start()
     with Path(log).open("ab") as out:
@@ -98,7 +98,7 @@ def _serve(pipe: Connection, client: Client) -> None:
 
 
 def _follow() -> None:
-    """End this process, and with it the work that it sent, once its parent is gone."""
+    """End this process once its parent is gone; the work that it sent to the cluster ends with it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -168,7 +168,7 @@ class Ahead:
         return [tasks[place] for place in (*early, *(p for p in range(len(tasks)) if p not in early))]
 
     def longest(self, tasks: Sequence[Task]) -> list[Task]:
-        """Sort tasks, the longest first, behind those that `order` puts first."""
+        """Sort tasks by estimated time, longest first; those that `order` moves to the front stay in front of them."""
         return self.order(sorted(tasks, key=lambda task: -self._costs.cpu_s(task.spec)))
 
     def ended(self, task: Task, out: Path) -> None:
@@ -178,12 +178,12 @@ class Ahead:
         self._cpu_s, self._wall_s = self._cpu_s + cpu_s, self._wall_s + wall_s
 
     def without(self, labels: Iterable[str]) -> None:
-        """Remove from the runs ahead those of systems whose policy failed."""
+        """Remove the runs of systems whose policy failed from the runs ahead."""
         for label in labels:
             self._groups = Counter({key: n for key, n in self._groups.items() if self._specs[key].label != label})
 
     def left(self) -> Left:
-        """Return an estimate of the time left. It is computed again only now and then, and when no run is left."""
+        """Return an estimate of the time left. It is updated only now and then, and once no run is left."""
         if (begun_s := time.monotonic()) >= self._next_s or not any(self._groups.values()):
             self._last = self._summed()
             now_s = time.monotonic()

@@ -61,8 +61,8 @@ def execute(spec: Spec, out: Path, code_hash: str) -> Path:
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
     If the engine lacks something or the system has no room, the run is stored without rows, and its facts have the
-    reason. Raises Failed, and writes nothing, where the policy fails. The engine is always closed; SIGTERM ends the run
-    as Ctrl-C does.
+    reason. Raises Failed, and writes nothing, if the policy fails. The engine is always closed; SIGTERM ends the run as
+    Ctrl-C does.
     """
     return _run(Setup(spec), out, code_hash)
 

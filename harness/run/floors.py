@@ -1,7 +1,7 @@
-"""Placements that ignore load: floors under the gain of a system's own placement.
+"""Placements that ignore load: baselines for the gain from a system's own placement.
 
-first-fit  each model, in the set's order, on the first GPUs with room, at its least degree that has any
-random     each model on GPUs that a hash of the seed draws, of those with room
+first-fit  each model, in the set's order, on the first GPUs with room, at the least degree that has such GPUs
+random     each model on GPUs with room that a hash of the seed draws
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def places(cluster: Cluster, name: str) -> list[Gpus]:
 
 
 def first_fit(cluster: Cluster, seed: int = 0) -> dict[str, Gpus]:  # noqa: ARG001 - one of `FLOORS`
-    """Place each model, in the set's order, on the first GPUs with room. UserError if one has no room."""
+    """Place each model, in the set's order, on the first GPUs with room. Raises UserError if one has no room."""
     return _fitted(cluster, lambda name, _: places(cluster, name))
 
 
 def random(cluster: Cluster, seed: int) -> dict[str, Gpus]:
-    """Place each model on GPUs that the seed draws among those with room. UserError if one has no room."""
+    """Place each model on GPUs that the seed draws among those with room. Raises UserError if one has no room."""
 
     def shuffled(name: str, k: int) -> list[Gpus]:
         every = places(cluster, name)
@@ -43,7 +43,7 @@ FLOORS: Mapping[str, Callable[[Cluster, int], dict[str, Gpus]]] = {"first-fit": 
 
 
 def _fitted(cluster: Cluster, ordered: Callable[[str, int], Sequence[Gpus]]) -> dict[str, Gpus]:
-    """Give each model the first place, as `ordered` lists them, with room for its weights and one longest request.
+    """Give each model the first place in the order of `ordered` with room for its weights and one longest request.
 
     Raises UserError for a model without such a place.
     """

@@ -1,4 +1,4 @@
-"""Systems that plan from requests: only for these a replayed trace is cut into what they see and what is replayed."""
+"""Systems that plan from requests: for these, a replayed trace is cut into a part to plan from and a part to replay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Watched(Mapping[str, Plan]):
 
 
 def reads_plan(spec: Spec) -> bool:
-    """Tell whether a spec's system uses forecasts: its file names them, or the system reads them at its start.
+    """Tell whether a spec's system uses forecasts: its file mentions `.plan`, or it reads forecasts at its start.
 
     Return True also if the system cannot start, as it is then unknown what it reads. Raises Failed where the system's
     file fails.

@@ -1,9 +1,9 @@
 """The matrix of systems and engines: "yes", or the names that an engine lacks, from the declarations of both.
 
-A cell has the names for which `replay` refuses the pair (`loop.replay.missing`): a system's `uses`, `hears` and
-`options`, less an engine's `can`, `tells` and `offers`. If no name is lacking but a run is impossible all the same, the
-cell has the reason: no cost table for a policy that asks for one, too few GPUs. Names that no engine in real time has
-are simulated only, and are in a column of their own.
+A cell has the names for which `loop.replay.missing` refuses the pair: what a system `uses`, `hears` and has as
+`options`, less what an engine `can`, `tells` and `offers`. A pair that lacks no name may still be impossible to run.
+Its cell then has the reason: no cost table for a policy that asks for one, or too few GPUs. Names that no engine in
+real time has are in a column of their own.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T],
 
 
 def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Coverage]:
-    """Yield systems (default: all) with every preset, on engines (default: all), except those with a broken file."""
+    """Yield systems (default: all) with every preset, on engines (default: all); skip those with a broken file."""
     every = list(usable_engines()[0]) if engines is None else engines
 
     def look(name: str) -> list[Coverage]:

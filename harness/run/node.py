@@ -80,9 +80,9 @@ def _done(task: Task, out: Path, *, shared: bool) -> Answer:
 
 
 def store(answer: Answer, out: Path) -> None:
-    """Store the files of a run that a node sent, or wait until its files in the shared folder can be seen.
+    """Store the files of a run that a node sent, or wait until its files appear in the shared folder.
 
-    Raises UserError if they are not seen in time.
+    Raises UserError if they do not appear in time.
     """
     from harness.rows import record
 

@@ -1,13 +1,14 @@
 """A recorded run as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-The format is that of the Trace Event document: `X` a slice of a track, `b` and `e` the ends of slices that overlap, `C`
-counters, `M` names of tracks. A GPU is a process: a track for each lane, its turns, and each of its links; loads and
-moves to it; its memory, and the SMs of its lanes where they have partitions. Requests are slices by model, with their
-parts inside. Time 0 is the start of the warm-up.
+The format is that of the Trace Event document. `X` is a slice of a track, and `b` and `e` are the ends of slices that
+overlap. `C` is a counter, and `M` names a track. Each GPU is a process. It has a track for each lane, for the turns of
+each lane, and for each of the GPU's links. It also has slices of the loads and moves to the GPU, and counters of its
+memory. If its lanes have partitions, it has counters of their SMs too. Requests are slices by model, with their parts
+inside. Time 0 is the start of the warm-up.
 
-A span of decode steps, which is simulated at once, is one slice with their number in `args`. Waits between
-like steps of a request are folded into one slice, with their seconds by cause. Memory that a span reserves for its
-later steps counts as used; a system without a memory limit (`memory=unlimited`) may exceed the GPU's.
+A span of decode steps, which is simulated at once, is one slice with the number of steps in `args`. Waits between
+similar steps of a request are folded into one slice, with their seconds by cause. Memory that a span reserves for its
+later steps counts as used. A system without a memory limit (`memory=unlimited`) may exceed the GPU's memory.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]
 
 
 def document(events: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
-    """Return the bytes of the file of these events, compressed where `path` ends in .gz. Equal events, equal bytes."""
+    """Return the bytes of the file of these events, compressed if `path` ends in .gz; equal events give equal bytes."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)}, sort_keys=True)
     lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in events)
     text = f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()

@@ -1,6 +1,6 @@
 """A placement that all systems of a comparison share: from a file, the start of one system, or a floor (floors.py).
 
-It separates a system's use of memory from the effect of its placement of models.
+With it, a comparison shows how systems use memory, apart from where they place models.
 """
 
 from __future__ import annotations

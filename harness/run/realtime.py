@@ -41,7 +41,10 @@ class Span(NamedTuple):
 
 
 def span(spec: Spec, drain_s: float | None = None) -> Span | None:
-    """Return a resolved spec's span, with `drain_s` if the spec sets none; None where time is simulated."""
+    """Return the span of a resolved spec's run; None if time is simulated.
+
+    `drain_s` is used if the spec sets no drain time.
+    """
     if not spec.measured_on:
         return None
     drain_s = spec.drain_s if spec.drain_s is not None else drain_s
@@ -54,7 +57,7 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """Say why a resolved spec cannot run: what the engine lacks, or why it has no room; "" if it can run.
+    """Say why a resolved spec cannot run: what the engine lacks, or why there is no room; "" if it can run.
 
     A spec that cannot run takes no time. With `here`, anything that this machine lacks to start the engine counts too.
     Raises Failed if the policy fails.
@@ -71,7 +74,7 @@ def lacking(spec: Spec, *, here: bool = False) -> str:
 
 
 def duration(spans: Iterable[Span]) -> str:
-    """Give the runs' joint duration: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
+    """Say how long the runs take together: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
     every = list(spans)
     kinds = list(dict.fromkeys(every))
     parts = f" x ({kinds[0].text})" if len(kinds) == 1 else ""
@@ -79,7 +82,7 @@ def duration(spans: Iterable[Span]) -> str:
 
 
 def range_of(spans: Sequence[Span]) -> str:
-    """Give the range of the runs' joint duration: `8 to 12 min`, `at least 8 min`."""
+    """Say how long the runs take together, as a range: `8 to 12 min`, `at least 8 min`."""
     least, most = sum(span.least_s for span in spans), sum(span.most_s for span in spans)
     if math.isinf(most):
         return f"at least {_time(least, math.floor)}"

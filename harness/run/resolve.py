@@ -1,4 +1,4 @@
-"""Resolution of a spec: names become canonical, and open numbers are decided. The result is hashed."""
+"""Resolution of a spec: names become canonical, and numbers left open are decided. The result is hashed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Traits(NamedTuple):
 def traits(spec: Spec) -> Traits:
     """Return facts about a spec's system and its engine, such as the number of GPUs. Nothing is started.
 
-    The number is the spec's, unless the system sets its own. Raises Failed where the system's file fails.
+    The number is the spec's, unless the system sets its own. Raises Failed if the system's file fails.
     """
     with blamed(spec):
         return _traits(unloaded(spec))
@@ -82,7 +82,7 @@ def _traits(spec: Spec) -> Traits:
 
 
 def _sized(setup: Setup) -> Setup:
-    """Return the setup with the number of GPUs that its system takes: a new setup if the system sets its own number."""
+    """Return the setup with the number of GPUs that its system takes; a new setup if the system sets its own number."""
     if not hasattr(setup.make_policy, "gpus_needed"):
         return setup
     models = setup.cluster.models
@@ -92,7 +92,7 @@ def _sized(setup: Setup) -> Setup:
 
 
 def _holding(spec: Spec, needed: int) -> Setup:
-    """Return the setup of a system that sets its own number of GPUs, of which it needs at least `needed`.
+    """Return the setup of a system that sets its own number of GPUs, and needs at least `needed` of them.
 
     For a mix of GPU kinds, the setup has the fewest copies of the mix on which the system starts. If it starts on no
     number that is tried, the setup has the largest of them.
@@ -114,7 +114,7 @@ def _starts(setup: Setup) -> bool:
 
 
 def resolve(spec: Spec) -> Spec:
-    """Return the spec to be hashed: names canonical, no field left open. UserError for what does not exist."""
+    """Return the spec to be hashed: names canonical, no field left open. Raises UserError for unknown names."""
     from harness.engines.costs import quantities
     from traces.load import sized
     from workloads.models import with_files
@@ -178,7 +178,7 @@ def resolve(spec: Spec) -> Spec:
 
 
 def _contradict(spec: Spec, trace: Trace, models: Sequence[str]) -> None:
-    """Raise UserError if the spec states what its trace, its models or its engine contradict."""
+    """Raise UserError if the spec contradicts its trace, its models or its engine."""
     if spec.trace_sha256 not in {"", trace.sha256}:
         raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
     if unknown := next((model for model, *_ in spec.slo_s if model not in models), None):
@@ -192,9 +192,9 @@ def _contradict(spec: Spec, trace: Trace, models: Sequence[str]) -> None:
 
 
 def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
-    """Return the spec with its scaling and the seconds of its window and warm-up, by default those of the trace.
+    """Return the spec with its scaling, window and warm-up decided; where the spec leaves them open, the trace decides.
 
-    Raises UserError if the requests of a run would be too many to be held.
+    Raises UserError if the run would have too many requests to hold in memory.
     """
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
 
@@ -215,8 +215,8 @@ def _windowed(spec: Spec, trace: Trace, plan: Origin) -> Spec:
 def _measured(spec: Spec) -> Spec:
     """Return the spec with the canonical name of its GPU kind and, for a measured machine, that machine's settings.
 
-    A cost table of a whole machine sets those fields that the spec leaves open. Raises UserError if the spec names
-    another GPU or host than the table, or if it has a table and a mix of GPU kinds.
+    A cost table of a whole machine sets the fields that the spec leaves open. Raises UserError if the spec names a GPU
+    or host other than the table's, or if it has both a table and a mix of GPU kinds.
     """
     from harness.engines.costs import quantities, servers
 
@@ -240,7 +240,7 @@ def _measured(spec: Spec) -> Spec:
 def _timed(spec: Spec) -> Spec:
     """Return the spec of a run on a wall clock, where decisions, calls and noise take their real time.
 
-    Raises UserError if the spec sets seconds for these, or scales a part of the machine.
+    Raises UserError if the spec sets seconds for any of these, or scales a part of the machine.
     """
     for name in ("decision_s", "control_s", "noise"):
         if getattr(spec, name):
@@ -303,7 +303,7 @@ def gaps(name: str, preset: str | None, engine: str) -> tuple[str, ...]:
 
 
 def lacking(spec: Spec) -> tuple[str, ...]:
-    """Return the names that a spec's engine lacks for its system; if it cannot run for another reason, that reason."""
+    """Return the names that a spec's engine lacks for its system, or the reason if it cannot run for another reason."""
     with blamed(spec):
         setup = Setup(spec)
         if (have := len(setup.cluster.gpus)) < spec.gpus:

@@ -39,7 +39,7 @@ class Lost(UserError):
 def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
     """Replay a run and record it; `stored` are its rows. With `look_at` only that request is recorded, in more detail.
 
-    Raises Lost, and UserError where its spec is refused.
+    Raises Lost, and UserError if its spec is refused.
     """
     about, teller = record.meta(run), teller or Silent()
     spec = specs.stored(about["spec"])
@@ -140,8 +140,9 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
     """Return the seconds of a wait for weights or KV by the state of the transfer, and the transfer's bytes.
 
-    The states are: no transfer yet, waiting for memory, on links, and the fixed seconds at the end. The transfer of
-    weights is the load to the batch's instance. Without a batch, it is the first load of the model to end.
+    The states are: not yet asked for, waiting for memory, on links, and the fixed seconds at the end. If the wait is
+    for weights, the transfer is the load to the batch's instance. Without a batch, it is the first load of the model to
+    end.
     """
     carriers = [x for x in transfers if x.asked_s < wait.end_s and not x.end_s <= wait.start_s]
     if wait.doing == "load":

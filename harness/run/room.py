@@ -1,4 +1,4 @@
-"""Memory that a system without room lacks, and the smallest changes with which it fits: by trying its start."""
+"""Memory that a system without room lacks, and the smallest changes that give it room, found by trying its start."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
 
 
 def short_bytes(spec: Spec) -> int | None:
-    """Return the further bytes that each GPU needs for a system to start; None where twice the memory is not enough.
+    """Return how many bytes more each GPU needs for a system to start; None if even twice the memory is not enough.
 
-    They are a multiple of 0.1 GiB.
+    The result is a multiple of 0.1 GiB.
     """
     most = max(quantities.gpu(kind, spec.table).mem_bytes for kind in mix.names(spec.gpu)) // STEP_BYTES
     if not fits(spec, most * STEP_BYTES):
@@ -74,7 +74,7 @@ def remedies(specs: Sequence[Spec]) -> list[Remedy]:
 
     Each is the cheapest of its kind that works when it is tried. Changes of memory are tried in a fixed order. First,
     the engine gets a larger share of a card. Then a step gets fewer tokens and sequences, as a process holds memory for
-    them. Last, the bytes of a process beside weights change, as they are a fact of the engine and no choice.
+    them. Last come the bytes of a process beside weights, as these are a fact of the engine and no choice.
     """
     cheapest = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):

@@ -1,4 +1,4 @@
-"""Scores of stored runs under an SLO target: of each by itself, or of many in a table that is kept."""
+"""Scores of stored runs under an SLO target: of a single run, or of many runs in a stored table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scorable(label: str, run: Path, under: SloTarget) -> scoring.Run:
 
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
-    """Return the pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
+    """Return the pooled attainment of a run, keyed by definition; 0 if the run had no room or nothing was offered."""
     counts_of = by_model(run, under, definitions)
     counts = {name: by_window.Counted(*(float(x.sum()) for x in of)) for name, (_, *of) in counts_of.items()}
     return {name: counts[name].met if name in counts else 0.0 for name in definitions}

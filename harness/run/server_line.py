@@ -17,7 +17,7 @@ def server_line(setup: Setup) -> str:
     """Return a line on the server: its release, its settings, and the KV memory that they leave.
 
     Example: `server: vLLM 0.15, 8,192 tokens a step, 1,024 sequences, 0.90: 3.1 GiB of KV, 44k tokens`. KV memory is
-    that of a model alone on its GPUs. Of several models, it is that of the model with room for the fewest tokens.
+    that of a model alone on its GPUs. With several models, the line shows the model with room for the fewest tokens.
     """
     spec, its = setup.spec, setup.settings
     step = (
@@ -45,7 +45,7 @@ def name(setup: Setup) -> str:
 
 
 def _kv(setup: Setup) -> str:
-    """Return the KV memory of the model with room for the fewest tokens; empty where a server sizes it itself."""
+    """Return in words the KV memory of the model with room for the fewest tokens; empty if a server sizes KV itself."""
     if fields.asked(setup.spec.engine).name != SIMULATOR:
         return ""
     room = []

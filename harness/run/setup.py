@@ -72,7 +72,7 @@ def blamed(spec: Spec) -> Iterator[None]:
 
 @lru_cache(8)
 def load_trace(name: str) -> Trace:
-    """Load a trace by name or path, or draw it from a generator (NAME+FIELD=VALUE...). UserError if it is missing."""
+    """Load or draw a trace by name (for a generator NAME+FIELD=VALUE...) or path. Raises UserError if it is missing."""
     from traces.load import trace
 
     return trace(name)
@@ -146,7 +146,7 @@ class Setup:
 
         For a mix, each setting is the least over its GPU kinds. Real servers, and a machine that was measured as a
         whole, get the bench's own settings. If the spec states `mem_fraction`, the bytes of a process are computed from
-        its parts.
+        the parts of the process.
         """
         spec = self.spec
         if fields.asked(spec.engine).name != SIMULATOR or self.measured:
@@ -230,9 +230,9 @@ class Setup:
     def base_gpu(self, asked: str = "") -> str:
         """Return the kind of GPU on which a model alone has the latencies that an SLO scales.
 
-        It is the kind `asked` for, or else that of the run. For a mix it is the first kind on which each model fits
-        with one longest request. Raises UserError if no kind of a mix is large enough, for an unknown kind, and for a
-        kind that differs from that of the engine or the cost table.
+        It is `asked`, if given, or else the run's kind. For a mix it is the first kind on which each model fits with
+        one longest request. Raises UserError for an unknown kind, and if no kind of a mix is large enough. Also raises
+        it for a kind other than that of the engine or the cost table.
         """
         spec = self.spec
         if asked:
@@ -338,7 +338,7 @@ class Setup:
     # ------------------------------------------------------------ requests
 
     def jobs(self) -> Jobs:
-        """Build the requests of a resolved spec. UserError if they cannot be served, scaled, or held in memory."""
+        """Build the requests of a resolved spec. Raises UserError if they cannot be served, scaled or stored."""
         from workloads import slo
         from workloads.base import base
         from workloads.build import build, hold
@@ -485,7 +485,7 @@ def _links(spec: Spec) -> dict[str, Any]:
 def _cached(jobs: Jobs, spec: Spec) -> Jobs:
     """Keep the prefix blocks of a workload if the spec has a prefix cache; drop them otherwise.
 
-    UserError if the spec's `block_tokens` does not divide the number of tokens for which the trace has an id.
+    Raises UserError if the spec's `block_tokens` does not divide the number of tokens for which the trace has an id.
     """
     if jobs.prefix is None or not spec.prefix_cache:
         return replace(jobs, prefix=None)

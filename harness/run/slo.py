@@ -1,6 +1,7 @@
-"""SLO targets: a rule with its seconds, by model or by each request's latency alone, and its limits for a run.
+"""SLO targets: an SLO rule with its seconds, and the limits that it sets for the requests of a run.
 
-The tables of a sweep record the targets that judged each run, and `bench explain` uses those.
+Seconds are given by model, or follow from each request's latency alone. The tables of a sweep record the targets that
+judged each run, and `bench explain` uses those.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class SloTarget(NamedTuple):
 
 
 def located(rule: str) -> str:
-    """Make the path of a rule's file absolute, so that it holds from any folder."""
+    """Make the path of a rule's file absolute, so that it holds from any working directory."""
     return f"classes:{Path(rule[8:]).resolve()}" if rule.startswith("classes:") else rule
 
 
@@ -59,7 +60,7 @@ def located(rule: str) -> str:
 
 
 def limits(run: Path, under: SloTarget) -> requests.Slo:
-    """Return the SLO seconds of a run under a target: by model, or by request from the latencies in its folder."""
+    """Return the SLO seconds of a run under a target: by model, or by request from the latencies beside its rows."""
     from workloads import slo
 
     if under.seconds is not None:
@@ -77,8 +78,8 @@ def stored_solo(run: Path, gpu: str) -> requests.Limits:
     """Return the seconds that each request of a run takes alone (`Setup.solo_s`), in order of id.
 
     They are stored beside the rows (`record.SOLO`). If that file is missing, damaged, or made for other rows or another
-    kind of GPU, they are computed from the rows and the cost table, and stored. A run in a part has no folder to store
-    them in, so they are computed at each call. For a run of older sources, the present cost table sets them, once.
+    kind of GPU, they are computed from the rows and the present cost table, and stored. They are not computed again
+    when the cost table changes. A run in a part has no folder to store them in, so they are computed at each call.
     """
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""Hashes of the sources that decide a result, and the stored runs that are current by them.
+"""Hashes of the sources that decide a result, and the stored runs that these sources made.
 
-A hash covers files and all files of ours that their import statements reach. So editing one system makes only its
-own runs stale, and editing a definition of attainment only the scores. Files count by what they mean
+A hash covers files, and all files of ours that they import, directly or not. So editing one system makes only that
+system's runs stale, and editing a definition of attainment only the scores. Files count by what they mean
 (`harness/loop/meaning.py`): a comment or the name of a local changes nothing.
 """
 
@@ -111,7 +111,7 @@ def _imported(names: tuple[str, ...]) -> tuple[Path, ...]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """Yield the file of the module or package with a dotted name or, if it does not exist, that of its parent."""
+    """Yield the file of the module or package with a dotted name; if there is none, the file of its parent."""
     parts = name.split(".")
     if parts[0] in PACKAGES:
         for k in (len(parts), len(parts) - 1):
@@ -126,7 +126,7 @@ def _files(name: str) -> Iterator[Path]:
 
 
 def current(task: Task, out: Path, tell: Callable[[str], None] = lambda _: None) -> Mapping[str, Any] | None:
-    """Return the facts of a task's run if `out` has it whole and these sources made it; else None.
+    """Return the facts of a task's run if `out` holds it undamaged and these sources made it; else None.
 
     `tell` is called with a line about a damaged run.
     """

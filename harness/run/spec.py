@@ -1,11 +1,11 @@
 """Specs: a run as a value, of system, machine, workload and numbers. Its hash is the run's name.
 
-A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is checked where it is looked up.
-`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec these alone
-may be None: the preset, the cost table, a closed loop's window, the longest request, a prefix cache where no ids are
-known; and memory of the card, of the process and of the host, and link rates, where the machine's own values hold.
-Tokens and sequences of a step and the share of the card that a spec leaves open are those of the host profile's release
-(`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
+A `Spec` holds plain values only. Whether a system, trace or GPU of that name exists is checked where it is looked up.
+`None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...). In a resolved spec, only these
+may be None: the preset, the cost table, a closed loop's window, the longest request, and a prefix cache where no ids
+are known. So may memory of the card, of the process and of the host, and link rates: the machine's own values then
+hold. If a spec leaves open the tokens and sequences of a step and the share of the card, the host profile's release
+sets them (`engines/costs/servers.toml`). Only a resolved spec is hashed into results.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Spec:
 
 
 def canonical(spec: Spec) -> str:
-    """Serialize a spec as JSON: files by content, wherever they lie; sorted keys, no spaces, no NaN or infinity."""
+    """Serialize a spec as JSON: files by their content, not path; sorted keys, no spaces, no NaN or infinity."""
     return json.dumps(by_content(as_dict(spec)), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -244,14 +244,17 @@ def as_dict(spec: Spec) -> dict[str, Any]:
 
 
 def _identity(engine: str) -> str:
-    """Return the text that asks for an engine, without the fields that do not change its runs."""
+    """Return an engine's text without the fields that do not change its runs."""
     given = fields.asked(engine)
     kept = {name: value for name, value in given.fields.items() if not name.endswith(UNHASHED)}
     return str(given._replace(fields=kept))
 
 
 def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
-    """Build a spec from TOML or JSON values. UserError begins with `where`, and suggests a key for an unknown one."""
+    """Build a spec from TOML or JSON values. The message of UserError begins with `where`.
+
+    For an unknown key, the message suggests a known one.
+    """
     return toml.convert(values, Spec, where)
 
 
@@ -272,7 +275,7 @@ def read(path: Path) -> Spec:
 def asked(text: str) -> dict[str, Any]:
     """Parse NAME[:PRESET][+FIELD=VALUE...] to system, preset and fields of a spec.
 
-    UserError for a field without a value.
+    Raises UserError for a field without a value.
     """
     given = fields.asked(text)
     return {"system": given.name, "preset": given.preset, "fields": dict(given.fields)}

@@ -1,4 +1,4 @@
-"""The assignment of a user's trace's streams to models, in words."""
+"""A description of how the streams of a user's trace are assigned to models."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def share(kept: float) -> str:
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
     """Describe the rule by which models get streams, and list the models whose stream has another name.
 
-    Return [] for a shipped trace. With `every`, all models are listed, else the first `MOST` with another name. Raises
-    UserError if the trace has too few streams.
+    Return [] for a shipped trace. With `every`, list all models, else only the first `MOST` whose stream has another
+    name. Raises UserError if the trace has too few streams.
     """
     from workloads.picking import assigned, square_seeds
 

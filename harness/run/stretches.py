@@ -1,4 +1,4 @@
-"""The waits and steps of one request in order of time, whose nanoseconds by cause sum to its latency."""
+"""The waits and steps of one request in order of time; their nanoseconds, by cause, sum to its latency."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 def folded(parts: Iterable[Part]) -> list[Part]:
     """Join adjacent parts of one kind. A queue between two prefill or two decode parts is joined with them.
 
-    Other parts keep their order: a queue behind the last prefill, or before a recompute, remains a part of its own.
+    Other parts keep their order. A queue after the last prefill, or before a recompute, remains a part of its own.
     """
     merged: list[Part] = []
     for part in parts:

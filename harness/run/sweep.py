@@ -1,4 +1,4 @@
-"""Sweeps: the runs of many specs. Stored runs are kept, and the others are executed by worker processes.
+"""Sweeps: the runs of many specs. Current stored runs are used again; worker processes execute the others.
 
 A sweep holds no state of its own: a run that is current on disk is done. So a sweep can be killed at any moment and
 started again, with any number of workers, and ends with the same bytes.
@@ -99,9 +99,11 @@ def sweep(
 
     `workers` is the number of processes (None: as many as pay). `later` is the number of requests of further sweeps
     that may follow, for the estimate of the time left (inf: nothing bounds them). With `into`, runs that have no folder
-    yet are stored in parts of that partition (`rows/parts.py`). If a system's policy fails, its other runs are skipped,
-    and Failed is raised after all other systems' runs. Raises UserError, and an engine's own errors: finished runs are
-    kept. Within `stored_only`, Missing is raised before anything is executed.
+    yet are stored in parts of that partition (`rows/parts.py`).
+
+    If a system's policy fails, its other runs are skipped, and Failed is raised after all other systems' runs. Also
+    raises UserError, and an engine's own errors; finished runs stay stored. Within `stored_only`, Missing is raised
+    before anything is executed.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -217,28 +219,28 @@ def _executed(
 
 
 def part_order(run: str | Path) -> str:
-    """Return the key by which to sort many runs that are to be read: those of a part one after the other.
+    """Return the sort key for reading many runs: with it, the runs of a part come one after the other.
 
-    The facts of a part are checked as a whole, and those of few parts are kept in memory: in any other order, most runs
-    would need a part to be checked again.
+    The facts of a part are checked as a whole, and only those of a few parts are kept in memory. In any other order, a
+    part would be checked again for most of its runs.
     """
     return Path(run).name.rpartition("-")[2]
 
 
 class Batches:
-    """Runs that are executed into folders beside a partition's parts, and written part by part as each is complete."""
+    """Runs that are executed into folders beside a partition's parts, then written into a part once it is complete."""
 
     def __init__(self, into: Partition, out: Path) -> None:
         self._into, self._out = into, out
         self._staged = into.staged(out)
 
     def key(self, task: Task) -> tuple[str, str]:
-        """Return a sort key: the part that a task's run belongs to, and its name. In this order parts fill early."""
+        """Return a sort key: the part that a task's run belongs to, then its name. In this order parts fill early."""
         name = task.folder
         return name.rpartition("-")[2][: self._into.digits], name
 
     def waiting(self, todo: Iterable[Task]) -> set[Task]:
-        """Return the tasks whose whole runs already lie beside the parts, where a killed call left them."""
+        """Return the tasks whose complete runs already lie in folders beside the parts, as a killed call left them."""
         return {task for task in todo if not self._apart(task) and current(task, self._staged)}
 
     def _apart(self, task: Task) -> bool:
@@ -248,7 +250,7 @@ class Batches:
     def filled(self, todo: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
         """Execute tasks and yield each once its run is stored: in its folder if it has one, else in a part.
 
-        Whole runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, plus
+        Complete runs that a killed call left beside the parts are not executed again. At most `parts.MANY` runs, plus
         those of one part, lie beside the parts at a time.
         """
         parts.clean(self._into, self._out)
@@ -266,13 +268,13 @@ class Batches:
         parts.dismissed(self._staged)
 
     def _tidied(self, wanted: AbstractSet[str]) -> None:
-        """Remove folders of runs that parts already hold, which a call left when it was killed in between."""
+        """Remove folders of runs that parts already hold; a call that was killed in between leaves such folders."""
         for run in self._staged.glob("*-*"):
             if run.name not in wanted and record.exists(self._out / run.name):
                 shutil.rmtree(run)
 
     def _wave(self, tasks: Sequence[Task], execute: Callable[[list[Task], Path], Iterator[Ended]]) -> Iterator[Ended]:
-        """Execute the tasks of whole parts; yield those of a part when it is written."""
+        """Execute the tasks of several complete parts; yield the tasks of a part when it is written."""
         lacking = Counter(self.key(task)[0] for task in tasks)
         ended: dict[str, list[Ended]] = {}
         new = dict.fromkeys(task for task in tasks if not current(task, self._staged))

@@ -1,4 +1,4 @@
-"""The turns of a run, as its policy heard of them, and its loads of weights. Recorded with `--record`."""
+"""The turns and the loads of weights of a run, as its policy heard of them. Recorded with `--record`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FILE = record.TURNS
 class Turns:
     """A log (`recorder.Log`) of a run's turns, loads and refused orders; times are from the window's start.
 
-    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` are those that
-    the engine refused for now, in order: time, action, fate and reason.
+    `rows` has a row for each ended turn. `loads` counts the loads that the policy asked for. `orders` lists the orders
+    that the engine refused for now, in sequence: time, action, fate and reason.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,9 +72,9 @@ class Turns:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """Return for each model the mean seconds of its loads: their fixed part, and their copy of weights on idle links.
+    """Return for each model the mean seconds of its loads: the fixed part, and the copy of weights on idle links.
 
-    Copies are from host memory, or from the disk if the way of the load starts there.
+    Weights are copied from host memory, or from the disk if the way of the load starts there.
     """
     parts: dict[str, list[tuple[int, float, float]]] = {}
     for (inst, way), times in loads.items():

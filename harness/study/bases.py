@@ -1,4 +1,4 @@
-"""Seconds of an SLO rule: given, those that a request takes alone, or P95 measured by base runs."""
+"""The seconds of an SLO rule: stated, or from requests that run alone, or P95 measured by base runs."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def slo_target(
 ) -> SloTarget:
     """Return the SLO target in seconds of a rule (workloads/slo.py) for a spec's trace, models and kind of GPU.
 
-    Base runs that the rule needs are run and kept below `out`. A spec that has seconds already keeps them. For a mix of
-    kinds of GPU, the kind that measures the base is added to the rule.
+    Base runs that the rule needs are executed and stored below `out`. If the spec states seconds, these are used. For a
+    mix of kinds of GPU, the kind on which the base is measured is added to the rule.
     """
     rule = located(rule)
     given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
@@ -128,14 +128,14 @@ def slo_target(
 
 
 class Ahead(NamedTuple):
-    """The drain time and base runs that an SLO rule requires of runs in real time, before they begin."""
+    """The drain time and base runs that an SLO rule needs before runs in real time can begin."""
 
     drain_s: float | None  # most seconds that a run drains after its window; None: base runs decide
     bases: list[Span]  # base runs in real time, stored or not
 
 
 def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
-    """Return the drain time and base runs that an SLO rule requires of a spec in real time; nothing is run."""
+    """Return the drain time and base runs that an SLO rule needs for a spec in real time; nothing is run."""
     parsed = slo.parse(located(rule))
     if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
         return Ahead(slo_target(spec, rule, out).drain_s, [])
@@ -147,7 +147,8 @@ def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
     """Return the seconds to drain: `DRAIN_SLOS` times the longest time that an SLO allows a request.
 
-    They are rounded up to a power of 2, so that similar SLOs share runs. Raises UserError for a time above LARGEST_S.
+    The result is rounded up to a power of 2, so that similar SLOs share runs. Raises UserError if the longest time that
+    an SLO allows is above LARGEST_S.
     """
     longest = setup.trace.longest_output_tokens
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())

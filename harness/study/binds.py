@@ -1,4 +1,4 @@
-"""Requests of a run as an SLO judges them, and what binds where they miss: by model and hour of the window."""
+"""The requests of a run as an SLO judges them, and what binds in those that miss: by model and hour of the window."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 
 
 def about_of(run: Path, maker: str) -> Mapping[str, Any]:
-    """Return the facts of a run. UserError where it is gone."""
+    """Return the facts of a run. Raises UserError if the run is gone."""
     if not record.exists(run):
         raise UserError(f"{run} is gone: {maker} makes it again")
     return record.meta(run)
@@ -55,7 +55,7 @@ class Judged(NamedTuple):
 
     @property
     def missed(self) -> Bools:
-        """Tell which requests in the window missed their SLO."""
+        """Tell for each request whether it is in the window and missed its SLO."""
         return np.asarray(self.offered & (self.score < 1))
 
 
@@ -90,7 +90,7 @@ class Hour(NamedTuple):
 
     @property
     def first(self) -> str | None:
-        """The resource that binds in most misses; None if no request missed."""
+        """The resource that binds in the most misses; None if no request missed."""
         return max(self.binds, key=self.binds.__getitem__, default=None)
 
 

@@ -1,6 +1,6 @@
-"""The rate at which the bound of a comparison (run/bound.py) crosses the level, searched once and kept beside the runs.
+"""The rate at which the bound of a comparison (run/bound.py) crosses the level: searched once, stored beside the runs.
 
-It is computed for the windows that all systems replay, over the requests of all seeds, as systems' misses are pooled.
+The bound is computed for the windows that all systems replay, over the requests of all seeds together.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def crossing(
 def searched(share: Callable[[float, int], bound.Share], seeds: Sequence[int], level: float) -> float | None:
     """Return the rate scale at which the bound on attainment falls below the level.
 
-    The answer is exact to a factor NEAR: at 1/NEAR of this rate scale, the bound still reaches the level. The answer is
-    None if the bound never falls below the level, or is below it at all rates. The first seed alone brackets the rate
-    scale, by doubling and bisection. All seeds together then move the bracket.
+    The bound is below the level at the answer, and reaches it at the answer divided by NEAR. The answer is None if the
+    bound never falls below the level, or is below it at all rates. The first seed alone brackets the rate scale, by
+    doubling and bisection. All seeds together then move the bracket.
     """
 
     def holds(x: float, some: Sequence[int]) -> bool:

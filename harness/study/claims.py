@@ -1,4 +1,4 @@
-"""Verdicts on claims: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
+"""Verdicts on claims, from the estimates in a study's table; `rule` gives each its class. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Support(NamedTuple):
 class Verdict(NamedTuple):
     """The result of a claim on one panel, or on all panels together (`panel` is None).
 
-    The claim is about one system, and compares it with at most one other.
+    The claim is about one system, which it compares with at most one other.
     """
 
     claim: Claim
@@ -76,8 +76,8 @@ class Verdict(NamedTuple):
 def weak(verdict: Verdict) -> str:
     """Return the reason why a verdict's class is based on too few misses or windows; empty if it has enough.
 
-    It is also empty if the verdict's note already states the number and a limit, as for claims about seeds
-    (`limit_of_seeds`) and for bounds (`limit_of_bound`). A calculation has no windows, so it is never weak.
+    It is also empty for claims about seeds and for bounds. The verdict's note then states the number of runs and a
+    limit (`limit_of_seeds`, `limit_of_bound`). A calculation has no windows, so it is never weak.
     """
     here = verdict.here
     if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
@@ -104,8 +104,8 @@ def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
     """Return in words the one-sided 95 % limit of the share of windows that do as the paper says.
 
-    The limit is that of Clopper and Pearson (1934). It is a lower limit if any seed does as the paper says, else an
-    upper limit.
+    The limit is that of Clopper and Pearson (1934). It is a lower limit if any of the `of` seeds does as the paper
+    says, else an upper limit.
     """
     from scipy.special import betaincinv
 
@@ -128,7 +128,10 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
 
 
 def reason(verdict: Verdict) -> str:
-    """Return a verdict's note; if it is empty, the datum that the claim lacks, or else why our number differs."""
+    """Return the reason for a verdict: its note, the datum that the claim lacks, or why our number differs.
+
+    It is the first of these that is not empty.
+    """
     claim = verdict.claim
     return verdict.note or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
@@ -148,7 +151,7 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
-    """Yield a claim with several systems as claims about one pair of systems each.
+    """Yield one claim for each pair of systems that a claim compares.
 
     Every name in `system` is paired with every name in `over`. Each pair comes with the readings of the statement that
     it belongs to (see Claim).
@@ -159,7 +162,7 @@ def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
 
 
 def _read(text: str) -> Iterator[tuple[str, Reading]]:
-    """Yield each system that a claim names, with the reading that it belongs to.
+    """Yield each system that a claim names, with the reading of the statement that it belongs to.
 
     The reading is empty for a system that is not one of several options.
     """
@@ -292,7 +295,7 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
 def _of_measure(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
     """Judge a claim about a measure on each of its panels.
 
-    If nothing was measured, there is one verdict, without a panel.
+    If nothing was measured, yield a single verdict, without a panel.
     """
     each = list(measured.of_claim(table, about, claim)) if claim.measure else []
     for panel, values in each or [(None, [])]:
@@ -321,7 +324,7 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
 def by_number(
     claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
 ) -> Verdict:
-    """Judge a claim by an estimate; `text` is the measured value in words (empty: the estimate)."""
+    """Judge a claim by an estimate. `text` is the measured value in words; if it is empty, the estimate is shown."""
     text = text or estimate.text(here)
     if claim.what == "measure" and here is not None and backing is None:
         backing = Support(None, here.n)
@@ -364,7 +367,7 @@ def _by_ratio(
     """Judge a claim about a ratio to another system, or to the best of several.
 
     Along SLO scales, the ratio says how many times shorter an SLO the claim's system holds. If a curve is flat at the
-    level, a ratio means nothing. The order of the systems is then judged, and not the size of the lead.
+    level, a ratio means nothing. Then only the order of the systems is judged, not the size of the lead.
     """
     standings = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
     if panel["axis"] in EASES:
@@ -413,7 +416,7 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """Judge which of two systems is ahead.
 
     At either end of a cumulative study, the claim is judged by the paper's number instead. There is no ratio if a
-    system does not fit, if both systems hold the level at every rate that was run, or if both hold it at no rate.
+    system does not fit, or if both systems hold the level at every rate that was run, or at none.
     """
     definition = claim.definition or about.definitions[0]
     pair = (claim.system, claim.over)

@@ -1,21 +1,22 @@
-"""Columns of a study's table beside attainment (`measures` of a study): numbers of a run, by model or of all together.
+"""Columns of a study's table besides attainment (`measures` of a study): numbers of a run, by model or of all together.
 
-done_rps         requests that end in the window a second
+done_rps         requests per second that end in the window
 throughput_rps   the mean of done_rps over models, weighted by the rates of the trace's generator
-tpot_ms          mean TPOT, of requests that come up to `LATE_S` before the window's end and end
-tpot_p99_ms      its P99 over the same requests
-tpot_tail_ms     P99 less the mean
+tpot_ms          mean TPOT of the requests that arrive up to `LATE_S` before the window's end and end
+tpot_p99_ms      P99 of TPOT over the same requests
+tpot_tail_ms     P99 of TPOT minus its mean
 ttft_s           mean TTFT of the same requests
-ended            share that ends, of all requests that come up to `LATE_S` before the window's end
-decoding         mean number of requests in a decode step, by Little's law over those that end in the window
+ended            share that ends, of all requests that arrive up to `LATE_S` before the window's end
+decoding         mean number of requests in a decode step, by Little's law over the requests that end in the window
 kv_used          share of KV memory in use on the GPU on which a model decodes, by the same law
 batch            mean number of requests that hold KV
 kv_tokens, kv_ahead, kv_over, kv_rest
                  shares of KV memory: of tokens that are there, reserved for tokens that come, reserved for tokens that
                  never come, and all else
 within           share of the requests arriving in the window that end within `ALONE_X` times their latency alone
-decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table; tp2_loss_B: what TP2 loses
-kvpr_above       the largest KVPR of Prism's start over the least of any placement (`pressure.py`)
+decode_tps_B     tokens/s of decode steps of batch B on each of two GPUs, by the cost table
+tp2_loss_B       share of these tokens/s that is lost with TP2
+kvpr_above       ratio of the largest KVPR of Prism's start to the least of any placement (`pressure.py`)
 samples_N, beams_N
                  share of KV blocks that N samples or beams of a request share (`sharing.py`), by the trace's lengths
 """
@@ -203,7 +204,8 @@ def _memory(ran: Ran, of: str) -> dict[str, float]:
     """Compute a measure of memory in a run with one model: the mean batch, or a share of KV memory.
 
     `of` names the measure. A request counts from its first token to its end, or to the end of the window if it does not
-    end. Its tokens are taken to come evenly in that time. While it waits for KV after its first token, it holds no KV.
+    end. Its tokens are assumed to come evenly in that time. While it waits for KV after its first token, it holds no
+    KV.
     """
     rows, window_s = ran.rows, ran.window_s
     (model,) = ran.setup.cluster.models.values()
@@ -234,7 +236,7 @@ def _tokens_per_s(shape: Shape, gpu: str, host: str, batch: int, tp: int) -> flo
     """Compute the decode throughput of two GPUs in tokens/s, as in Weaver's table 1.
 
     The GPUs run two instances with TP 1, or one with TP 2. Each instance has a batch of `batch` requests. Only decode
-    steps count, as the paper's number leaves no time for prefill. At batch 128, its 8,011 tokens/s mean that 128
+    steps count, because the paper's number leaves no time for prefill. At batch 128 the paper has 8,011 tokens/s: 128
     requests of 128 tokens on each GPU take 4.1 s. Their prompts alone, 131,072 tokens of 2 x 6.98e9 FLOP, would take
     5.9 s at the card's peak.
     """

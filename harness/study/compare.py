@@ -1,4 +1,4 @@
-"""A comparison as a study: contestants on one trace, at several rates, under one SLO rule."""
+"""A comparison as a study: systems on one trace, at several rates, under one SLO rule."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SPEC_KEYS = frozenset(field.name for field in fields_of(Spec))
 def filled(setting: Mapping[str, Any], unsaid: Collection[str] = ()) -> dict[str, Any]:
     """Return a setting with defaults for what it leaves out: models, their traffic, GPUs and host memory.
 
-    `unsaid` names keys whose values are defaults that no user set. Of these, the trace and the number of GPUs are
-    filled in again.
+    `unsaid` names keys whose values are defaults that no user set. If the trace or the number of GPUs is among them,
+    its default is chosen again.
     """
     given = {**setting, **{key: value for key, value in WORLD.items() if key not in setting}}
     if "trace" not in setting or "trace" in unsaid:
@@ -63,9 +63,9 @@ def comparison(
     """Make the study of systems (as --systems takes them) that share `setting`, fields of a spec.
 
     If no rates are given, they are searched around the knee. `definition` is the definition of attainment (None: that
-    of the SLO rule). With controls, CONTROLS and an A/A copy of the first system stand beside the others. With a budget
-    of simulated requests, systems that are not yet told apart get more seeds. Raises UserError for a system that is
-    listed twice.
+    of the SLO rule). With `controls`, CONTROLS and an A/A copy of the first system run too. With `budget`, a number of
+    simulated requests, systems that are not yet told apart get more seeds. Raises UserError for a system that is listed
+    twice.
     """
     listed = named(systems)
     if controls:
@@ -98,7 +98,7 @@ def planners(texts: Iterable[str], setting: Mapping[str, Any]) -> list[str]:
 
 
 def repeats(setting: Mapping[str, Any]) -> bool:
-    """Tell whether all seeds replay the same requests, for a setting that does not scale its trace."""
+    """Tell whether all seeds replay the same requests of the trace, given a setting that does not scale it."""
     trace, plan = load_trace(str(setting["trace"])), str(setting.get("plan", Spec("").plan))
     return trace.maker is None and window_fold(trace, 0, plan) == window_fold(trace, 1, plan)
 
@@ -116,7 +116,7 @@ def replayed(spec: Spec) -> str:
 
 
 def silent(systems: Collection[str]) -> tuple[str, ...]:
-    """Return the names that do not contend in a comparison: the controls, and the A/A copies among `systems`."""
+    """Return the names that do not contend in a comparison: all controls, and the A/A copies among `systems`."""
     return (*CONTROLS, *(name for name in systems if name.endswith(AA)))
 
 
@@ -150,7 +150,7 @@ def asker(about: About) -> str:
 def traffic(spec: Spec) -> tuple[int, Preset | None]:
     """Return the number of requests in the trace at its own rate, and the generator of its closed loop.
 
-    The generator is None for an open loop.
+    The generator is None if the trace is not a closed loop.
     """
     setup = Setup(spec)
     requests = round(setup.trace.span_s * rate_rps(setup.trace, setup.models))
@@ -171,7 +171,7 @@ def stream_rule(spec: Spec) -> str:
 def rooflines(spec: Spec) -> dict[str, float]:
     """Return, by model, the share of a decode step's kernel seconds that are roofline estimates, not measurements.
 
-    Only models with quantised formats, experts or latent KV are listed. It is empty for a measured cost table.
+    Only models with quantised formats, experts or latent KV are listed. The result is empty for a measured cost table.
     """
     if quantities.machine(spec.table) is not None:
         return {}

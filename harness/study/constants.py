@@ -1,4 +1,4 @@
-"""The constants of the machine under a comparison: values, sources, and the changes to try."""
+"""The constants of the machine that a comparison depends on: values, sources, and the changes to try."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
         return f"{self.constant} {self.setting}".strip()
 
     def fields(self, spec: Spec) -> dict[str, Any]:
-        """Return the fields of a spec that this change sets; a factor multiplies the spec's own."""
+        """Return the fields of a spec that this change sets; a factor multiplies the one that the spec already has."""
         if "scaled" not in self.changes:
             return dict(self.changes)
         have = dict(spec.scaled)
@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
-    """List the changes of constants to try; also return, by constant, why each other constant is not varied.
+    """List the changes of constants to try; also return the reason for each constant that is not varied, by its name.
 
     `only` limits the changes to these constants (None: all). Raises UserError for an unknown constant.
     """
@@ -91,7 +91,7 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
 
 
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
-    """List every constant with its value for these contestants and its source. UserError for a mix of kinds of GPU."""
+    """List every constant with its source and its value in these specs. Raises UserError for a mix of kinds of GPU."""
     spec = resolve(specs[0])
     if mix.mixed(spec.gpu):
         raise UserError(f"gpu {spec.gpu}: constants are varied on one kind of GPU")

@@ -47,7 +47,7 @@ class Counted:
 
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
-        """Say a step's seconds once it is done, unless there was nothing to do."""
+        """Report the seconds that a step took, once it is done, unless there was nothing to do."""
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:

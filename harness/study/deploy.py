@@ -1,13 +1,15 @@
 """The answer of `bench size` as files that start it: lines of `vllm serve`, or YAML of llama-swap or of a Helm chart.
 
-A server is placed where the strategy loads its model at the start; for a strategy that moves weights, where most of
-the model's requests ran. It gets the settings of the simulated server, and a share of the card's memory: all that
-engines may use where it is alone there or takes turns; what its weights, process and KV memory take where that is
-fixed; all, under kvcached, where KV memory is taken on demand. The files also name orders that no server carries out.
+A server is placed where the strategy loads its model at the start. If the strategy moves weights, the server is placed
+where most of the model's requests ran. It gets the settings of the simulated server, and a share of the card's memory.
+A server that is alone on its GPUs, or takes turns there, gets all that engines may use. One that shares its GPUs and
+has fixed KV memory gets what its weights, process and KV memory take. Under kvcached, where KV memory is taken on
+demand, it gets all. The files also name actions of the strategy that no server carries out.
 
-Keys are those of llama-swap 0bdb372 (config-schema.json; config.example.yaml: of `concurrencyLimit`, 10 unless set,
-beyond which a request is refused) and of the chart of vllm-project/production-stack a6c01db (helm/values.schema.json,
-helm/templates/deployment-vllm-multi.yaml, which turns prefix caching off unless it is asked for).
+Keys are those of llama-swap 0bdb372 (config-schema.json, and config.example.yaml for `concurrencyLimit`, the number of
+requests beyond which one is refused, 10 unless set). For Helm they are those of the chart of
+vllm-project/production-stack a6c01db (helm/values.schema.json, helm/templates/deployment-vllm-multi.yaml). This chart
+turns prefix caching off unless it is asked for.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Plan:
 
 
 def deployable(setting: Question) -> None:
-    """Raise UserError if a question is not about vLLM servers, which are all that --deploy can start.
+    """Raise UserError if a question is not about vLLM servers, as --deploy can start no others.
 
     It is raised for an engine other than the simulator, and for an SGLang host.
     """
@@ -190,7 +192,7 @@ def _seats(
 def weights(shape: str) -> Path:
     """Return the weights that a server loads.
 
-    They are an id on huggingface.co, or the path of a GGUF file or of the folder of a config.json.
+    They are an id on huggingface.co, the path of a GGUF file, or the path of the folder of a config.json.
     """
     path = Path(repo(shape))
     if not path.exists():
@@ -222,7 +224,7 @@ def _groups(places: Sequence[Gpus]) -> dict[Gpus, frozenset[int]]:
 
 
 def files(made: Plan, way: Way) -> dict[str, str]:
-    """Return the files of a plan by name. UserError where models take turns and this way cannot swap them."""
+    """Return the files of a plan by name. Raises UserError if models take turns and `way` cannot swap them."""
     taking = next((seat for seat in made.seats if seat.turns), None)
     if taking is not None and way != "llama-swap":
         where = " and ".join(map(str, taking.gpus))

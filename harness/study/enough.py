@@ -1,6 +1,6 @@
-"""Choice of further seeds: as many as it takes to tell systems apart, within a budget of simulated requests.
+"""Choice of further seeds: as many as are needed to tell systems apart, within a budget of simulated requests.
 
-Nothing is run here, and nothing depends on when a run ended: the next runs follow from finished rounds alone.
+Nothing is run here. The next runs follow from finished rounds alone, so they do not depend on when a run ended.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class More(NamedTuple):
 def settled(standing: Standing, precision: float, verdicts: int) -> bool:
     """Tell whether the order of two systems is known well enough to stop adding seeds.
 
-    The order is known if the standing is decided after correction for a number of `verdicts`, or if the interval of the
-    ratio is within the share `precision` of its mean. If only differences at fixed rates decide, each interval must be
-    at most 2 x `ranking.NEAR` wide.
+    It is known if the standing is decided after correction for `verdicts` verdicts. It is also known if the interval of
+    the ratio is narrow: each end differs from the mean by at most the share `precision`. If the standing has only
+    differences at fixed rates, no ratio, the interval of each must be at most 2 x `ranking.NEAR` wide.
     """
     if standing.says != UNDECIDED and (not standing.p or standing.p * verdicts <= FALSE or "equal" in standing.says):
         return True
@@ -74,10 +74,10 @@ def more(
 ) -> list[More]:
     """List the next runs of systems that are not yet told apart (see `unsettled`).
 
-    If the intervals of some systems lack an x (`_lacking`), only these x are run, with all seeds so far. Otherwise the
-    next `step` seeds run, at the x around the crossings (`_around`). All systems get the same seeds, so that they stay
-    paired, and all seeds of a system get the same x. The list is empty if the next seeds would overlap those of A/A
-    copies. No rate below `least` is asked for.
+    Some systems may lack an x without which their interval cannot be trusted (`_lacking`). Then only these x are run,
+    with all seeds so far. Otherwise the next `step` seeds run, at the x around each system's crossing (`_around`). All
+    systems get the same seeds, so that they stay paired, and all seeds of a system get the same x. The list is empty if
+    the next seeds would overlap those of A/A copies. No run has a rate below `least`.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
@@ -97,10 +97,10 @@ def more(
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
     """Return the x at which a system has to be run before its interval can be trusted; None if there is no such x.
 
-    If no x within a quarter of an octave of the crossing was run, the answer is the crossing itself. Along rates, an
-    open end of the interval also asks for an x, one beyond that end. There is an exception: if the low end is open and
-    nothing is missed at the x below the crossing, the answer is the geometric mean of the two sampled x around the
-    crossing. An episode of misses at the upper one says nothing about lower rates.
+    If no x within a quarter of an octave of the crossing was run, return the crossing itself. Along rates, if an end of
+    the interval is open, return an x beyond that end. The exception is an open low end without misses at the x just
+    below the crossing. Then misses at the x above say nothing about lower rates, so return the geometric mean of these
+    two x.
     """
     c = by_window.together(of, of.keys())
     if c is None or (at := pooled.crossing(c, level)).sign != "=":
@@ -119,7 +119,7 @@ def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | N
 
 
 def _harder(panel: Panel) -> tuple[float, ...]:
-    """Return the given x of a panel on a scale on which load rises with x, as in curves.
+    """Return the given x of a panel on the scale of curves, on which load rises with x.
 
     Along SLO scales and GPUs, these are the reciprocals.
     """
@@ -135,7 +135,8 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
     """Return the sampled x at which more seeds of a system are run.
 
-    They are those in `given`, those within an octave of the crossing's interval, and the next beyond each of its ends.
+    These are the x in `given`, the x within an octave of the crossing's interval, and the next x beyond each of its
+    ends.
     """
     c = by_window.together(of, of.keys())
     if c is None:

@@ -1,4 +1,4 @@
-"""Facts of a study beside the rows of its table: of its panels, and what captions and claims must know."""
+"""Facts that are stored beside the rows of a study's table: about its panels, and what captions and claims need."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _seeds_by_half(panel: Panel) -> list[list[int]]:
 
 
 def _seen(panel: Panel) -> list[list[int]]:
-    """Return the number of requests of each model from which planners plan, largest first.
+    """Return the numbers of requests that planners plan from: one for each model, largest first.
 
     There is one list for each fold of the trace that seeds replay.
     """
@@ -104,7 +104,7 @@ def _seen(panel: Panel) -> list[list[int]]:
 
 
 def _cuts(grid: Grid) -> list[str]:
-    """Return sentences on windows that are cut short, repeat the trace, or span a half of it."""
+    """Return sentences on windows that are shorter than their trace, repeat it, or span a half of it."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
         trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
@@ -122,9 +122,9 @@ def _cuts(grid: Grid) -> list[str]:
 
 
 def _unheld(grid: Grid) -> list[str]:
-    """Return a sentence for each panel along rates in which the first system holds the level at no rate.
+    """Return a sentence for each panel along rates in which the study's first system holds the level at no rate.
 
-    Other panels that use its highest held rate then run at the lowest rate.
+    Other panels that take their rate from such a panel then run at its lowest rate.
     """
     level = f"{100 * grid.study.level:g} % of {' and of '.join(map(str.upper, grid.study.definitions))}"
     lines = (
@@ -190,7 +190,7 @@ def activation_s(study: Study, claim: Claim) -> float:
 
 
 def fuller(study: Study) -> str:
-    """Return in words the larger numbers of seeds and rates that --full runs; empty if none is larger."""
+    """Say which larger numbers of seeds and rates --full runs; empty if none is larger."""
     full = study.full
     return ", ".join(
         f"{more} {name}"

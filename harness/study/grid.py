@@ -1,4 +1,4 @@
-"""The panels of a study and the points of their curves: which run stands at each x, and which SLO judges it.
+"""The panels of a study and the points of their curves: the run at each x, and the SLO that judges it.
 
 Nothing is run here. A panel is made before its SLO is known in seconds; `Panel.targets` completes it.
 """
@@ -105,9 +105,10 @@ class Point(NamedTuple):
 
 
 def panels(study: Study, full: bool) -> Iterator[Panel]:
-    """Yield every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had.
+    """Yield every panel of a study, without its SLO in seconds. Raises UserError if its trace or models are missing.
 
-    Where a trace is missing and its stand-in has a panel of the same condition already, only that panel is yielded.
+    Panels of a condition with the same runs are merged. This happens if a missing trace has a stand-in on which the
+    condition also runs.
     """
     for row, condition in enumerate(study.steps()):
         distinct = list[Panel]()
@@ -124,14 +125,14 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
 def _runs(panel: Panel) -> tuple[Any, ...]:
     """Return the values that decide which runs a panel has and how they are judged.
 
-    Panels with equal values are equal.
+    Two panels with equal values have the same runs.
     """
     setting = {key: value for key, value in panel.setting.items() if key != "trace"}
     return panel.axis, panel.xs, panel.specs, panel.window_s, panel.warmup_s, panel.seeds, panel.half, setting
 
 
 def planned(study: Study, full: bool, panels: Iterable[Panel]) -> int:
-    """Return the number of runs planned for `panels`, with as many points per curve as its search takes."""
+    """Return the number of runs planned for `panels`; a searched curve counts with the points that its search takes."""
     points = study.scope(full).points or study.sample.points
     return sum(len(p.specs) * len(p.seeds) * max(len(p.xs), points, 1) for p in panels)
 
@@ -243,10 +244,10 @@ def unit_rps(spec: Spec) -> float:
 
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
-    """Compute the length of a window in seconds.
+    """Return the seconds of a window; None if the seed's own window has this length, or if none is asked for.
 
-    It is the length asked for, or more if the requests asked for need more. It is None if the seed's own window has
-    this length, or if nothing is asked for.
+    It is the length that the condition or scope asks for. It is longer if the number of requests that the study asks
+    for needs more time.
     """
     trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
@@ -260,7 +261,7 @@ def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit
 
 
 def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
-    """Yield the lowest rate in req/s of each condition that runs a model set at given rates."""
+    """Yield, for each condition that runs a model set at given rates, the lowest of these rates in req/s."""
     for condition in study.condition:
         if models not in study.sets(condition):
             continue
@@ -276,7 +277,10 @@ def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
 
 
 def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[str, ...]) -> str:
-    """Return the key of a panel: the condition's name and the values that it varies; sets along x share a panel."""
+    """Return the key of a panel: the condition's name and the values of its varied fields.
+
+    If model sets are along x, panels that differ only in their model set share a key.
+    """
     values = [
         family(sets) if name == "models" and axis == "models" else stem(str(value)) for name, value in place.items()
     ]
@@ -293,7 +297,8 @@ def family(sets: tuple[str, ...]) -> str:
 def scales(study: Study, panel: Panel) -> tuple[float, ...]:
     """Return the SLO scales at which a panel is judged.
 
-    Along SLO scales, those of --full are always among them: a run that reads no SLO is judged at every scale.
+    Along SLO scales, the scales of --full are always among them, because a run that reads no SLO is judged at every
+    scale.
     """
     return study.along_x(panel.condition, full=True) if panel.axis == "slo_scale" else (panel.scale,)
 
@@ -344,7 +349,7 @@ class Grid:
         return Range(study.level, panel.xs, least, seeds=len(panel.seeds))
 
     def least(self, panel: Panel) -> float:
-        """Compute the rate scale at which the windows of a point hold the requests that the study asks for.
+        """Return the lowest rate scale at which the windows of a point have as many requests as the study asks for.
 
         Half of a real trace has a fixed number of requests, so its least rate scale is an eighth of the lowest x given.
         """
@@ -382,8 +387,8 @@ class Grid:
     def held_rate(self, panel: Panel) -> float:
         """Return the highest rate scale at which the study's first system holds the level.
 
-        It is that of the panel itself, or else of the first panel along rates with the same trace and model set. If the
-        system holds the level at no rate, it is the panel's lowest rate scale.
+        It is the rate of the panel itself, or else of the first panel along rates with the same trace and model set. If
+        the system holds the level at no rate, it is the panel's lowest rate scale.
         """
         rated = [p for p in self.panels if p.axis == "rate_scale"]
         of = (panel.first.trace, panel.first.models)
@@ -405,9 +410,9 @@ class Grid:
     # -------------------------------------------------------------- bounds and copies
 
     def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
-        """Yield the runs of bounds and controls at the lowest and the highest x of the first system.
+        """Yield the runs of bounds and controls, at the lowest and the highest x of the first system.
 
-        The A/A copy runs there too, but only along rates.
+        Along rates, the A/A copy runs there too.
         """
         ends = sorted(self._ends(panel, xs))
         for name, spec in bounding(self.study, panel).items():
@@ -420,9 +425,9 @@ class Grid:
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
         """Return the x at which bounds and controls run: the lowest and the highest x of the first system.
 
-        If rates are given in req/s (`at_rps`), the lower of the two x is instead the highest rate scale at which the
-        first system holds the level. A search by `bracket` has only the largest number of GPUs. Along models, panels
-        share these two x: a panel without the smallest or the largest model set has no such x.
+        If rates are given in req/s (`at_rps`), the lower of the two x is replaced by the highest rate scale at which
+        the first system holds the level. A search by `bracket` has only the largest number of GPUs. Along models,
+        panels share these two x, so a panel has only those that are its own model sets.
         """
         if self.study.sample.rule == "bracket":
             return {max(panel.xs)}

@@ -25,10 +25,10 @@ BASES = {  # origin of a rule's seconds, by a part of its text
 def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
     """Return the SLO target that judges a stored run, and lines that say which target it is.
 
-    If `rule` is None, the run is judged as before: by the SLO that its policy read, or else by the target of a
-    comparison beside the run. If there is no such target, the rule `default` judges it. In both cases, the lines also
-    name the comparisons that judged the run by other rules. A rule by which the run was never judged is turned into
-    seconds as a comparison would do.
+    If `rule` is None, the SLO that the run's policy read judges it. If it read none, the target of a comparison beside
+    the run does, or else the rule `default`. The lines then also name the comparisons that judged the run by other
+    rules. A `rule` that judged the run before has the seconds that it had then. The seconds of any other rule are
+    computed as for a new comparison.
     """
     stored, lost = slos.rulings(run)
     candidates = [(ruling.under, f"as {ruling.table.name} judged this run") for ruling in stored]

@@ -36,7 +36,7 @@ class Targets(dict[float, SloTarget]):
 
 @dataclass(frozen=True)
 class Judges:
-    """SLOs by spec and rule, each measured once; base runs are kept below `out`."""
+    """The SLOs of specs under rules, each measured once; base runs are stored below `out`."""
 
     study: Study
     out: Path
@@ -49,7 +49,7 @@ class Judges:
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
     def base_runs(self, panels: Iterable[Panel]) -> list[list[Spec]]:
-        """Return the base runs that P95 rules of panels need: one list for each base spec and kind of GPU."""
+        """Return the base runs that panels with a P95 rule need: one list for each base spec and kind of GPU."""
         pairs = dict[tuple[Spec, str], None]()
         for panel in panels:
             rule = slo.parse(grids.rule(self.study, panel, panel.scale))
@@ -70,7 +70,7 @@ class Judges:
 
 
 def check(study: Study, panel: Panel, spec: Spec) -> None:
-    """Resolve a spec at the largest x of its panel and build its workload. UserError where either fails."""
+    """Resolve a spec at the largest x of its panel and build its workload. Raises UserError if either fails."""
     most = max(panel.xs, default=1.0)
     rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
     gpus = int(most) if panel.axis == "gpus" else spec.gpus

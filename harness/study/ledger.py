@@ -1,4 +1,4 @@
-"""The ledger of claims: every statement of a paper that is compared with runs, once, whatever studies hold it."""
+"""The ledger of claims: every statement of a paper that is compared with runs, once even if several studies have it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def ledger(
 
 
 def named(only: Sequence[str] | None) -> list[str]:
-    """Return the names of sources, without repetition. Raises UserError for an unknown one."""
+    """Return the named sources (None: all), without repetition. Raises UserError for an unknown one."""
     have = sources()
     names = list(dict.fromkeys(have if only is None else only))
     refuse_unknown("no claims of", names, have)
@@ -147,7 +147,7 @@ def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Sourc
 
 
 def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statement:
-    """Make the statement of a claim from its lines."""
+    """Make the statement of a claim from `lines`, its comparisons."""
     says = claim.says or claims.claim_text(claim, asked, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
     why = claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
@@ -155,7 +155,7 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Evidence]) -> Statemen
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Evidence]:
-    """List the comparisons of the i-th claim; of a cumulative study only those at its two ends.
+    """List the comparisons of the i-th claim; for a cumulative study, only those at its two ends.
 
     If a system of the claim took no part, or if nothing ran for the claim, the first entry of the list says so.
     """
@@ -181,7 +181,7 @@ def _axis(claim: Claim, measured: Measured) -> str:
 def _stated(verdict: Verdict) -> bool:
     """Tell whether a verdict counts in the class of the paper's statement.
 
-    An open verdict on a single step of a cumulative study does not count, unless it was reached by a rule.
+    An open verdict on a step of a cumulative study counts only if a rule led to it.
     """
     step = verdict.panel is not None and bool(verdict.panel["kind"])
     return verdict.rule != NONE or verdict.says != "open" or not step

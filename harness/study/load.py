@@ -114,7 +114,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
 
 
 def check(study: Study) -> None:
-    """Raise UserError, naming the key, where a study asks for something unknown or makes no comparison."""
+    """Raise UserError, naming the key, if a study asks for something unknown or compares nothing."""
     from workloads import slo
 
     _entries(study)
@@ -148,7 +148,7 @@ def check(study: Study) -> None:
 
 
 def _entries(study: Study) -> None:
-    """Raise UserError where systems, conditions or definitions are missing, unknown or repeated, or seeds too many."""
+    """Raise UserError if systems, conditions or definitions are missing, unknown or repeated, or seeds are too many."""
     if not study.systems:
         raise UserError("systems is empty")
     for key, scope in (("quick", study.quick), ("full", study.full)):
@@ -210,7 +210,7 @@ def _condition(study: Study, condition: Condition) -> None:
 
 
 def _varied(vary: Mapping[str, Sequence[Any]], axis: str) -> None:
-    """Raise UserError where a condition varies a field that may not vary, or gives a field no value or a wrong one."""
+    """Raise UserError if a condition varies a field that may not vary, or gives a field no value or a wrong one."""
     for key, values in vary.items():
         if not values:
             raise UserError(f"vary.{key} is empty")
@@ -221,7 +221,7 @@ def _varied(vary: Mapping[str, Sequence[Any]], axis: str) -> None:
 
 
 def _xs(study: Study, condition: Condition, axis: str) -> None:
-    """Raise UserError where x do not fit the axis or the sample."""
+    """Raise UserError if the given x do not fit the axis or the sample."""
     given = (*(condition.at or study.at), *condition.full)
     if condition.at_rps and (axis != "rate_scale" or condition.at or condition.full):
         raise UserError("at_rps is given along rate_scale, instead of at and full")
@@ -284,7 +284,7 @@ def _claim(study: Study, claim: Claim) -> None:
 
 
 def _on(study: Study, facts: Mapping[str, Any]) -> None:
-    """Raise UserError where the facts by which a claim chooses its panels are unknown, or fit no panel of the study."""
+    """Raise UserError if the facts by which a claim chooses its panels are unknown, or fit no panel of the study."""
     if (name := facts.get("condition")) is not None:
         refuse_unknown("no condition", [name], [condition.name for condition in study.condition])
     axes = sorted({study.axis(condition) for condition in study.condition})
@@ -313,7 +313,7 @@ def _exists(trace: str) -> bool:
 
 
 def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
-    """Raise UserError where a claim's system is neither in the study nor the name of any system."""
+    """Raise UserError if a claim's system is neither in the study nor the name of any system."""
     known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
     if name in known:
         return
@@ -324,7 +324,7 @@ def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
 
 
 def _number(claim: Claim) -> None:
-    """Raise UserError where a claim's paper value has no meaning."""
+    """Raise UserError if a claim's paper value has no meaning."""
     paper = claim.paper
     if isinstance(paper, str) and paper not in WORDS:
         raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')

@@ -80,8 +80,8 @@ def measure(
 
     If there is a current receipt of the same call, only the table is read. The name of the study's folder begins with
     `stem` (empty: the study's name). With `target`, all panels have this SLO in place of the study's. A system whose
-    policy fails is dropped from the study. `watch` is called after each round of runs, with results that are not
-    stored. Raises UserError, and Failed as `without_failing` does.
+    policy fails is dropped from the study. After each round of runs, `watch` is called with the results so far, which
+    are not stored. Raises UserError, and Failed as `without_failing` does.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
@@ -248,7 +248,7 @@ class Work:
         return {name: load_trace(name) for name in names if "{" not in name}
 
     def judged(self) -> tuple[Panel, ...]:
-        """Return every panel with its SLO in seconds; the base runs of all SLOs are one sweep."""
+        """Return every panel with its SLO in seconds; one sweep runs the base runs of all SLOs."""
         every = [(panel, spec) for panel in self.panels for spec in panel.specs.values()]
         for done, (panel, spec) in enumerate(every):  # a mistake shows before anything is run
             self.teller.planning(done, len(every))
@@ -266,7 +266,7 @@ class Work:
     # -------------------------------------------------------------- curves
 
     def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
-        """Run every point of the study; panels at a searched rate come after the panels that search it."""
+        """Run every point of the study; panels that take a rate from the search of another panel come last."""
         curves: Curves = {}
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._highest_held(grid, curves, points))
@@ -311,7 +311,7 @@ class Work:
         return [_Group(panel, some) for some in together]
 
     def ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
-        """Choose the x that a group runs next."""
+        """Choose the next x to run for a group."""
         panel = group.panel
         sample = grid.sample(panel)
         known = {} if sample.rule == "fixed" else curves
@@ -340,7 +340,7 @@ class Work:
     def _decides(self, point: Point) -> bool:
         """Tell whether a point's attainment helps to choose the rates at which controls run.
 
-        In a study with controls, these follow the first system's rates.
+        In a study with controls, the controls run at rates that the first system's curve decides.
         """
         return bool(point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls)
 
@@ -449,7 +449,7 @@ class Work:
         return facts.about(grid, self.stem, points, ready, stand_ins, self._bound(grid))
 
     def _bound(self, grid: Grid) -> dict[str, Any] | None:
-        """Return the bound of a comparison along rates; None where there is none."""
+        """Return the bound of a comparison along rates; None if there is none."""
         (panel, *others), study = grid.panels, self.study
         if others or study.layout != "table" or panel.axis != "rate_scale" or len(panel.xs) == 1:
             return None

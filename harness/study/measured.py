@@ -1,4 +1,4 @@
-"""Values of claims about measures by seed: a column of a system's runs, or its ratio or difference to another's."""
+"""Values of claims about measures, by seed: a column of a system's runs, or its ratio or difference to another's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def law(panel: Panel | None) -> str:
 
 
 def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Panel | None, list[float]]]:
-    """Yield the panel of each verdict of a claim, and its value for each seed; None is all panels together."""
+    """Yield, for each verdict of a claim, its panel (None: all panels together) and the claim's value for each seed."""
     panels = [panel for panel in crossings.concerned(about.panels, claim.on) if _rps(panel) >= claim.at]
     if claim.measure == HELD_RPS:
         compared = [(group[0], _compared(about, table, group, claim)) for group in crossings.by_condition(panels)]
@@ -44,8 +44,8 @@ def of_claim(table: pa.Table, about: About, claim: Claim) -> Iterator[tuple[Pane
 def _compared(about: About, table: pa.Table, panels: Sequence[Panel], claim: Claim) -> Seeds:
     """Return the value of a claim by seed, on some panels; empty if a system has no runs there.
 
-    It is a measure of one system, or the ratio or difference of the measures of two. With `claim.least`, it is the
-    value of a field of the system (`_least`).
+    The value is a measure of one system, or the ratio or difference of the measures of two. With `claim.least`, it is
+    the value of a field of the system (`_least`).
     """
     if claim.least:
         return _least(about, table, panels[0], claim)
@@ -82,7 +82,7 @@ def _rows(table: pa.Table, panel: Panel, system: str, measure: str, model: str) 
 
 
 def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
-    """Return, by seed, the value of the field `claim.least` with which the claim's measure is smallest.
+    """Return, by seed, the value of the field `claim.least` at which the claim's measure is smallest.
 
     All systems of the study that set this field are compared.
     """
@@ -97,9 +97,9 @@ def _least(about: About, table: pa.Table, panel: Panel, claim: Claim) -> Seeds:
 def _highest_rates(about: About, table: pa.Table, panels: Sequence[Panel], system: str) -> Seeds:
     """Return, by seed, the highest rate in req/s at which the share WITHIN reaches the level.
 
-    It is interpolated between the last rate that reaches the level and the first that does not. If the share is below
-    the level already at the lowest rate, the answer is that rate. If it is never below the level, the answer is the
-    highest rate.
+    It is interpolated between the last rate before the share first falls below the level, and the rate at which it
+    does. If the share is below the level already at the lowest rate, return that rate. If it never falls below the
+    level, return the highest rate.
     """
     ordered = sorted(panels, key=_rps)
     rates = [_rps(panel) for panel in ordered]

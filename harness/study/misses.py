@@ -1,4 +1,4 @@
-"""Misses of a comparison by cause: the time of all requests that missed, over its runs."""
+"""Misses of a comparison by cause: where the time of all requests that missed went, summed over its runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = "no requests were scored here (bench compare writes it again)"
 
 
 class Misses(NamedTuple):
-    """Requests that missed, in one or more runs of a system at a rate."""
+    """The requests that missed, over the runs of a system at one rate."""
 
     label: str
     rate_scale: float
@@ -66,7 +66,7 @@ def of_sweep(
     """Collect the misses of a comparison by system, at the rate that `bench compare` shows.
 
     With `system`, collect the misses of this system alone, at each of its rates. Raises UserError for an unknown
-    system, and where the folder is no comparison's or its runs are gone.
+    system, if the folder is not a comparison, or if its runs are gone.
     """
     scored, under, level = _read(sweep)
     definition, teller = definition or under.definition, teller or Silent()
@@ -98,7 +98,7 @@ def of_sweep(
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget, float]:
     """Read the scored table of a comparison, the SLO target that judged it, and its level of attainment.
 
-    Raises UserError for a study of several conditions, or where nothing was judged.
+    Raises UserError for a study of several conditions, or if nothing was judged.
     """
     path = sweep / record.SWEEP
     scored, footer = tidy.stored(path), record.footer(path)

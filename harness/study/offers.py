@@ -1,14 +1,14 @@
 """Prices of GPUs, and of a model's tokens on them for `bench price`.
 
-For each offer: how many requests decode together, and what a million output tokens cost when GPUs are never idle:
+For each offer: how many requests decode together, and what a million output tokens cost if GPUs are never idle:
 
     seqs   the most sequences whose KV fits beside the weights and whose step, prompts included, is within the TPOT
-    step   decode of all of them, and the prompts that come in while they decode: seqs / output prompts a step
+    step   the time of a step: it decodes all sequences and prefills seqs / output prompts, those that come meanwhile
     price  GPUs x price an hour / (3,600 s x seqs / step)
 
-Steps are those of the cost table under the host profile `vllm-0.15`, and KV memory and the most sequences of a step are
-those of that server's settings on the card, unless others are given. Prices of GPUs are those of `bench size`
-(`harness/engines/costs/prices.toml`), or a user's. The cost is a bound from below: load that varies leaves GPUs idle.
+Steps are those of the cost table under the host profile `vllm-0.15`. KV memory and the most sequences of a step follow
+from that server's settings on the card, unless others are given. Prices of GPUs are those of `bench size`
+(`harness/engines/costs/prices.toml`), or a user's. The cost is a lower bound, as load that varies leaves GPUs idle.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def usd_hour(usd: Mapping[str, Price], kind: str, gpus: int) -> float | None:
 
 
 def offer(text: str) -> Offer:
-    """Take MODEL@[N x]KIND apart. UserError for another form, or an unknown kind."""
+    """Parse MODEL@[N x]KIND. Raises UserError for another form, or an unknown kind."""
     match = OFFER.fullmatch(text)
     if match is None or not 1 <= int(match[2] or 1) <= MOST_GPUS:
         raise UserError(f'"{text}" is not MODEL@KIND or MODEL@NxKIND, as qwen-3-32b@2xh100')
@@ -94,7 +94,7 @@ def cost(
 ) -> Cost:
     """Return the numbers of an offer under some settings of a spec (`SETTINGS`).
 
-    UserError for another setting, where the model does not fit, or where it misses the TPOT with one request.
+    Raises UserError for any other setting, if the model does not fit, or if it misses the TPOT even with one request.
     """
     if unknown := next((key for key in settings if key not in SETTINGS), None):
         raise UserError(f"--set {unknown}: it changes no price{meant(unknown, SETTINGS)} ({', '.join(SETTINGS)})")
@@ -130,7 +130,10 @@ def cost(
 
 
 def parts(costs: Sequence[Cost], usd: Mapping[str, Price], load: Load) -> list[str | list[tuple[str, ...]]]:
-    """Return the cheapest offer in a sentence, the table with its head first, then servers and price sources."""
+    """Return what `bench price` prints: a sentence on the cheapest offer, the table, servers, and sources of prices.
+
+    The first row of the table is its head.
+    """
     priced = [(c.usd_million, str(c.offer)) for c in costs if c.usd_million is not None]
     rows, answer = list[tuple[str, ...]]([HEAD]), list[str]()
     if priced:

@@ -1,4 +1,4 @@
-"""The part of a study that an engine in real time can run on this many GPUs, and the reason for each other part."""
+"""The part of a study that an engine in real time can run on a number of GPUs, and why the rest is skipped."""
 
 from __future__ import annotations
 

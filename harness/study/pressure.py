@@ -1,4 +1,4 @@
-"""The KVPR of a run's start beside the least that any placement has: all of them are tried, so sets are small."""
+"""The KVPR of a run's start, and the least of any placement, found by trying all of them, so only for small sets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST = 1 << 17  # placements that are tried
 def above(setup: Setup) -> float:
     """Return the ratio of the largest KVPR of Prism's initial placement to the smallest possible one.
 
-    The latter is over all placements in which each GPU has memory for its models and one longest request of each. The
-    ratio is NaN where Prism leaves a model out at the start, where models take several GPUs, and where placements are
-    too many to try.
+    The smallest is taken over all placements in which each GPU has memory for its models and one longest request of
+    each. The ratio is NaN if Prism leaves a model out at the start, if models take several GPUs, or if there are too
+    many placements to try.
     """
     policy: Any = setup.policy
     for _ in policy.begin(0.0):  # discards the loads: begin() also sets the state that is read below
@@ -44,7 +44,7 @@ def largest(at: Sequence[int], d: F8, w: F8, room: Sequence[float]) -> float:
 
 
 def least(d: F8, w: F8, need: F8, room: Sequence[float]) -> float:
-    """Return the least of `largest` over all placements in which every GPU has the bytes that its models need."""
+    """Return the least value of `largest` over all placements in which every GPU has the bytes that its models need."""
     every = np.array(list(product(range(len(room)), repeat=len(d))), np.int8)
     worst, fits = np.zeros(len(every)), np.ones(len(every), bool)
     for g, bytes_ in enumerate(room):

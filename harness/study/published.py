@@ -1,7 +1,8 @@
-"""Tables of studies that the repository keeps, with the code that made them.
+"""Tables of studies that the repository keeps, with the hash of the code that made them.
 
-`results/studies/NAME.md` is what `bench study NAME --all --markdown` prints, below how and when it ran. Its first line
-has the day and, for each system on its engine, the first digits of the hash of the sources that decide its rows.
+`results/studies/NAME.md` says how and when the study ran, and then has what `bench study NAME --all --markdown` prints.
+Its first line has the day and, for each system on its engine, the first digits of the hash of the sources that decide
+its rows.
 """
 
 from __future__ import annotations

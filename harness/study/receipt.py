@@ -1,9 +1,10 @@
-"""Receipts of finished studies, kept beside the table: the next call checks files and opens none of the runs.
+"""Receipts of finished studies, stored beside the table: with one, the next call only checks files and opens no run.
 
-A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read: the rows
-of all runs, the table, and the files that the study names by path. If all of that holds, the table is the answer. Else,
-also without a receipt, the study is checked run by run. A receipt is written last, and only where time is simulated:
-runs on real servers depend on more than files. Figures have a receipt of their own.
+A receipt holds the call, the hash of the sources, and the size and time of change of each file that was read. These
+files are the rows of all runs, the table, and the files that the study names by path. If nothing of this has changed,
+the stored table is the answer. Otherwise, or without a receipt, the study is checked run by run. A receipt is written
+last, and only for simulated runs, because runs on real servers depend on more than files. Figures have a receipt of
+their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DRAWING = ("harness", "plots", "systems")  # sources of figures
 
 
 class Call(NamedTuple):
-    """The arguments of `measure`, as far as the answer depends on them."""
+    """The arguments of `measure` on which its answer depends."""
 
     study: Study
     full: bool
@@ -54,7 +55,7 @@ class Receipt(NamedTuple):
 
 
 def lookup(call: Call, out: Path) -> Receipt | None:
-    """Read the receipt of an equal call below `out`, if all of its files are unchanged."""
+    """Read the receipt of an equal call below `out`; None if there is none, or if one of its files has changed."""
     paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
     call_digest = call.digest if paths else ""
     for path in paths:
@@ -84,8 +85,8 @@ def write(
     """Write the receipt of a call that began at `begun_ns` with the digest `asked`.
 
     No receipt is written if a source or an input changed since then, or if runs were on real servers. `specs` are the
-    specs of all runs, and `rules` their SLO rules. `runs` has the stamp of the rows of each run, by path below the
-    results. `traces` are the names of traces that were asked for.
+    specs of all runs, and `rules` their SLO rules. `runs` has the stamp of each run's rows, keyed by their path below
+    the results folder. `traces` are the names of traces that were asked for.
     """
     specs = list(specs)
     named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
@@ -127,7 +128,7 @@ def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
 
 
 def _trace_file(name: str) -> str | None:
-    """Return the file that a trace of this name is read from, if it is not drawn."""
+    """Return the file from which a trace of this name is read; None if the trace is drawn."""
     head = name.partition("+")[0]
     if head in synthetic.RATED and synthetic.preset(name).lengths == laws.AZURE:
         return str(laws.source())

@@ -2,22 +2,22 @@
 
     input         the paper's number is a constant of ours, so nothing is tested
     size          the point lies within a factor 1.25 of the paper's number, or of the nearer end of its range, and the
-                  interval within 1.5. The factors are of the distance from no difference (of a ratio's excess over
-                  1). "At least" leaves the far side open. The direction, where the paper gives one, holds too
-    up to         the paper says "up to": the result is on its side and no larger (by the same factors), but smaller
-                  than of that size
+                  interval within 1.5. The factors multiply the distance from no difference (for a ratio, its excess
+                  over 1). "At least" leaves the far side open. If the paper gives a direction, it holds too
+    up to         the paper says "up to": the result is on the paper's side and no larger (by the same factors), but
+                  too small for the class size
     direction     the whole interval lies on the paper's side of no difference; where seeds count (reached, never, met,
                   missed), all of them do as the paper says
-    contradicted  the whole interval lies on the other side, or no seed does as the paper says; where the paper gives
-                  no direction, the interval predicted for one more window lies beyond the factor 1.25
+    contradicted  the whole interval lies on the other side, or no seed does as the paper says. If the paper gives no
+                  direction: the interval predicted for one more window lies beyond the factor 1.25
     open          everything else
 
-A claim that nothing differs (`equal`) has the class size where the interval lies within 0.8 to 1.25 (two one-sided
-tests), and is contradicted where the whole interval lies outside. A statement about several systems is contradicted if
-it is for one of them. Where a paper leaves open what it means (which of two systems, which workload), each option is a
-reading, and a statement has the class that all readings share: size and "up to" together give "up to", either of them
-with direction gives direction, and any other mixture is open (`of_statement`). A reading without a class leaves the
-statement without one.
+A claim that nothing differs (`equal`) has the class size if the interval lies within 0.8 to 1.25 (two one-sided tests),
+and is contradicted if the whole interval lies outside. A statement about several systems is contradicted if it is
+contradicted for one of them. A paper may leave open what it means (which of two systems, which workload). Then each
+option is a reading, and a statement has the class that all readings share. Size and "up to" together give "up to".
+Either of them together with direction gives direction. Any other mixture is open (`of_statement`). If a reading has no
+class, the statement has none.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Reading = frozenset[tuple[str, str]]  # choices that a paper leaves open, each w
 
 
 class Goal(NamedTuple):
-    """The range that a paper states, and the value, if any, that means no difference."""
+    """The range that a paper states and, if there is one, the value that means no difference."""
 
     least: float
     most: float
@@ -88,7 +88,7 @@ class Goal(NamedTuple):
 
 
 def even(claim: Claim) -> float | None:
-    """Return the value of a claim's quantity at which nothing differs, if there is one."""
+    """Return the value of a claim's quantity that means no difference, if there is one."""
     if claim.even is not None:
         return claim.even
     return 0.0 if claim.what == "difference" else 1.0 if claim.over else None
@@ -114,8 +114,8 @@ def goal(claim: Claim) -> Goal:
 def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
     """Return the class of a claim about a number, or about who is ahead, by its estimate; the module states the rule.
 
-    `windows` is the number of the paper's windows that the estimate has (None: the estimate's n). A prediction interval
-    depends on it.
+    `windows` is the number of the paper's windows that the estimate has (None: the estimate's n). The prediction
+    interval depends on this number.
     """
     if known := untried(claim):
         return known
@@ -196,7 +196,7 @@ def together(words: Sequence[str]) -> str:
 def all_of(words: Sequence[str]) -> str:
     """Return the class of a statement about several systems, given its class for each of them.
 
-    It is contradicted if it is contradicted for any of them.
+    If the class is "contradicted" for any system, it is "contradicted" for the statement.
     """
     return "contradicted" if "contradicted" in words else together(words)
 
@@ -213,7 +213,7 @@ def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
 
 
 def ends(here: Estimate) -> tuple[float, float]:
-    """Return the interval of an estimate; infinite where it has no end."""
+    """Return the ends of the interval of an estimate; an end that it lacks is infinite."""
     return (-math.inf if here.low is None else here.low, math.inf if here.high is None else here.high)
 
 
@@ -241,7 +241,7 @@ def _apart(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def rule(claim: Claim) -> str:
-    """Say in few words what has to be true of our number for a claim of this kind to hold."""
+    """Say in a few words what our number must be for a claim of this kind to hold."""
     if isinstance(claim.paper, str):
         words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
         return {**SEEDS, **words}[claim.paper]

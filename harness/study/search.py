@@ -1,7 +1,7 @@
 """Choice of the next x of a curve: one function, `following`, of the attainment so far.
 
-A curve is sampled alone or with others (Sample.each). Whether x is a rate, an SLO scale or a number of GPUs matters
-only by the direction of attainment: it falls along rates and rises along GPUs.
+A curve is sampled alone or together with others (Sample.each). Of x (a rate, an SLO scale or a number of GPUs) only the
+direction of attainment matters: it falls along rates and rises along GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
 
 
 class Ask(NamedTuple):
-    """The x to run next, of curves that are sampled together."""
+    """The x to run next, for curves that are sampled together."""
 
     xs: Mapping[str, tuple[float, ...]]  # keyed by system
     first_seed: bool = False  # only the first seed runs: a coarse search
@@ -34,7 +34,7 @@ class Ask(NamedTuple):
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
-    """Choose the next x of each system in `curves`, by its attainment so far; no x where its search is over."""
+    """Choose the next x of each system in `curves`, by its attainment so far; no x if its search is over."""
     if sample.rule == "knee" and not bounds.given:
         return common_knee(bounds, curves) if sample.each == "panel" else knees(sample, bounds, curves)
     if not any(seeds for seeds in curves.values()):
@@ -68,7 +68,7 @@ def deciding(curve: Curve) -> dict[float, float]:
 def common_knee(bounds: Range, curves: Curves) -> Ask:
     """Choose the next rates of systems that are searched together around their knees.
 
-    At first, only the first seed runs, at octaves. Then all seeds run on a grid. At last, each system runs near its own
+    At first, only the first seed runs, at octaves. Then all seeds run on a grid. Finally, each system runs near its own
     crossing of the level. Octaves go up while some system is not past its knee, and down for each contestant until it
     meets the level. The two rates around a contestant's crossing are bisected until they are a quarter of an octave
     apart.
@@ -113,10 +113,11 @@ def _between(curve: Mapping[float, float], level: float, least: float) -> float 
 def around(seen: Mapping[str, Mapping[float, float]], level: float) -> dict[str, tuple[float, ...]]:
     """Return the rates of each system around its knee, given its attainment at octaves.
 
-    A contestant's rates begin an octave below the highest octave up to which it always meets the level. Controls and
-    A/A copies begin at the lowest rate at which a contestant that meets the level begins. All systems go to an octave
-    above the highest rate at which a contestant meets the level, so that they can be compared there. A system that ran
-    at higher octaves goes to the highest of these.
+    A contestant's rates begin an octave below its knee: the highest octave such that it meets the level there and at
+    all octaves below. A contestant without a knee begins at the lowest octave of all. Controls and A/A copies begin at
+    the lowest rate at which a contestant with a knee begins. All systems go to an octave above the highest rate at
+    which a contestant meets the level, so that they can be compared there. A system that ran at higher octaves goes to
+    the highest of these.
     """
     met = [
         x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= level for curve in seen.values())
@@ -216,9 +217,9 @@ def between(
 ) -> float | None:
     """Return the next x of a falling curve, by bisection of its crossing of the level; None if no new x is left.
 
-    It is the geometric mean of the last x that holds the level, by the fit, and the next sampled x. If the highest
-    sampled x holds the level, it is twice that x, but at most `most`. If no x holds the level, it is half the lowest x,
-    but at least `least`.
+    The next x is the geometric mean of the last x that holds the level, by the fit, and the sampled x after it. If the
+    highest sampled x holds the level, the next x is twice that, but at most `most`. If no x holds the level, it is half
+    the lowest x, but at least `least`.
     """
     last = statistics.held(seen, level)
     fails = min((x for x in seen if last is None or x > last), default=None)
@@ -248,7 +249,7 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     """Return the next whole number to sample of a rising curve; None once the fewest that hold the level are known.
 
     The largest count comes first, since systems are slow to simulate far below the count that they need. Then the gap
-    is bisected between the answer so far and the largest smaller count that failed (or the least - 1). At last the
+    is bisected between the answer so far and the largest smaller count that failed (or the least - 1). Finally, the
     count above the answer has to confirm it. If that count fails, the fit rejects the answer, which held by luck, and
     the search continues above.
     """
@@ -263,7 +264,7 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
 
 
 def bracket(failed: Collection[int], held: int | None, least: int, most: int, *, begin: int) -> int | None:
-    """Return the whole number to try next of a rising curve; None where the search is over.
+    """Return the whole number to try next of a rising curve; None if the search is over.
 
     `failed` has the counts that failed, and `held` is the smallest count that held, if any. The search begins with
     `begin`, and doubles the largest count that failed until a count holds. It then bisects between `held` and the

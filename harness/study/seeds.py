@@ -1,4 +1,4 @@
-"""More seeds of systems that are not yet told apart, until they are, or a budget of simulated requests is spent."""
+"""More seeds for systems that are not yet told apart, until they are, or until a budget of requests is spent."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def refined(
 
     `points` are the runs so far. Each panel may spend the scope's budget of simulated requests, so that no panel
     depends on what is run for another. If the rest of a budget does not suffice for all systems, it is spent on the
-    study's own, without those that --full adds. `run` runs points, given a line that describes them and the number of
-    requests that may follow. `add` adds the misses of points to curves by panel.
+    study's own systems, without those that --full adds. `run` runs points, given a line that describes them and the
+    number of requests that may follow. `add` adds the misses of points to curves by panel.
     """
     panels, budget = {panel.key: panel for panel in grid.panels if tells(panel)}, grid.scope.budget
     new = [point for point in points if point.panel.key in panels]

@@ -1,7 +1,7 @@
-"""Sensitivity of the order of two systems to constants of the machine: the stored leads, and their words.
+"""Sensitivity of the order of two systems to constants of the machine: the stored leads, and a caption on them.
 
-One constant at a time is changed. SLOs keep the seconds of the unchanged machine. `varying` runs the changes; the table
-lies beside that of the comparison.
+One constant at a time is changed. SLOs keep the seconds of the unchanged machine. `varying` runs the changes. The table
+is stored beside that of the comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Lead(NamedTuple):
-    """A change of a constant, and the lead of the first system under it. If there is no lead, `note` has the reason."""
+    """The lead of the first system under one change of a constant. If there is no lead, `note` has the reason."""
 
     constant: Constant
     setting: str
@@ -46,7 +46,7 @@ class Leads:
     rows: tuple[Lead, ...]
 
     def order(self, lead: Estimate) -> int:
-        """Return 1 where the first system leads beyond the interval, -1 where the second does, 0 where neither does."""
+        """Return 1 if the first system is ahead by more than the interval, -1 if the second is, and 0 if neither is."""
         return (lead.low is not None and lead.low > 0.0) - (lead.high is not None and lead.high < 0.0)
 
     def swing(self, constant: str) -> float:
@@ -66,7 +66,7 @@ class Leads:
 
 
 def read(folder: Path) -> Leads | None:
-    """Read the sensitivity kept beside a comparison's table; None where none is stored for that table."""
+    """Read the sensitivity stored beside a comparison's table; None if none is stored for that table."""
     path = folder / record.SENSITIVITY
     with suppress(FileNotFoundError, Damaged):  # an unreadable file counts as none
         if LEADS.current(path, {"sweep": key_of(folder / record.SWEEP)}):
@@ -119,7 +119,7 @@ def lines(leads: Leads) -> Iterator[str | Sequence[Sequence[str]]]:
 
 
 def sentence_of(folder: Path) -> str:
-    """Return the sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
+    """Return a caption on the sensitivity stored beside a comparison's table; empty if none is stored."""
     leads = read(folder)
     return "" if leads is None else sentence(leads)
 

@@ -1,4 +1,4 @@
-"""A study made in parts, on machines that know nothing of each other: the work of a shard, and the state of all."""
+"""A study made in parts, on machines that know nothing of each other: the work of a shard, and the progress of all."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measure_shard(
 
 
 def progress(study: Study, out: Path, *, full: bool = False, stem: str = "") -> Iterator[Progress]:
-    """Yield how far each search of a study is, from the runs that are stored below `out`; nothing is run."""
+    """Yield the progress of each search of a study, judged by the runs that are stored below `out`; nothing is run."""
     quiet = Counted(Silent(), quiet=True)
     work = Work(study.of(full), out, full, stem or study.name, None, None, quiet)
     for search in searches(work):
@@ -92,7 +92,7 @@ def fixed(work: Work) -> bool:
 def searches(work: Work) -> list[tuple[str, ...]]:
     """Return the independent searches of a study, each as the keys of its panels.
 
-    Panels with the same key belong together. If some panel of the study runs at the highest rate that another one
+    Panels with the same key belong together. If some panel of the study runs at the highest rate that another panel
     holds, panels with the same trace and model set belong together too.
     """
     of: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Placement of requests: the share of each model's requests on each GPU, and its home."""
+"""Placement of requests: the share of each model's requests on each GPU, and the GPU with most of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Shares = Mapping[str, Mapping[str, float]]  # keyed by GPU and model: the share 
 
 
 def placed(runs: Iterable[Path]) -> dict[str, dict[str, float]]:
-    """Return the share of each model's requests on each GPU, over all of these runs.
+    """Return, by model and GPU, the share of the model's requests on the GPU, over all of these runs.
 
-    A request on a group of GPUs counts on each of them; one that moved counts on its first and its last GPU.
+    A request on a group of GPUs counts on each of them. A request that moved counts on its first and its last GPU.
     """
     total, on = Counter[str](), dict[str, Counter[str]]()
     for model, where, n in _counted(runs):
@@ -42,13 +42,13 @@ def places(runs: Iterable[Path]) -> dict[str, Gpus]:
 
 
 def at_once(setup: Setup) -> bool:
-    """Tell whether processes on a GPU compute at the same time, as servers under MPS do, or else take turns."""
+    """Tell whether processes on a GPU compute at the same time, as servers under MPS do, rather than take turns."""
     usual = setup.policy.options.get("sharing", "fluid")
     return (usual if setup.spec.sharing == "own" else setup.spec.sharing) == "fluid"
 
 
 def _counted(runs: Iterable[Path]) -> Iterator[tuple[str, str, int]]:
-    """Yield each model with GPUs that requests of it ran on (as runs store them), and the number of these requests."""
+    """Yield each model with GPUs that its requests ran on (as runs store them), and the number of these requests."""
     for run in runs:
         pairs = record.read(run, ["model", "gpus"]).group_by(["model", "gpus"]).aggregate([([], "count_all")])
         for pair in pairs.to_pylist():

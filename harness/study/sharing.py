@@ -1,11 +1,11 @@
-"""KV blocks that several sequences of a request share: reference counts, and a copy on write (PagedAttention, 4.4).
+"""KV blocks that several sequences of a request share: reference counts, and copy on write (PagedAttention, 4.4).
 
-Samples of a prompt share the blocks that it fills. Its last block, filled in part, is copied by each sequence that
-writes to it, but for the last one. Beams are chosen anew at each token: a beam continues one of the beams before, and
-several may continue the same one, all of whose blocks they then share.
+Samples of a prompt share the blocks that the prompt fills. If its last block is filled only in part, each sequence that
+writes to the block copies it first, except the last such sequence. Beams are chosen anew at each token: a beam
+continues one of the beams before. If several continue the same beam, they share all of its blocks.
 
-Which beams continue depends on the model and the text. Here each draws the beam that it continues uniformly and
-independently, which takes no parameter. A number that this alone decides is an input, not a result.
+Which beams continue depends on the model and the text. Here each beam draws the one that it continues uniformly and
+independently, which needs no parameter. A number that this assumption alone decides is an input, not a result.
 """
 
 from __future__ import annotations

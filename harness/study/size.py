@@ -1,11 +1,13 @@
 """The fewest GPUs of each kind on which a strategy holds the target, for every model and for all together.
 
 Each strategy is searched on each kind of GPU by itself. The number of GPUs starts at the fewest that hold all weights,
-doubles until the target holds, then is bisected between the largest that fails and the smallest that holds. All
+and doubles until the target holds. It is then bisected between the largest that fails and the smallest that holds. All
 strategies replay the same windows: the log in parts, each planned from another part, and its busiest hour. A number of
-GPUs holds the target where it does so in every view. The first strategy with an answer is searched before the others,
-which stop where their next number would cost more than its answer. So the numbers tried of a strategy depend on no
-other strategy but that first one, and the shards of a question together try what one call tries.
+GPUs holds the target if it does so in every view.
+
+Strategies are first searched one by one, until one has an answer. The search of any other strategy stops at numbers
+that would cost more than this answer. So the numbers tried of a strategy depend on this first answer alone, and the
+shards of a question together try what one call tries.
 
 Runs are made by a sweep: they are stored, checked and resumed as all others are.
 """
@@ -51,7 +53,7 @@ ONE_KIND = "not tried: it takes GPUs of one kind"
 
 
 class Outlook(NamedTuple):
-    """The upper bounds of a strategy's search on a kind of GPU, before anything is run."""
+    """The cost of a strategy's search on a kind of GPU, as upper bounds that are known before anything is run."""
 
     kind: str
     system: str
@@ -62,7 +64,7 @@ class Outlook(NamedTuple):
 
 
 class SizeSearch:
-    """The search for the answer to a question; runs are kept below `out`. UserError where it cannot be asked."""
+    """The search for the answer to a question; runs are stored below `out`. Raises UserError if it cannot be asked."""
 
     def __init__(self, asked: Question, out: Path, workers: int | None = None, teller: Teller | None = None) -> None:
         self.asked, self.out, self.workers, self.teller = asked, out, workers, teller or Silent()
@@ -126,7 +128,7 @@ class SizeSearch:
         return len(mine), len(self.searches)
 
     def progress(self) -> Iterator[Progress]:
-        """Yield how far the search of each strategy on each kind is, from the stored runs; nothing is run."""
+        """Yield the progress of the search of each strategy on each kind, judged by the stored runs; nothing is run."""
         for key in self.searches:
             self.found = 0
             yield sweep.stored_so_far((" ".join(key),), partial(self.search, [key]), lambda: self.found)
@@ -142,7 +144,7 @@ class SizeSearch:
         return rows, streams.lines(self._setup(self.kinds[0]), every=True)
 
     def curves(self) -> Curves:
-        """Return an empty curve for each system on each kind. Raises UserError where none of them can be tried."""
+        """Return an empty curve for each system on each kind. Raises UserError if none of them can be tried."""
         keys = product(self.asked.kinds, self.systems)
         curves = {(kind, name): Curve(kind, name, stopped=self._refused(kind, name)) for kind, name in keys}
         if all(curve.stopped for curve in curves.values()):
@@ -152,15 +154,16 @@ class SizeSearch:
 
     @cached_property
     def searches(self) -> list[tuple[str, str]]:
-        """The strategies that are searched, each on each kind. UserError where there is none."""
+        """The strategies that are searched, each on each kind. Raises UserError if there is none."""
         return [key for key, curve in self.curves().items() if not curve.stopped]
 
     def search(self, mine: Iterable[tuple[str, str]]) -> tuple[Curves, Best | None, dict[float, int | None]]:
         """Search the curves `mine` for the fewest GPUs that hold the target.
 
         The target is first asked of each model's attainment, then of the attainment of all requests together. Return
-        three things: all curves; the cheapest answer among `mine` and the first strategy; and the GPUs that this answer
-        takes at each growth of the traffic. The last is empty if the answer is not of a curve in `mine`.
+        three things: all curves; the cheapest answer among `mine` and the first strategy; and the GPUs that this
+        answer's strategy needs at each growth of the traffic. The last is empty if the answer is not of a curve in
+        `mine`.
         """
         curves, target = self.curves(), self.asked.target
         first = self._first(curves)
@@ -188,7 +191,7 @@ class SizeSearch:
     def _lacks(self, curves: Curves, best: Best) -> str:
         """Return in words the memory that the best strategy lacks with one GPU (or one copy of a mix) less.
 
-        It is empty if that count was not tried, or if the models fit there.
+        It is empty if that number was not tried, or if the models fit.
         """
         below = curves[best[:2]].below(best.gpus)
         if below is None or not below.unfit or below.gpus != best.gpus - mix.size(best.gpu):
@@ -197,7 +200,7 @@ class SizeSearch:
         return "memory" if short is None else f"{short / GIB:.1f} GiB a GPU"
 
     def _short(self, curves: Curves) -> dict[tuple[str, str], str]:
-        """Return the resource that binds in most misses of each strategy for which more GPUs do not help.
+        """Return, for each strategy for which more GPUs do not help, the resource that binds in most of its misses.
 
         Misses are those on the largest number of GPUs. Keys are a kind of GPU and a strategy.
         """
@@ -226,7 +229,7 @@ class SizeSearch:
             self.run_counts(asks, times, what)
 
     def _next(self, curve: Curve, first: Iterable[Curve], by: Criterion, least: int) -> int | None:
-        """Return the number of GPUs that a curve tries next; None where its search is over.
+        """Return the number of GPUs that a curve tries next; None if its search is over.
 
         Counts inside this function are copies of a mix; of a single kind, a copy is a GPU. If the search ends without
         an answer, the reason is written to `curve.stopped`.
@@ -251,7 +254,10 @@ class SizeSearch:
         return None if n is None else n * size
 
     def most(self, kind: str) -> int:
-        """Return the most GPUs of a kind that may be tried, in whole copies of a mix. UserError if no copy fits."""
+        """Return the most GPUs of a kind that may be tried, in whole copies of a mix.
+
+        Raises UserError if one copy has more GPUs than may be tried.
+        """
         size = mix.size(kind)
         if size > self.asked.most:
             raise UserError(f"--gpus ends at {self.asked.most}, and {kind} is {size} GPUs")
@@ -273,7 +279,7 @@ class SizeSearch:
         return most if mine is None or its is None else min(most, max(1, math.floor(its / mine)))
 
     def _best(self, curves: Iterable[Curve]) -> Best | None:
-        """Return the cheapest answer; between equal ones that of the strategy that was asked for first."""
+        """Return the cheapest answer; between equal ones, that of the strategy that was asked for first."""
         answers = [
             (self.asked.usd_hour(curve.kind, gpus) or math.inf, gpus, at, Best(curve.kind, curve.system, gpus))
             for at, curve in enumerate(curves)
@@ -376,7 +382,7 @@ class SizeSearch:
 
 
 def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
-    """Pool the requests of `runs`, all of which had room, under an SLO target."""
+    """Return the share of requests that meet an SLO target, pooled over `runs`, all of which had room."""
     scores = [score.by_model(run, under, [definition])[definition] for run in runs]
     blocks = zip(*((lost.sum(0), came.sum(0)) for _, lost, came in scores), strict=True)
     missed, offered = (np.concatenate(of)[None] for of in blocks)
@@ -394,10 +400,10 @@ def met_of(runs: Sequence[Path], under: SloTarget, definition: str) -> Met:
 
 
 def own_count(system: str) -> bool:
-    """Tell whether a system, as --systems takes it, sets its own number of GPUs, whatever it is given."""
+    """Tell whether a system, as --systems takes it, sets its number of GPUs itself and ignores the number given."""
     return hasattr(Setup(from_dict(asked_system(system))).make_policy, "gpus_needed")
 
 
 def takes(system: str, kind: str) -> bool:
-    """Tell whether a system, as --systems takes it, places on GPUs of this kind, or of this mix of kinds."""
+    """Tell whether a system, as --systems takes it, can place models on GPUs of this kind, or of this mix of kinds."""
     return not mix.mixed(kind) or getattr(Setup(from_dict(asked_system(system))).make_policy, "mixed", False)

@@ -24,7 +24,7 @@ from harness.study.sized import Best, Question, Sized, Tried
 
 
 class Words(NamedTuple):
-    """The words of an answer, which are stored with it."""
+    """An answer in words, as it is printed and stored."""
 
     sentence: str
     setting: str
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 
 
 def keep(sized: Sized, words: Words, out: Path) -> Path:
-    """Write an answer below `out`; returns its folder. Raises UserError where the disk refuses."""
+    """Write an answer below `out`; return its folder. Raises UserError if it cannot be written to disk."""
     asked = {**asdict(sized.asked), "prices": {kind: price._asdict() for kind, price in sized.asked.prices.items()}}
     views = [[view.trace, view.name] for view in sized.views]
     about = {"asked": asked, "best": sized.best and sized.best._asdict(), **words._asdict(), "views": views}
@@ -57,7 +57,7 @@ def keep(sized: Sized, words: Words, out: Path) -> Path:
 
 
 def read(folder: Path) -> Kept:
-    """Read an answer. Raises UserError where there is none, Damaged where it is not whole."""
+    """Read an answer. Raises UserError if there is none, and Damaged if it is incomplete."""
     path = folder / record.SIZE
     try:
         about, table = record.footer(path), record.table(path, forms.SIZE_COLUMNS)

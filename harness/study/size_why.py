@@ -1,7 +1,7 @@
-"""Reasons why fewer GPUs than the answer of `bench size` do not hold, and changes with which they do.
+"""Reasons why fewer GPUs than the answer of `bench size` do not hold the target, and changes with which they do.
 
 The resource that binds is the main cause of a miss (rows/causes.py), counted by model and hour of the window. Then a
-few changes are run on the same GPUs; only a change that its run confirms is advised.
+few changes are run on the same GPUs. Only a change that its run confirms is advised.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Why:
-    """A number of GPUs on which a strategy fails: the reasons, and changes that were run."""
+    """A number of GPUs on which a strategy fails: the reasons, and the changes that were run."""
 
     kept: Kept
     tried: Tried
@@ -59,7 +59,7 @@ class Why:
 
     @property
     def total(self) -> Hour:
-        """Requests, misses and what binds of all models together."""
+        """All models together: requests, misses, and misses by the resource that binds."""
         return total(self.models)
 
     @property
@@ -82,8 +82,8 @@ def why(
 ) -> Why:
     """Explain why a strategy fails on the largest number of GPUs below its answer, and try changes there.
 
-    The strategy is `system`, or the best one if that is None. Raises UserError for an unknown system, and where no
-    number of GPUs that was tried fails.
+    The strategy is `system`, or the best one if that is None. Raises UserError for an unknown system, and if no number
+    of GPUs that was tried fails.
     """
     tried = _failing(kept, system)
     work = SizeSearch(kept.asked, out, workers, teller)
@@ -103,7 +103,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
     """Return the trial of a strategy on the largest number of GPUs below its answer.
 
     The strategy is `system`, or else the best one. If there is neither, it is the trial whose worst model has the
-    highest attainment. Raises UserError for an unknown system, and where no trial lies below the answer.
+    highest attainment. Raises UserError for an unknown system, and if no trial lies below the answer.
     """
     labels = list(dict.fromkeys(row.label for row in kept.tried))
     if system is not None and system not in labels:
@@ -126,7 +126,7 @@ def _failing(kept: Kept, system: str | None) -> Tried:
 
 
 def _changes(reason: Why, work: SizeSearch) -> list[Change]:
-    """Return the changes to try on the same GPUs, by what binds: strategies, a degree, a longer SLO."""
+    """Return the changes to try on the same GPUs: strategies that suit what binds, a larger degree, a longer SLO."""
     asked, tried, binds = reason.kept.asked, reason.tried, reason.first
     done, mine = {row[:3] for row in reason.kept.tried}, tried.label.partition(":")[0]
     names = [f"{mine}:replicas"] * (binds == "compute" and mine in {"static", "elastic"}) + list(OTHERS.get(binds, ()))

@@ -1,4 +1,4 @@
-"""A question of size, and its answer: the verdict on each number of GPUs that a strategy was tried on."""
+"""A question of size and its answer: the verdict on each number of GPUs on which a strategy was tried."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Question:
         growth: Iterable[float],
         **more: Any,
     ) -> Question:
-        """Make a question from kinds and prices as users name them; `definition` None: that of the rule.
+        """Make a question from kinds and prices as users name them. `definition` None stands for that of the rule.
 
-        UserError for an unknown kind, and for a price that is no number above 0.
+        Raises UserError for an unknown kind, and for a price that is not a number above 0.
         """
         kinds = dict.fromkeys(mix.canonical(kind, gpu_kind) for kind in kinds)
         usd = prices({gpu_kind(kind): text for kind, text in price.items()})
@@ -98,7 +98,7 @@ class Question:
         return {label for label, name in of.items() if name in never}
 
     def bought(self, gpus: int) -> int:
-        """Return the GPUs to buy if `gpus` are needed: with spares, in whole nodes."""
+        """Return the number of GPUs to buy if `gpus` are needed: `gpus` and the spares, rounded up to whole nodes."""
         return self.node * math.ceil((gpus + self.spare) / self.node)
 
     def usd_hour(self, kind: str, gpus: int) -> float | None:
@@ -181,12 +181,12 @@ class Curve:
     stopped: str = ""  # why its search ended without an answer
 
     def fewest(self, target: float, by: Criterion = "each") -> int | None:
-        """Return the smallest count that holds the target, as do all larger counts tried; None if there is none."""
+        """Return the smallest count from which on all counts tried hold the target; None if there is none."""
         most_first = sorted(self.tried, reverse=True)
         return min(takewhile(lambda gpus: self.tried[gpus].holds(target, by), most_first), default=None)
 
     def below(self, gpus: int) -> Outcome | None:
-        """Return the verdict on the largest count below this one."""
+        """Return the outcome on the largest count below `gpus`; None if there is none."""
         lower = [n for n in self.tried if n < gpus]
         return self.tried[max(lower)] if lower else None
 
@@ -265,7 +265,7 @@ def allowed(target: float, offered: float) -> int:
 
 
 def gpu_kind(name: str) -> str:
-    """Return the kind of GPU that a name is for. UserError where there is none."""
+    """Return the kind of GPU that a name stands for. Raises UserError for an unknown name."""
     return quantities.gpu(name).kind
 
 

@@ -51,10 +51,10 @@ Paper = float | str | tuple[float, float] | None
 class Sample:
     """The rule by which the x of curves are chosen.
 
-    fixed    those that are given
+    fixed    the x that are given
     knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
-    bisect   those that are given, then near the crossing of the level, until there are `points`
-    bracket  whole numbers between the least and the most that are given, until the fewest that hold the level are known
+    bisect   the x that are given, then x near the crossing of the level, until there are `points`
+    bracket  whole numbers between the least and the most given, until the fewest that hold the level are known
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"  # one of the four above
@@ -108,24 +108,24 @@ class Claim:
     crossing    where `system` crosses the level along x
     ratio       crossing of `system` over that of `over`; along SLO scales it says how many times shorter an SLO
                 `system` holds
-    fewest      the smallest whole x that holds the level; with `over` a ratio of the two
+    fewest      the smallest whole x that holds the level; with `over`, the ratio of this x to that of `over`
     difference  attainment of `system` minus that of `over`, in shares of 1, for the model that loses most
     value       seconds that `system` takes to load a model of `shape` on `tp` GPUs; needs no run
-    measure     a column of the study's `measures` (columns.py) in the system's runs. With `over` it is a ratio to the
-                runs of that system, or a difference if even = 0. Each panel has a verdict; if its trace draws from a
-                law of lengths, the verdict is about that law. With `most` there is one verdict, on the greatest value
-                over all panels, seed by seed. The measure "held_rps" is the highest rate of the traces' most popular
-                stream at which the share `within` reaches the study's level. Without `measure` the claim has no number
-                here
+    measure     a column of the study's `measures` (columns.py) in the system's runs. With `over`, the ratio of this
+                column to that in the runs of `over`, or their difference if even = 0. Each panel has a verdict. If its
+                trace draws from a law of lengths, the verdict is about that law. With `most` there is one verdict, on
+                the greatest value over all panels, seed by seed. The measure "held_rps" is the highest rate of the
+                traces' most popular stream at which the share `within` reaches the study's level. Without `measure`,
+                the study has no number for the claim
 
     `system` and `over` may be several names. Names joined by " and " are all part of the statement. Names joined by
     " or " are readings of what the paper leaves open, and the statement has the class that all of them give it. For
     example, "a or b and c" is about c and either a or b. "best static" is every static partition of the study; as
     `over` it is the best of these.
 
-    `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
-    `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`). It is None where the paper states
-    nothing. rule.py has the rule that turns it into the class of the claim.
+    `paper` is a number, two numbers between which it lies, or a word: `reached` and `never` (of the level, anywhere
+    along x), `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`). It is None if the paper
+    states nothing. rule.py has the rule that turns it into the class of the claim.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]  # one of those above
@@ -244,7 +244,7 @@ class Study:
     ) -> Study:
         """Return the study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
 
-        Where a condition varies its models, `models` are a part of these. UserError for an unknown name.
+        If a condition varies its models, `models` must be some of these. Raises UserError for an unknown name.
         """
         refuse_unknown(f"{self.name} has no condition", names or (), [condition.name for condition in self.condition])
         study = self if names is None else self.restricted(c for c in self.condition if c.name in names)
@@ -298,7 +298,7 @@ class Study:
         return condition
 
     def _without(self, field_: str) -> Study:
-        """Return the study without a field of specs."""
+        """Return the study with one field removed from its specs and from the fields that conditions vary."""
 
         def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in mapping.items() if key != field_}
@@ -336,13 +336,13 @@ class Study:
         return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
-        """Return the field along x."""
+        """Return the field of specs that is along x."""
         return condition.along or self.along
 
     def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
-        """Return the x that are given for a condition, other than rates in req/s (`at_rps`).
+        """Return the x that are given for a condition, without rates in req/s (`at_rps`).
 
-        With `full`, those of --full are among them.
+        With `full`, the x that only --full runs are among them.
         """
         given = (*(condition.at or self.at), *(condition.full if full else ()))
         return given if self.axis(condition) == "models" else tuple(sorted({float(x) for x in given}))
@@ -367,9 +367,9 @@ class Study:
         return {**self.spec, **condition.spec}
 
     def spec_of(self, condition: Condition, name: str) -> Spec:
-        """Return the spec of a system under a condition, whose place, x and seed are still to be set.
+        """Return the spec of a system under a condition; the varied fields, x and the seed are still to be set.
 
-        An A/A copy is its system on seeds of its own.
+        An A/A copy has the spec of its system, but other seeds.
         """
         of = name.removesuffix(AA)
         text = {**self.systems, **condition.systems}.get(of, of)
@@ -388,7 +388,7 @@ class Study:
 def evidence_of(claim: Claim, other: Mapping[str, Any]) -> Claim:
     """Return the claim with the changes of one item of further evidence.
 
-    These are another `system`, `over` or `definition`, and further facts of the panels that it is about.
+    These changes are another `system`, `over` or `definition`, and further facts of the panels that it is about.
     """
     changes: dict[str, Any] = {key: str(value) for key, value in other.items() if key in OTHER}
     facts = {key: value for key, value in other.items() if key not in OTHER}
@@ -401,7 +401,10 @@ def systems_of(text: str) -> list[list[str]]:
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:
-    """Return systems by their label in tables, from texts as --systems takes them; UserError for one listed twice."""
+    """Return systems by their label in tables, from texts as --systems takes them.
+
+    Raises UserError for a system that is listed twice.
+    """
     systems: dict[str, str] = {}
     for text in texts:
         label = from_dict(asked(text)).label
@@ -412,7 +415,7 @@ def named(texts: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise UserError, which begins with `what`, for the first name that is not among the known ones."""
+    """Raise UserError for the first name that is not among the known ones; its message begins with `what`."""
     for name in names:
         if name not in known:
             raise UserError(f'{what} "{name}"{meant(name, known)} ({", ".join(known)})')
@@ -420,7 +423,7 @@ def refuse_unknown(what: str, names: Iterable[str], known: Collection[str]) -> N
 
 @contextmanager
 def mistakes_in(where: str) -> Iterator[None]:
-    """Put `where` before the message of a UserError that is raised in the block."""
+    """Put `where` before the message of any UserError that the block raises."""
     try:
         yield
     except UserError as error:
@@ -442,7 +445,7 @@ HALF_OCTAVE = 2.0**0.5
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The range of a search: its level, the x that are given, and the ends."""
+    """The range of a search: the level, the x given, the least and the most x, and the runs that a point takes."""
 
     level: float
     given: tuple[float, ...]

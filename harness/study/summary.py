@@ -142,10 +142,10 @@ class Summary:
     halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay each half of a real trace, which is no random draw
 
     def name(self, system: SystemSummary) -> str:
-        """Return the label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`.
+        """Return the label, with the number of GPUs if most systems have another number: `dedicated (8 GPUs)`.
 
-        Marks are added where the system does not fit, is invalid, is unchecked, or is checked in part. MARK is added
-        where all requests of some model miss their SLO, even at the lowest rate.
+        Marks are added if the system does not fit, is invalid, is unchecked, or is checked in part. MARK is added if
+        all requests of some model miss their SLO even at the lowest rate.
         """
         label = system.label if system.gpus == self.gpus else summaries.with_gpus(system.label, [system.gpus])
         marks = {"does not fit": system.infeasible, "invalid": system.invalid, system.check: bool(system.check)}
@@ -153,7 +153,7 @@ class Summary:
 
     @property
     def marked(self) -> list[str]:
-        """A line that explains MARK, with the systems that have it; empty if no system has it."""
+        """A line that explains MARK and lists the systems that have it; empty if no system has it."""
         unserved = [f"{s.label}: {s.unserved}" for s in self.systems if s.unserved]
         return [f"{MARK} {', '.join(unserved)} at the lowest rate that ran"] if unserved else []
 
@@ -204,9 +204,9 @@ def summarize(
     of GPUs, systems on other numbers do not contend either (`contiguous` has one GPU a model). `checks` has the marks
     of systems' files by label.
 
-    `halves` are the seeds that replay each half of a real trace: two case studies, so there are no intervals. `bound`
-    is that of run/bound.py: above its `rate_scale` no policy attains `level` on its `gpus`. `subject` is the label that
-    the answer is about; if it is empty, it is the first contestant.
+    `halves` are the seeds that replay each half of a real trace. The halves are two case studies, so there are no
+    intervals. `bound` is that of run/bound.py: above its `rate_scale`, no policy attains `level` on its `gpus`.
+    `subject` is the label that the answer is about; if it is empty, it is the first contestant.
     """
     wanted, panel = columns(definition, level), panel_of(table)
     points = _points(table, wanted)
@@ -259,7 +259,7 @@ def _values(
 ) -> dict[str, Estimate | None]:
     """Return a system's values at the rate shown, and the rates at which it crosses the level (`key`).
 
-    The first of `crossed` is of all runs, the others each of half of a real trace. With halves, no value has an
+    The first item of `crossed` is for all runs. Any others are for the halves of a real trace; then no value has an
     interval.
     """
     whole, *halves = crossed
@@ -297,9 +297,9 @@ class _Points:
         return {c.key: e and e.times(c.factor) for c, e in values}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
-        """Return the highest rate at which a contestant meets the level, of the rates that all contestants ran.
+        """Return the highest rate that all contestants ran and at which some contestant meets the level.
 
-        If none meets it, return the lowest of these rates.
+        If there is none, return the lowest rate that all contestants ran.
         """
         each = [{rate for label, rate, _, _ in self.estimates if label == name} for name in contend]
         rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The key under which the scores of this place are kept."""
+        """The key of this place's scores."""
         return self.folder, self.system, self.under.rule
 
 
@@ -55,7 +55,7 @@ def marks(rows: pa.Table) -> dict[str, str]:
 
 
 def schema() -> pa.Schema:
-    """Return the columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
+    """Return the columns of a study's table: condition (the panel's key) and x, then those of `tidy.TABLE_SCHEMA`."""
     word = tidy.TABLE_SCHEMA.field("run").type
     return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
 
@@ -128,7 +128,7 @@ def counted(scores: pa.Table, definition: str) -> by_window.Counted | None:
 
 
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """Return the table of one run outside any study, kept beside it with the target that judged the run."""
+    """Return the table of one run outside any study; it is stored beside the run, with the target that judged it."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     folder = out / f"{stem(spec.trace).partition('+')[0].replace('/', '-')}-{key}"

@@ -2,15 +2,16 @@
 
     world   a trace, and how its streams are given to models
     cell    a world, rate and seed; all draws of all systems share the cells
-    held    share of the cells in which 99 % of requests meet both SLOs, by which figures compare systems
+    held    share of the cells in which 99 % of requests meet both SLOs; figures compare systems by the same criterion
     score   mean over cells of pooled attainment of TTFT and TPOT
-    unit    a world and seed, over the rates: intervals count it once, since its rates share arrivals and assignment
-    regret  share of cells by which the defaults hold fewer than the draw that holds most
+    unit    a world and seed, over all rates; intervals count it once, since its rates share arrivals and assignment
+    regret  `held` of the draw that holds most cells, minus `held` of the defaults
 
-Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
-range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. The draw that holds
-most cells is chosen; ties go to the highest score, then to the first. Where no draw holds any, the objective is out of
-reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
+Draws are stratified (Latin hypercube). For a number, each of n draws comes from another nth of its range, which is
+logarithmic if it exceeds a decade. For a choice, each value comes about equally often. Draw 0 is the defaults. The draw
+that holds most cells is chosen; ties go to the highest score, then to the first. If no draw holds any cell, the
+objective is out of reach. The system is then not tuned, its fields are those of the best score, and the record says so
+(`tuned`).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Tuned:
 
 
 def open_fields(name: str) -> dict[str, Domain]:
-    """Return the fields of a system that its source leaves open. UserError where it has none."""
+    """Return the fields of a system that its source leaves open. Raises UserError if there are none."""
     fields = {field: domain for field, domain in domains(system.find(name)).items() if domain.tuned}
     if not fields:
         raise UserError(f"{name} has no tuned field: a field is one by tuned=True where it is declared")
@@ -109,7 +110,7 @@ def open_fields(name: str) -> dict[str, Domain]:
 
 
 def drawn(name: str, draws: int) -> list[dict[str, Option]]:
-    """Draw the values to try, the defaults first; equal arguments give equal draws."""
+    """Return the values to try in each draw, the defaults first; equal arguments give equal draws."""
     import numpy as np
 
     rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
@@ -146,7 +147,7 @@ def tune(
 ) -> list[Tuned]:
     """Run every draw of each system in every cell, and choose a draw for each system.
 
-    With `shard`, only the systems of that shard are tuned. Runs are kept in `out`, so that a tuning that was cut off
+    With `shard`, only the systems of that shard are tuned. Runs are stored in `out`, so that an interrupted tuning
     resumes. Raises UserError for fewer than 2 draws, and for a system that fits with no draw on the number of GPUs.
     """
     if draws < 2:
@@ -189,7 +190,7 @@ def _tuned(
 
 
 def rounded(gains: Sequence[float]) -> Estimate:
-    """Return mean and interval to the places that are recorded, so that the choice follows from the record."""
+    """Return mean and interval, rounded as in the record, so that the choice can be derived from the record."""
     exact = interval(gains)
     low, high = (None if x is None else round(x, PLACES) for x in (exact.low, exact.high))
     return replace(exact, mean=round(exact.mean, PLACES), low=low, high=high)

@@ -1,4 +1,4 @@
-"""Runs of the first two systems of a comparison under changed constants, one at a time, paired by seed."""
+"""Runs of two systems of a comparison under changed constants, one constant at a time, paired by seed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ AS_IS = Setting("", "as it is", {})
 def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
     """Return the two systems of a comparison with the highest rates at its level.
 
-    If some system has no such rate, the order is by attainment. Names in `silent` do not contend, unless only two are
-    compared. Raises UserError where fewer than two contend.
+    If some system has no such rate, the order is by attainment. Names in `silent` do not contend, unless only two
+    systems are compared. Raises UserError if fewer than two contend.
     """
     names, (definition,) = list(base.about.systems), base.about.definitions
     silent = silent if len(names) > 2 else ()
@@ -65,10 +65,10 @@ def sensitivity(
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Leads:
-    """Vary constants under the first two systems of a comparison, and keep the leads beside it.
+    """Vary constants under the two leading systems of a comparison, and store the leads beside it.
 
     `only` limits this to some constants (None: all). The two systems are compared at the rate at which they differ
-    most. A change under which a model no longer fits a GPU is not run. Raises UserError where fewer than two systems
+    most. A change under which a model no longer fits a GPU is not run. Raises UserError if fewer than two systems
     contend.
     """
     pair = leading(base, silent)
@@ -118,7 +118,7 @@ def varying(base: Measured, pair: tuple[str, str], rate_scale: float, changes: S
 
 
 def _misfit(every: Study, condition: Condition, rate_scale: float, base: Measured) -> str:
-    """Return why a change leaves too little room for a model alone; empty where all models fit."""
+    """Return the reason why a change leaves too little room for a model alone; empty if all models fit."""
     try:
         for name in every.systems:
             resolve(base.target.spec(replace(every.spec_of(condition, name), rate_scale=rate_scale)))
