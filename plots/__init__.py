@@ -1,13 +1,14 @@
-"""Figures: one file each, reading Parquet only; the one place with matplotlib.
+"""Figures: one file each, which reads Parquet only. No other code uses matplotlib.
 
-`bench plot FOLDER` finds a figure by its file, `fig_NAME.py`, if that has two functions. `draws(folder)` tells by names
-of files and their footers whether it draws what lies there. `render(folder, stem, command, note="")` writes `stem`.pdf,
-.png and .csv (`style.save`) and returns their paths. The first line of the file's docstring says what it shows.
-docs/contributing.md has an example.
-Figures without `draws` are drawn by the commands that have their points, as are those of scatter.py. A study's layouts
-are files of their own (lines.py with overview.py as its first page, matrix.py, parts.py, tradeoff.py), which
-fig_study.py chooses from and caption.py describes. All are laid out, scaled and drawn by page.py: a legend, lines of
-panels and a caption that never meet, round ticks, curves, rows.
+`bench plot FOLDER` finds a figure by its file, `fig_NAME.py`, if that has two functions. `draws(folder)` tells whether
+the figure can be drawn from a folder, by the names and footers of the files there. `render(folder, stem, command,
+note="")` writes `stem`.pdf, .png and .csv (`style.save`) and returns their paths. The first line of the file's
+docstring says what it shows. docs/contributing.md has an example.
+
+Figures without `draws`, and those of scatter.py, are drawn by the commands that compute their points. The layouts of
+studies are lines.py (with overview.py as its first page), matrix.py, parts.py and tradeoff.py. One is chosen by
+fig_study.py, and caption.py writes its caption. All are laid out, scaled and drawn by page.py: a legend, lines of
+panels and a caption that never overlap, round ticks, curves, rows.
 """
 
 from __future__ import annotations

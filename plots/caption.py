@@ -79,7 +79,7 @@ def unfit(runs: pd.DataFrame) -> str:
 def flat(standings: Iterable[Standing], panels: Iterable[Panel]) -> str:
     """Say that differences of attainment are shown instead of ratios where curves are flat.
 
-    The rates of these differences, or the places along another axis, are named if they are the same everywhere.
+    The rates (or the x of another axis) of these differences are named if they are the same everywhere.
     """
     undecided = (standing for standing in standings if standing.decisive is None)
     rates = {tuple(x for x, _ in standing.differences) for standing in undecided if standing.differences}
@@ -186,7 +186,7 @@ def scale_base(rule: str) -> tuple[float, str]:
 
 
 def sampling(table: pa.Table, facts: About) -> Iterator[str]:
-    """Yield sentences on how rates were chosen, and on the least number of requests at a point."""
+    """Yield sentences on how rates were chosen, and on the smallest number of requests at any point."""
     sample, panels = facts.sample, facts.panels
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
     if given and sample["rule"] == "bisect":

@@ -132,7 +132,10 @@ def answers(table: pa.Table, facts: About) -> pd.DataFrame:
 
 
 def by_slo(facts: About) -> About:
-    """Return the facts arranged for drawing: a column of panels for each SLO, and a line for each workload."""
+    """Arrange a study's panels for drawing: a column for each SLO, and a line for each workload.
+
+    Return the facts with these panels and the columns' titles.
+    """
     rules = list(dict.fromkeys(map(_slo, facts.panels)))
     panels = tuple(
         {**panel, "row": k, "column": rules.index(_slo(panel)), "slo": "", "slo_scale": None}

@@ -220,8 +220,8 @@ def _curves(
 ) -> None:
     """Draw a line with a band for each series; attainment below the lower end of the axis is cut off.
 
-    A line that others cover is drawn wider than they are, so that its edges show. The band is left out where no request
-    missed, as it is then a bound and not a spread, and for latencies with fewer than `FEWEST` seeds.
+    A line that other lines cover is drawn wider, so that its edges show. For attainment, the band is left out where no
+    request missed, as it is then a bound and not a spread. For latencies, it needs at least `FEWEST` seeds.
     """
     share = unit == PERCENT
     under, least = _under(frame, list(of), share=share), _floor(frame, unit)
@@ -243,8 +243,9 @@ def _curves(
 def _under(frame: pd.DataFrame, order: Sequence[str], *, share: bool) -> dict[str, int]:
     """Count for each series the series that are drawn above it and cover it, at all rates that both have.
 
-    Both must have most of their rates in common (`ALONG`). Shares cover each other within `NEAR`, and other values
-    within ten times `NEAR` as a share of the larger one.
+    Both must have most of their rates in common (`ALONG`). With `share`, values cover each other if they differ by at
+    most `NEAR`; values below the axis (`FLOOR`) are ignored. Otherwise they may differ by ten times `NEAR` of the
+    larger one.
     """
     of = {series: frame[frame["series"] == series].set_index("rate_scale")["mean"] for series in order}
 

@@ -1,4 +1,4 @@
-"""Equal models on one card, memory split or shared: a measured run against ours, by peak and by instance."""
+"""Equal models on one card, memory split or shared: a measured run beside its simulation, by peak and by instance."""
 
 from __future__ import annotations
 

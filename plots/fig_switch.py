@@ -1,11 +1,11 @@
 """Seconds of a switch of models by stage, from recorded runs of a system with its optimisations on and off.
 
-bench plot FOLDER --figure switch    # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
+bench plot FOLDER --figure switch # of the runs in a folder that bench run SPEC.toml --record -o FOLDER stored there
 
-A bar is the time between a turn and the next one of another model, averaged over the middle half of the switches, so
-that idle gaps do not count. Two of its parts are seconds of a load from the cost table, on idle links: those that do
-not depend on its size (engine start), and those of the copy (weights). The rest is KV and waiting. Seconds of the load
-that the previous turn hid (prefetch, overlap) are hollow.
+A bar is the time from a turn to the next turn of another model, averaged over the middle half of the switches, so that
+idle gaps do not count. Two of its parts are seconds of a load on idle links, from the cost table. One does not depend
+on the size of the weights (engine start), the other is their copy (weights). The rest is KV and waiting. Seconds of the
+load that the previous turn hid (prefetch, overlap) are drawn hollow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lead of one system over another while constants of the machine are halved and doubled: a bar a constant."""
+"""The lead of one system over another while constants of the machine are halved and doubled: one bar per constant."""
 
 from __future__ import annotations
 

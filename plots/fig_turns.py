@@ -39,7 +39,10 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
-    """Return what is drawn: turns of a phase within the span, on the first GPUs that have any."""
+    """Return what is drawn: the turns of a phase within the first SPAN_S seconds, on the first GPUS that have any.
+
+    Raises UserError if there is no such turn.
+    """
     rows = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
     if not len(rows):
         raise UserError(f"nothing to draw: no {phase} turn in the first {SPAN_S:g} s")

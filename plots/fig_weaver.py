@@ -1,4 +1,4 @@
-"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control, and highest rates."""
+"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control; and the highest rates."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _named(series: str) -> str:
 
 
 def _lines(axis: Axes, points: pd.DataFrame, scale: float) -> None:
-    """Draw a line for each series, the mean, on a band from its least to its greatest value."""
+    """Draw the mean of each series as a line, on a band from its least to its greatest value."""
     for name, rows in points.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
         page.curve(axis, scale * by.mean().index, by.mean(), LOOKS[str(name)][1], by.min(), by.max(), size=4)

@@ -1,4 +1,4 @@
-"""A figure as SVG whose marks show their system and numbers when a pointer rests on them, and to screen readers."""
+"""A figure as SVG whose marks have a text, the system and its numbers, for pointers and for screen readers."""
 
 from __future__ import annotations
 

@@ -267,7 +267,8 @@ def _called(models: str) -> str:
 def _xlabel(panel: Panel, usual: Panel) -> str:
     """Return the label of a panel's x axis.
 
-    It has the quantity, the fixed fields, and the settings that differ from those of the first panel.
+    It has the axis's quantity, the fields that the condition fixes, and the settings that differ from the first
+    panel's.
     """
     facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
@@ -287,7 +288,7 @@ def _setting(key: str, value: Any) -> str:
 
 
 def _handles(drawn: Drawn) -> list[Line2D]:
-    """Return the entries of the legend; a system with a GPU count of its own has it in its name."""
+    """Return the entries of the legend; if a system sets its own GPU count, its name has that count."""
     facts, frame = drawn.facts, drawn.frame
     took: dict[str, set[int]] = {}
     apart: set[str] = set()
@@ -349,7 +350,7 @@ def _curves(
 def _aside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
     """Return the transform for a series' marks, which moves a control aside where another series would hide it.
 
-    Controls that share an x with other series are drawn to its left and right.
+    A control that shares an x with another series is drawn to the left or right of that x.
     """
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():

@@ -68,7 +68,8 @@ def _cells(shown: Sequence[Claimed], facts: About) -> tuple[Cells, list[str]]:
     """Group ratios by cell of the figure, and list the names of rows and columns that are left out.
 
     A cell has several ratios if its condition has several cases. Rows and columns are left out if the models fit on the
-    GPUs in none of their cases. A panel for the other end of a step's band has no cell beside the step's own.
+    GPUs in none of their cases. A step may have a second panel for the other end of its band. That panel has no cell if
+    the step itself is shown.
     """
     names, steps = {each.panel["name"] for each in shown}, _steps(facts)
     cells: Cells = {}
@@ -140,7 +141,8 @@ def draw(table: pa.Table, facts: About, note: str = "") -> Figure:
 def _names(pair: Pair, facts: About) -> list[str]:
     """Return the lines of a column's head: the names of the two systems whose ratio it shows.
 
-    In a study of steps they lack the fields that steps change. A matrix has no steps and shows all fields.
+    In a study of steps, the names leave out the fields that steps change. A matrix has no steps, so they have all
+    fields.
     """
     texts = (facts.texts.get(name, name) for name in pair)
     first, over = (text.partition("+")[0] if facts.layout == "steps" else text for text in texts)

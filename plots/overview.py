@@ -333,7 +333,8 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
 def _ends(shown: Iterable[Marks]) -> tuple[float, float]:
     """Return the lower and upper end of a panel's x axis.
 
-    They include all crossings, and those ends of intervals and numbers of papers that are near a crossing.
+    The axis includes all crossings. It also includes ends of intervals and numbers of papers, if these are near a
+    crossing.
     """
     listed = list(shown)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]

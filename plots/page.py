@@ -154,8 +154,8 @@ def length_in(axis: Axis) -> float:
 def ruler(axis: Axis, low: float, high: float, *, log: bool = False, whole: bool = False, share: float = 0.03) -> None:
     """Scale an axis to its data, with labels at round numbers that leave each other room.
 
-    The axis extends a `share` of the data's span beyond the data, so that marks are drawn in full, but never below a
-    `low` of 0. With `whole` all labels are whole numbers.
+    The axis extends a `share` of the data's span beyond the data, so that marks are drawn in full. If `low` is 0, it
+    begins at 0. With `whole` all labels are whole numbers.
     """
     axes, flat = axis.axes, axis is axis.axes.xaxis
     log = log and low > 0
@@ -224,7 +224,7 @@ def curve(
     """Draw a system's line with its markers, and the range between `low` and `high` as a band, or with `bars` as bars.
 
     Markers below `least`, where the axis begins, are left out, as are values that are not finite. With `shares` the
-    line is interpolated by `missing`, in the same way as in tables. So it crosses a level at the rate that they print.
+    line is interpolated by `missing`, as in tables. So the line crosses a level at the rate that the tables print.
     """
     at, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -285,7 +285,7 @@ def bars(axis: Axes, rows: Sequence[tuple[float, str, str, float]], most: float)
 def beside(
     axis: Axes, text: str, at: tuple[float, float], by: tuple[float, float] = (3, 0), points: float = 5.5, **more: Any
 ) -> None:
-    """Write words beside a place, moved by an offset in points."""
+    """Write a text next to the place `at`, moved by the offset `by` in points."""
     axis.annotate(text, at, by, textcoords="offset points", fontsize=points, **{"va": "center"} | more)
 
 

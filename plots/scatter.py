@@ -1,4 +1,4 @@
-"""Measured against predicted values, as points along a diagonal: kernels, steps, end-to-end runs, servers' specs."""
+"""Measured against predicted values, as points along a diagonal: kernels, steps, end-to-end runs, specs on servers."""
 
 from __future__ import annotations
 

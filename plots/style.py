@@ -132,9 +132,10 @@ PRESETS: Mapping[str, Look] = {  # variants that studies show beside a system, w
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Return the look of each label; no two looks are alike.
 
-    A label in `PRESETS` or `SYSTEMS` has its look there. Of a system's other lines (`prism:v1`,
-    `prism+placement=fixed`, `prism (A/A)`) the first has the system's colour if it is free. The others have tints of
-    it, then spare colours, chosen by a hash of the label, with markers and dashes of their own.
+    A label in `PRESETS` or `SYSTEMS` has its look there. Other labels (`prism:v1`, `prism+placement=fixed`, `prism
+    (A/A)`) are variants of a system. The first variant has the system's look if no other label has taken it. The others
+    have tints of the system's colour, then spare colours, with markers and dashes of their own. A hash of the label
+    chooses.
     """
     known = {**PRESETS, **SYSTEMS}
     by_label: dict[str, Look] = {}

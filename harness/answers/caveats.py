@@ -14,7 +14,7 @@ from harness.study.table import labels
 def unchecked_lines(rows: pa.Table) -> list[str]:
     """Return a line for each system that has not passed `bench check`, or has passed only a part of it.
 
-    The line of a system that has not passed has the command that checks it.
+    If a system has not passed, its line has the command that checks it.
     """
     return list(map(": ".join, unchecked(dict(sorted(labels(rows).items())))))
 
@@ -40,12 +40,12 @@ def stated(rows: pa.Table, column: str, word: str) -> list[str]:
 
 
 def departures(rows: pa.Table) -> list[str]:
-    """Return a line for each label whose engine differs from its paper's, with the difference."""
+    """Return a line for each label whose engine differs from its paper's engine; the line states the difference."""
     return stated(rows, "departs", "not as published")
 
 
 def invalid(rows: pa.Table) -> list[str]:
-    """List the labels whose runs on real servers are not valid, a line each with the reason."""
+    """List the labels whose runs on real servers are not valid; each line has the reason."""
     return [f"invalid: {label}: {why}" for label, why in summaries.invalid(rows).items()]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def short_path(path: Path) -> str:
-    """Return the shortest form of a path: relative where it lies below the working directory, else as given."""
+    """Return a path relative to the working directory if it lies below that directory, else as given."""
     try:
         near = os.path.relpath(path)
     except ValueError:
@@ -18,7 +18,7 @@ def short_path(path: Path) -> str:
 
 
 def real(path: Path) -> Path:
-    """Return the path in full, with links resolved. If links form a loop, they are resolved only up to it."""
+    """Return the absolute path with links resolved. If links form a loop, resolve them only up to the loop."""
     return Path(os.path.realpath(path))
 
 
@@ -29,9 +29,9 @@ def check_command(system: str) -> str:
 
 
 def again(words: Iterable[str], *options: str) -> str:
-    """Return the `bench` command of `words` with other values of `options`, which are names and values in turn.
+    """Return the `bench` command of `words` with new values for some options.
 
-    A new `--set` replaces only a former one of the same key.
+    `options` has names and values in turn. A new `--set` replaces only an earlier one of the same key.
     """
     pairs = list(zip(options[::2], options[1::2], strict=True))
     names, keys = {name for name, _ in pairs}, {value.partition("=")[0] for _, value in pairs}

@@ -45,7 +45,7 @@ def answer(measured: Measured, shown: Summary, rule: str) -> str:
 
 
 def headline(measured: Measured, shown: Summary, *, every: bool = False) -> Iterator[str]:
-    """Yield the lines above the table: the setting, reasons to doubt it, and the rate of the table.
+    """Yield the lines above the table: the setting, reasons to doubt it, and the rate for which the table is shown.
 
     With `every`, the setting is given in full.
     """
@@ -165,7 +165,7 @@ def _load(measured: Measured, shown: Summary, *, every: bool) -> str:
 
 
 def _fit(fit: str | None) -> str:
-    """Say how a synthetic trace differs from the real one, where that was measured."""
+    """Say how a synthetic trace differs from the real one; empty if this was not measured."""
     if not fit:
         return ""
     return f", unlike the real one ({fit.removeprefix('off: ')})" if fit.startswith("off") else ", like the real one"
@@ -218,7 +218,7 @@ def _valid(why: str, measured: Measured, words: Sequence[str]) -> str:
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """Render a system's value in a column.
 
-    With `spread`, the interval is added, if more or less of the column's measure counts as better.
+    With `spread`, add the interval, but only if a high or a low value of the column counts as better.
     """
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
@@ -228,9 +228,10 @@ def terminal(
 ) -> list[str]:
     """Return the lines of the aligned table: titles of groups, heads of columns, then one line per system.
 
-    With `bold`, the best values are bold. A system without room stands below the others, with its text in `unfit` in
-    place of cells. Without `every`, only the brief columns are shown. If a line would be longer than `room` characters,
-    only the last headline keeps its intervals: the rate, or attainment if there is one rate.
+    With `bold`, the best values are bold. `unfit` says of systems whose models do not fit why they do not. They stand
+    below the others, with this text in place of cells. Without `every`, only the brief columns are shown. If a line
+    would be longer than `room` characters, only the last headline column has intervals: the rate, or attainment if
+    there is one rate.
     """
     columns = [column for column in shown.columns if every or column.brief]
     systems = [system for system in shown.systems if not system.infeasible]
@@ -244,12 +245,12 @@ def terminal(
 
 
 def whole(shown: Summary) -> Table:
-    """Return all columns; the best of a column stands out where it is decided."""
+    """Return the table of all columns. A column's best value is bold if its interval lies apart from all others."""
     return _table(shown, shown.systems, shown.columns, shown.decided)
 
 
 def narrow(shown: Summary) -> Table:
-    """Return the table of the brief columns, at most MOST_COLUMNS to fit a paper; headlines are kept first."""
+    """Return the table of the brief columns, at most MOST_COLUMNS to fit a paper; headline columns are chosen first."""
     brief = [c for c in shown.columns if c.brief and any(system.values[c.key] is not None for system in shown.systems)]
     first = sorted(brief, key=lambda c: not c.headline)[: MOST_COLUMNS - 1]  # headlines are kept first
     table = _table(shown, shown.systems, [c for c in shown.columns if c in first], shown.decided)
@@ -276,7 +277,7 @@ def _table(
 
 
 def records(shown: Summary, **facts: Any) -> Table:
-    """Return a table for other programs, a row per system: its facts, then mean, low and high of each column.
+    """Return a table for other programs, with a row per system: its facts, then mean, low and high of each column.
 
     Values are in the column's unit. `facts` are repeated in every row.
     """

@@ -1,4 +1,4 @@
-"""Requests' time in words: waits by cause, which sum to a latency, and one request in order of time."""
+"""The time of requests, explained in words: waits by cause, which sum to a latency, and one request's timeline."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
 def request(
     table: pa.Table, rid: int, slo: requests.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
 ) -> Iterator[str]:
-    """Yield lines about one request: its SLO, the causes of a miss, its `parts` in order, and their sums by cause.
+    """Yield lines about one request: its SLO, the causes of a miss, its timeline, and its time by cause.
 
-    `made_ns` is when the engine made its first token. Without `parts`, the order in time is not known.
+    `parts` are the parts of its timeline; without them, their order is not known. `made_ns` is when the engine made its
+    first token.
     """
     q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
@@ -125,7 +126,7 @@ def verdict(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def failed(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many requests of some runs failed, warm-up included, and why; empty where none did."""
+    """Say how many requests of some runs failed, warm-up included, and why; empty if none did."""
     count = sum(about.get("counts", {}).get("failed", 0) for about in abouts)
     reasons = Counter[str]()
     for about in abouts:
@@ -193,7 +194,10 @@ def misses(table: pa.Table, window_s: float, slo: requests.Slo, definition: str,
 
 
 def made_of(ns: Mapping[str, int]) -> str:
-    """Render causes with seconds and shares, the longest first, without those of up to 1/10,000 of the time."""
+    """Render causes with their seconds and shares, the longest first.
+
+    A cause with at most 1/10,000 of the total time is left out.
+    """
     total = sum(ns.values())
     longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
     shown = (f"{CAUSES[cause].phrase} {ns / 1e9:.4g} s ({100 * ns / total:.0f} %)" for ns, cause in longest)

@@ -1,8 +1,8 @@
-"""Ideas, each in a world that is made for it: whether it is ahead there, of which systems, and which beat it.
+"""Ideas, each on the condition that was made for it (its world): whether it is ahead there, and which systems beat it.
 
-An idea is the system of a ratio that a study claims on one condition, its world. Where a claim names several systems
-with " or ", they are readings of the idea, of which the one that holds the highest rate stands for it. It is compared
-with every other system that was run there, in the claim or not.
+An idea is a system for which a study claims a ratio on one condition. If a claim names several systems with " or ",
+these are readings of one idea, and the reading with the highest rate stands for it. The idea is compared with every
+other system that ran there, whether or not the claim names that system.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Idea(NamedTuple):
     def instead(self) -> str:
         """The system to use instead of the idea; empty if there is none.
 
-        It is the system with the highest rate among those that are ahead of the idea. If there are none, it is chosen
-        among those that are ahead at one rate and behind at another, and then among those that are equal. If there are
-        none of these either, and the idea does not fit, it is the best system that fits.
+        Systems ahead of the idea come first, then those ahead at one rate and behind at another, then equal ones. If
+        there are none of these, and the idea does not fit, all systems that fit are candidates. Among candidates of the
+        same kind it is the one with the highest rate.
         """
         for word in ("behind", "turns", "equal"):
             if names := [name for name, standing in self.others.items() if standing.says.startswith(word)]:
@@ -75,7 +75,10 @@ class Idea(NamedTuple):
 
 
 def ideas(table: pa.Table, about: About) -> list[Idea]:
-    """Judge every idea of a study in its world; all verdicts are corrected together for multiple comparisons."""
+    """Judge every idea of a study on the condition that was made for it.
+
+    All verdicts are corrected together for multiple comparisons.
+    """
     each = list[Idea]()
     for claim in about.claims:
         definition = claim["definition"] or about.definitions[0]
@@ -104,7 +107,7 @@ def ideas(table: pa.Table, about: About) -> list[Idea]:
 def parts(about: About, table: pa.Table, *, every: bool) -> Iterator[str | Table]:
     """Yield the answer, a table with a row per idea, and a line on each idea's world and the cause of its result.
 
-    With `every`, yield all verdicts on each idea too.
+    An idea's world is the condition that was made for it. With `every`, yield all verdicts on each idea too.
     """
     named = list(zip(ascii_lowercase, ideas(table, about), strict=False))
     counts = {word: [letter for letter, idea in named if idea.wins == word] for word in WINS}
@@ -128,7 +131,10 @@ def _row(letter: str, idea: Idea) -> Sequence[str]:
 
 
 def _world(idea: Idea, *, every: bool) -> str:
-    """Describe a world and why the result there is as it is; with `every`, also name its SLO."""
+    """Describe an idea's world (its condition) and the cause of its result there.
+
+    With `every`, also name the SLO of that condition.
+    """
     panel, why = idea.panel, idea.claim["why"]
     slo = f", SLO {panel['slo']}" if every else ""
     place = f"{panel['name']} ({panel['models']} on {panel['gpus']} {panel['gpu']}{slo})"

@@ -123,7 +123,10 @@ def listed(statements: Iterable[Statement], room: int) -> Iterator[str]:
 
 
 def _here(statement: Statement) -> str:
-    """Return the results that judge a statement, without their intervals; the first SHOWN of many."""
+    """Return the results that judge a statement, without their intervals.
+
+    At most SHOWN are listed; the others are counted.
+    """
     every = [line.here for line in statement.lines if not line.evidence and line.here != NONE]
     values = list(dict.fromkeys(text.partition(" [")[0].removeprefix("reached by ") for text in every))
     return "; ".join([*values[:SHOWN], *([f"{len(values) - SHOWN} more"] if len(values) > SHOWN else [])]) or NONE

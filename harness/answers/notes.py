@@ -64,7 +64,7 @@ def notes(measured: Measured, shown: Summary, rule: str, *, every: bool = False)
 
 
 def failures(failed: Mapping[str, str]) -> list[str]:
-    """List the systems that left a comparison, a line each with the policy's failure."""
+    """List the systems that left a comparison because their policy failed; each line has the failure."""
     return [f"{label}: {why}" for label, why in failed.items()]
 
 
@@ -117,9 +117,10 @@ def unfit(measured: Measured) -> tuple[dict[str, str], list[Remedy]]:
 
 
 def idle(measured: Measured, shown: Summary) -> list[str]:
-    """List the systems that left GPUs without a request in some run at the rate shown, a line each.
+    """List the systems that left GPUs without a request in some run at the rate shown, one line each.
 
-    Warm-up and drain are included. Rows tell where requests were prefilled, not where they decode after a move.
+    Warm-up and drain are included. Only prefill counts as use, as rows do not tell where a moved request decodes. If
+    requests moved, the line says "prefilled" in place of "served".
     """
     lines = []
     for row in shown.systems:
@@ -164,7 +165,10 @@ def _spans(gpus: Sequence[int]) -> str:
 
 
 def _refused(measured: Measured, shown: Summary) -> list[str]:
-    """List the labels whose actions the engine refused at the rate shown, a line each: their number, and the first."""
+    """List the labels whose actions the engine refused at the rate shown, one line each.
+
+    A line has the number of refused actions, and the first one.
+    """
     lines = []
     for label in (row.label for row in shown.systems):  # a skipped one is not shown
         every = [*map(record.meta, _runs(measured, label, shown.rate_scale))]
@@ -177,7 +181,7 @@ def _refused(measured: Measured, shown: Summary) -> list[str]:
 
 
 def roofline(spec: Spec) -> Iterator[str]:
-    """Yield a line with the models whose decode steps were measured only in part, and the share that was not.
+    """Yield a line with the models whose decode steps were measured only in part, and the unmeasured share of each.
 
     These are models with quantised formats, experts or latent KV. The time of kernels that were not measured comes from
     a roofline.
@@ -225,7 +229,10 @@ def why(table: pa.Table, shown: Summary, definition: str) -> str:
 
 
 def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[str]:
-    """Return a line for each cap of the engine that limited more than 1 % of steps: where, and how to raise it."""
+    """Return a line for each engine cap that limited more than 1 % of a system's steps.
+
+    A line names these systems, with the lowest rate and the share of steps there, and the option that raises the cap.
+    """
     lines = []
     for cap in dict.fromkeys(b.cap for b in binding):
         mine = [b for b in binding if b.cap == cap]
@@ -238,7 +245,10 @@ def caps(binding: Sequence[summaries.Bound], spec: Mapping[str, Any]) -> list[st
 
 
 def by_model(scored: pa.Table, rate_scale: float, definition: str) -> Iterator[Table]:
-    """Yield the table of models at a rate, over all seeds: requests, attainment and latencies; none without a model."""
+    """Yield the table of models at a rate, over all seeds: offered requests, attainment and latencies.
+
+    Yield nothing if the scores have no rows of single models.
+    """
     wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
     offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
     offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]

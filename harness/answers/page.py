@@ -1,7 +1,7 @@
 """The page of a stored answer: a comparison, a study, or `bench size` as one HTML file that loads nothing.
 
-It is made from the answer's folder alone: neither the trace nor a run is needed, but for the table of causes. A page is
-text, tables and SVG figures; a few lines of script sort tables. A policy in its head forbids any load, so it opens
+The page is made from the answer's folder alone. Only its table of causes needs the runs too. A page is text, tables and
+SVG figures; a few lines of script sort tables. A content security policy in its head forbids any load, so it opens
 without a network, from a mail or a disk.
 """
 
@@ -71,7 +71,10 @@ class Page:
 
 
 def question(folder: Path) -> str:
-    """Tell what kind of answer a folder holds: "size", "comparison" or "study". UserError where it holds none."""
+    """Return the kind of answer that a folder holds: "size", "comparison" or "study".
+
+    Raises UserError if it holds none.
+    """
     if (folder / record.SIZE).is_file():
         return "size"
     if (folder / record.SWEEP).is_file():
@@ -84,7 +87,7 @@ def question(folder: Path) -> str:
 def paged(folder: Path, version: str) -> Page:
     """Return the page of the answer in a folder, without figures, with the bench's version.
 
-    UserError where there is no answer.
+    Raises UserError if there is no answer.
     """
     kind = question(folder)
     command = folder / record.COMMAND
@@ -142,7 +145,7 @@ def _summary(shown: Summary) -> Table:
 
 
 def _head(column: Column) -> str:
-    """Return the head of a column: "pooled %", "TTFT s P95". For shares, the page's definitions explain the group."""
+    """Return the head of a column: for a share its name and "%" ("pooled %"), else group and name ("TTFT s P95")."""
     return f"{column.name} %" if column.definition and column.unit == "%" else f"{column.group} {column.name}"
 
 
@@ -161,7 +164,7 @@ def _curves(table: pa.Table, shown: Summary, rule: str) -> Iterator[Table]:
 
 
 def _causes(folder: Path, rule: str) -> Iterator[Table]:
-    """Yield why requests missed, if the runs are still there."""
+    """Yield the table of why requests missed, if the runs are still stored."""
     with suppress(UserError):
         yield misses_table(misses.of_sweep(folder, definition=rule).rows, "system")
 
@@ -207,7 +210,7 @@ def _seconds(about: About) -> str:
 
 
 def _fidelity(table: pa.Table) -> str:
-    """Say whether runs are simulated or real and, if simulated, whether measurements have checked the simulation."""
+    """Say whether runs are simulated or real and, if simulated, whether the simulator was checked by measurements."""
     kinds = sorted(table["fidelity"].cast("string").unique().to_pylist())
     if kinds != ["simulated"]:
         on = table["machine"].cast("string").unique().to_pylist() if "machine" in table.column_names else []
@@ -322,7 +325,7 @@ def page(of: Page) -> str:
 
 
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
-    """Render parts in HTML as a page with a script that sorts tables; `style` follows the style of all pages."""
+    """Render parts in HTML as a page with a script that sorts tables; `style` is CSS that is added to the usual one."""
     return Template(LAYOUT.read_text("utf-8")).substitute(title=escape(title), style=style, body="\n".join(parts))
 
 

@@ -1,4 +1,4 @@
-"""A study of ratios in words: a table with a row a condition, and the conditions under which each ratio holds."""
+"""A study of ratios in words: a table with a row per condition, and the conditions under which each ratio holds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parts(about: About, table: pa.Table, standings: Standings, *, every: bool) -
 
 
 def _of_pair(standings: Standings, panels: Sequence[Panel], pair: Sequence[str]) -> list[Standing]:
-    """Return the standings of a pair of systems on some panels, where both ran."""
+    """Return the standings of a pair of systems, on those of the panels on which both ran."""
     ours, theirs = pair
     keys = ((panel["condition"], ours, theirs) for panel in panels)
     return [standings[key] for key in keys if key in standings]
@@ -67,10 +67,10 @@ def _range(standings: Sequence[Standing]) -> str:
 
 
 def borne_out(panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """Yield a line that counts the verdicts on synthetic traces which real logs in the same setting confirm.
+    """Yield a line that counts how many verdicts on synthetic traces are confirmed by real logs in the same setting.
 
-    Only cases of a log in which both systems fit count. Verdicts for which no log has such a case are counted apart.
-    Yield nothing if no verdict can be compared.
+    Only cases of a log in which both systems fit count. If logs have no such case for a verdict, it is counted
+    separately. Yield nothing if no verdict can be compared.
     """
     shares, apart = [], 0
     for panel in (panel for panel in panels if panel["tier"] == "synthetic"):

@@ -1,4 +1,4 @@
-"""An answer of `bench size` in words: the sentence, the table of strategies, what the best one costs and takes."""
+"""An answer of `bench size` in words: the sentence, the table of strategies, and details of the best strategy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MEANS: Mapping[str, str] = {
 
 
 def sentence(sized: Sized) -> str:
-    """Answer in a sentence: the fewest GPUs on which every model holds the target, and what that saves."""
+    """Answer in a sentence: the fewest GPUs on which every model holds the target, and how many GPUs sharing saves."""
     asked, best = sized.asked, sized.best
     level = f"{100 * asked.target:g} %"
     if best is None:
@@ -88,7 +88,7 @@ def rent(sized: Sized) -> str:
 
 
 def coverage_of(sized: Sized) -> str:
-    """Say which share of a log's requests the answer is for; empty where that is all of them."""
+    """Say which share of a log's requests the answer covers; empty if it covers all."""
     coverage = share(sized.kept_share)
     return coverage and f", {coverage}"
 
@@ -129,7 +129,10 @@ def _nearest(sized: Sized, kind: str) -> str:
 
 
 def table(sized: Sized) -> Table:
-    """Return the table, the cheapest first: a row per kind and system, or one for a kind on which none was tried."""
+    """Return the table of strategies, the cheapest first.
+
+    It has a row per kind of GPU and system. A kind on which no system was tried has one row.
+    """
     refused = sized.refused
     curves = {
         curve.kind if curve.kind in refused else key: curve
@@ -166,9 +169,9 @@ def _day(usd_hour: float | None) -> str:
 
 
 def _why(sized: Sized, curve: Curve, gpus: int | None) -> str:
-    """Return the reason why a strategy fails on the next smaller number of GPUs tried below its answer (`gpus`).
+    """Return the reason why a strategy fails on the largest number of GPUs tried below its answer, `gpus`.
 
-    Without an answer, return why the search ended, or what binds on the most GPUs tried.
+    If `gpus` is None, it has no answer: return why the search ended, or why it fails on the most GPUs tried.
     """
     if gpus is not None:
         below = curve.below(gpus)
@@ -195,7 +198,7 @@ def _cut(text: str, most: int = 64) -> str:
 def lines(of: Words, homes: int) -> Iterator[str]:
     """Yield all lines to print, the answer first.
 
-    The last `homes` facts are about one GPU each, of which the first MOST_HOMES are printed.
+    Each of the last `homes` facts is about one GPU. Only the first MOST_HOMES of these are printed.
     """
     yield from (of.sentence, of.setting, "", *aligned(of.cells, WIDTH), "")
     most = len(of.facts) - max(0, homes - MOST_HOMES)
@@ -211,7 +214,7 @@ def words(sized: Sized) -> Words:
 
 
 def setting(sized: Sized) -> str:
-    """Say under which conditions the numbers hold: simulated, checked or not, the SLO, stretches of the traffic."""
+    """Say under which conditions the numbers hold: simulated, checked or not, the SLO, the windows of the traffic."""
     asked = sized.asked
     host = str(asked.setting.get("host", Spec("").host))
     marks = dict.fromkeys(note for kind in asked.kinds if (note := checked.note(kind, host)))
@@ -220,7 +223,10 @@ def setting(sized: Sized) -> str:
 
 
 def _view(view: View) -> str:
-    """Name a stretch of the traffic and how often it is replayed; a short log is replayed half by half."""
+    """Name a part of the traffic and its number of windows.
+
+    A whole log in two windows (one of less than two hours) is described as its two halves.
+    """
     if view.name == WHOLE and len(view.seeds) > 1:
         return "both halves of the log, each by itself"
     return f"{view.name} ({len(view.seeds)} window{'s' * (len(view.seeds) > 1)})"
@@ -273,7 +279,7 @@ def _of_best(sized: Sized, kind: str, name: str, gpus: int) -> Iterator[tuple[st
 
 
 def _rented(sized: Sized, kind: str, gpus: int) -> str:
-    """Say what is rented and what that costs, with the sources of the prices or the kinds that have none."""
+    """Say what is rented and what that costs, with the sources of the prices, or with the kinds of GPU without one."""
     asked, kinds, bought = sized.asked, mix.names(kind), sized.asked.bought(gpus)
     extra = "" if bought == gpus else f" ({gpus} for the target, {asked.spare} spare, nodes of {asked.node})"
     rented = f"{cluster(kind, bought)}{extra}, {bought * DAY_H} GPU-hours"
@@ -296,7 +302,10 @@ def _priced(sized: Sized, kind: str, gpus: int | None) -> str:
 
 
 def _here(shares: Mapping[str, float], gpu: str, home: Mapping[str, str]) -> str:
-    """List the models of a GPU with the share of their requests there, those at home first."""
+    """List the models that a GPU serves, each with the share of its requests that run there.
+
+    Models whose home is this GPU come first. Other models with small shares are only counted.
+    """
     order = sorted(shares, key=lambda model: (home[model] != gpu, -shares[model]))
     listed = [
         f"{model}{' at home' * (home[model] == gpu)} {100 * shares[model]:.0f} %"
@@ -393,7 +402,10 @@ def _tried(verdict: Outcome, target: float) -> dict[str, Any]:
 
 
 def why(reason: Why) -> Iterator[str]:
-    """Yield what binds, the cheapest change that was confirmed, the models, and all changes that were run."""
+    """Yield what binds, the cheapest confirmed change, a table of misses by model, and a table of all changes.
+
+    All these changes were run.
+    """
     yield _fails(reason)
     yield _advice(reason)
     yield ""

@@ -1,4 +1,4 @@
-"""Tables in every form that is printed, and lines of text as a screen has them."""
+"""Tables in every form that is printed, and text as lines for a screen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[str]]) -> Table:
-        """Make a table of rows whose first is the head."""
+        """Make a table from rows, the first of which is the head."""
         head, *rest = rows
         return cls(head, rest)
 
@@ -73,7 +73,7 @@ class Table:
         yield from self.notes
 
     def _spanned(self, width: list[int]) -> str:
-        """Return the line of the groups' titles; widen the last column of a group whose title is wider."""
+        """Return the line of the groups' titles. If a title is wider than its group, widen the group's last column."""
         spans, at = list[str](), 0
         for title, same in groupby(self.groups):
             end = at + len(list(same))
@@ -92,7 +92,10 @@ class Table:
         yield from (rows[0], "|" + f"{rule}|" * len(self.head), *rows[1:])
 
     def latex(self) -> Iterator[str]:
-        """Yield the lines of a LaTeX tabular (booktabs) below the notes, as comments. The best cells are bold."""
+        """Yield the notes as comments, then the lines of a LaTeX tabular (booktabs).
+
+        The best cells are bold.
+        """
         yield from (f"% {note}" for note in self.notes)
         head, *rows = [map(_latex, self._heads()), *self._marked(r"\textbf{{{}}}".format, _latex)]
         yield rf"\begin{{tabular}}{{l{'r' * (len(self.head) - 1)}}}"
@@ -190,12 +193,12 @@ def printed(parts: Iterable[str | Table | Rows], *, markdown: bool = False) -> I
 
 
 def laid(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield rows, the first of which is a head, as a table in Markdown between blank lines."""
+    """Yield rows as a Markdown table between blank lines; the first row is the head."""
     return printed([Table.of(rows)], markdown=True)
 
 
 def aligned(rows: Iterable[Sequence[str]], room: int | None = None) -> Iterator[str]:
-    """Yield rows, the first of which is a head, as lines of left-aligned columns (Table.text)."""
+    """Yield rows as lines of left-aligned columns (Table.text); the first row is the head."""
     return Table.of(rows).text(room)
 
 

@@ -1,4 +1,4 @@
-"""A measured study in words: one block a condition, a table of ratios or of parts, then claims with their classes."""
+"""A measured study in words: one block per condition, a table of ratios or of parts, then claims with their classes."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
     """Render a system's crossing of the level on a panel, as the cells of its row.
 
     First come the crossing by the first definition of attainment and the columns that explain it. The crossings by
-    other definitions follow. Along rates, scales and models, the last cell is the first system's standing over this
-    one.
+    other definitions follow. Unless the axis is GPUs, the last cell says whether the study's first system is ahead of
+    this one.
     """
     about, axis = shown.about, panel["axis"]
     (first, *others), level, style = about.definitions, about.level, STYLES[axis]
@@ -212,9 +212,9 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
 
 
 def _standings(shown: Shown) -> Standings:
-    """Rank systems in pairs on every panel along rates, scales or models, all corrected together.
+    """Judge pairs of systems on every panel along rates, scales or models; all verdicts are corrected together.
 
-    The pairs are the first system with each other one; in a study of ratios, those of its claims.
+    The pairs are the first system with each other system. In a study of ratios, they are the pairs of its claims.
     """
     about = shown.about
     if about.layout in {"steps", "matrix"}:
@@ -278,7 +278,7 @@ def _title(about: About, panels: Sequence[Panel]) -> str:
 
 
 def _labels(rows: pa.Table, panel: Panel, about: About) -> dict[str, str]:
-    """Return the label of each system of a panel: its name, its GPUs if they are not the panel's, and its marks.
+    """Return the label of each system of a panel: its name, its GPU count if not the panel's, and its marks.
 
     The marks are "(unchecked)" and "(checked in part)". MARK is added if all requests of some model miss their SLO,
     even at the least load.
@@ -311,7 +311,7 @@ def _below(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _each_seed(rows: pa.Table, name: str, about: About) -> str:
-    """Render the range, over seeds, of the fewest GPUs that each seed by itself needs."""
+    """Render the range, over seeds, of the fewest GPUs by each seed alone."""
     curves = by_window.curves(rows, name, about.definitions[0], "x")
     counts = [statistics.fewest(curve, about.level).at for curve in curves.values()]
     every = sorted(counts, key=lambda e: (e.sign == ">", e.mean))
@@ -320,9 +320,9 @@ def _each_seed(rows: pa.Table, name: str, about: About) -> str:
 
 
 def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
-    """Render the x at which loads are shown, and attainment and the counts of loads, evictions and moves there.
+    """Render an x, and there attainment and the numbers of loads, evictions and moves of weights.
 
-    Attainment and counts are means over seeds.
+    Attainment and numbers are means over seeds. The x is the largest sampled one up to that of `_telling`.
     """
     curves = {d: by_window.curves(rows, name, d, "x") for d in (*about.definitions, *tidy.WEIGHTS)}
     xs = sorted(set().union(*(curve for curve in curves[about.definitions[0]].values())))
@@ -340,9 +340,10 @@ def _loads(rows: pa.Table, panel: Panel, name: str, about: About) -> list[str]:
 
 
 def _telling(rows: pa.Table, panel: Panel, name: str, about: About) -> float | None:
-    """Return the x at which loads are shown: the panel's own, else the first system's crossing of the level.
+    """Return the x at which loads of weights are shown: the panel's `at` if set, else a crossing of the level.
 
-    In a fleet it is the crossing of the system `name`. None if there is no crossing.
+    The crossing is the first system's or, in the layout "fleet", that of the system `name`. None if there is no
+    crossing.
     """
     if panel["at"] is not None:
         return float(panel["at"])
@@ -421,9 +422,9 @@ def _claims(shown: Shown) -> Iterator[str | Table]:
 def _copies(shown: Shown) -> Iterator[str]:
     """Yield the A/A line: how many differences of the first system from its copy have an interval that covers 0.
 
-    The copy runs on other seeds. The line also has the largest difference, its place, and the range of attainment of
-    single windows there, which is wide past the knee. Differences of single windows, which have no interval, do not
-    count.
+    The copy runs on other seeds. The line also has the largest difference and its place. It adds the range of
+    attainment of single windows there, which is wide past the knee. Differences of single windows, which have no
+    interval, do not count.
     """
     name = shown.about.systems[0]
     covers, largest = list[bool](), list[tuple[Estimate, str]]()

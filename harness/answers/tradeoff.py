@@ -1,4 +1,4 @@
-"""Attainment and GPU-hours of settings side by side, and the one that attains the level on the fewest GPU-hours."""
+"""Attainment and GPU-hours of each setting, and which setting attains the level on the fewest GPU-hours."""
 
 from __future__ import annotations
 

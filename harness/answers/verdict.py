@@ -1,7 +1,7 @@
-"""The first line of a comparison: the rate up to which one system keeps its SLOs, and who serves more or less.
+"""The first line of a comparison: the rate up to which one system keeps its SLOs, and which serve more or less.
 
-Its subject is the user's system: one given as a file, else the first that was named. Rates are those of all requests
-together ("pooled"), beside the rate up to which each model by itself holds the level.
+This system is the subject: the one that the user gave as a file, else the first that was named. Rates are those of all
+requests together ("pooled"). The line adds the rate up to which every single model holds the level, if that differs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ FLAT = {  # words for differences at three rates
 def verdict(table: pa.Table, shown: Summary, definition: str) -> str | None:
     """Return the answer of a comparison as a sentence; None if no contestant fits and has valid runs.
 
-    It says up to which rate the subject holds the level, which systems serve more or less, and at which other level
-    this changes. Only contestants that fit and have valid runs count. At a single rate the sentence compares
-    attainment. If a curve is flat at the level, or the order changes beside it, it compares attainment at three rates.
+    It says up to which rate the subject holds the level, and which systems serve more or less. It also names another
+    level at which this order changes. Only contestants that fit and have valid runs count. At a single rate the
+    sentence compares attainment. If a curve is flat at the level, or the order changes near it, it compares attainment
+    at three rates.
     """
     rivals = [system for system in shown.systems if system.judged]
     if not rivals:
@@ -83,7 +84,10 @@ def _along_rates(
 def _standings(
     table: pa.Table, panel: Panel, ours: SystemSummary, others: Sequence[SystemSummary], definition: str, level: float
 ) -> dict[str, Standing]:
-    """Return the subject's standing beside each other system, by the other's label; all are corrected together."""
+    """Return the subject's standing against each other system, keyed by the other's label.
+
+    All standings are corrected together.
+    """
     every = [side_by_side(table, panel, (ours.label, other.label), definition, level) for other in others]
     return dict(zip((other.label for other in others), corrected(every), strict=True))
 
@@ -109,12 +113,12 @@ def _each_model(system: SystemSummary, key: str) -> str:
 
 
 def _named(system: SystemSummary) -> str:
-    """Return a system's label, with the number of models of which it meets no SLO."""
+    """Return a system's label, and the number of models for which it meets no SLO, if there are any."""
     return f"{system.label} ({system.unserved})" if system.unserved else system.label
 
 
 def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, key: str, level: float) -> str:
-    """Say in a clause how the subject stands beside a system that serves more or less."""
+    """Say in a clause how the subject compares with a system that serves more or less."""
     if (ratio := standing.decisive) is None:
         return points(ours.label, _named(theirs), standing, level)
     sure = f", {FEW if standing.says == CASE else ', '.join(filter(None, [standing.says, standing.note]))}"
@@ -126,13 +130,13 @@ def _compared(ours: SystemSummary, theirs: SystemSummary, standing: Standing, ke
 
 
 def _ratio(ratio: Estimate) -> str:
-    """Render a ratio with its interval, even one that is open at both ends."""
+    """Render a ratio with its interval, even if both ends of the interval are open."""
     text = ratio.text(RATIO)
     return text if "[" in text or ratio.n < pooled.FEWEST or ratio.sign != "=" else f"{text} {ratio.ends(RATIO)}"
 
 
 def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
-    """Describe two systems whose ratio of rates does not decide, by attainment at three rates."""
+    """Say why the ratio of two systems' rates does not decide, and compare their attainment at three rates."""
     why = standing.note if standing.ratio is None else f"a ratio of rates at {100 * level:g} % does not decide"
     differences = [f"{gap.times(100).text(FINE)} at {estimate.number(x)}" for x, gap in standing.differences]
     gaps = f"attainment of {ours} minus that of {theirs}, in points by req/s: {', '.join(differences)}"
@@ -142,10 +146,10 @@ def points(ours: str, theirs: str, standing: Standing, level: float) -> str:
 def _turns(
     table: pa.Table, panel: Panel, shown: Summary, ours: SystemSummary, sided: Sequence[Beside], definition: str
 ) -> Iterator[str]:
-    """Yield a clause on the other usual level at which a lead at this level shrinks most, or turns around.
+    """Yield a clause on the other usual level at which a lead shrinks most, or turns around.
 
-    The lead is that of the subject over another system, or of another system over the subject. Yield nothing if all
-    leads stay above the factor `pooled.NEAR` at all levels.
+    A lead at the comparison's level is the subject's over another system, or another system's over the subject. Yield
+    nothing if all leads stay above the factor `pooled.NEAR` at all levels.
     """
     turned_by: list[tuple[float, float, SystemSummary, Standing]] = []
     for level in levels(shown.level)[1:]:
@@ -166,7 +170,7 @@ def _turns(
 
 
 def _by_halves(ours: SystemSummary, others: Sequence[SystemSummary], level: float) -> str:
-    """Say which rates the subject and the best other system hold in each half of a real trace by itself."""
+    """Say which rates the subject and the best other system hold in each half of a real trace."""
     halves = []
     for key, name in (("half_0", "first"), ("half_1", "second")):
         best = sorted(others, key=lambda system: -system.mean(key))[:1]

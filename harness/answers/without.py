@@ -63,7 +63,7 @@ def _places(about: About, table: pa.Table, whole: Mapping[Place, Any]) -> Iterat
 
 
 def offered_rps(rows: pa.Table, x: float) -> float:
-    """Compute the requests a second offered at an x of a panel's rows, in the mean over the runs."""
+    """Return the requests per second that a panel's runs were offered at `x`, averaged over the runs."""
     frame = rows.select(["x", "definition", "over", "value"]).to_pandas()
     offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
     return float(offered["value"].mean())

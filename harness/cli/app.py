@@ -1,7 +1,7 @@
 """`bench`: the command line, its errors and exit codes.
 
-Of all libraries only click is imported at the start. A command's module is imported when that command is called, and
-the libraries that it needs when it runs.
+At the start, click is the only library that is imported. A command's module is imported when that command is called.
+Other libraries are imported when the command needs them.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _interrupted(terminated: bool) -> Code:
 
 
 def one_line(text: str) -> str:
-    """Escape line breaks and unprintable characters of a message, which may come from names in it."""
+    """Escape the line breaks and unprintable characters of a message; names in it may contain some."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -162,7 +162,8 @@ class _Piped(io.FileIO):
 def _open() -> None:
     """Replace stdout and stderr by streams to which a command can write after their reader has closed the pipe.
 
-    A stream that is closed from the start becomes the null device, or the next file opened would get its descriptor.
+    A stream that is closed from the start becomes the null device. Otherwise the next file opened would get its
+    descriptor.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

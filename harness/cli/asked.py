@@ -1,4 +1,4 @@
-"""The question that `bench compare`, `size` and `sensitivity` share: systems in a setting, an SLO, a place for runs."""
+"""Options that `bench compare`, `size` and `sensitivity` share: systems in a setting, an SLO, a folder of runs."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def compare(
 
 
 def _so_far(measured: Measured, rule: str) -> list[str]:
-    """Return the lines of the table of the runs made so far, under a line with their number."""
+    """Return a line with the numbers of seeds and runs so far, and the lines of the table of these runs."""
     from shutil import get_terminal_size
 
     from harness.answers import comparison

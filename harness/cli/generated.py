@@ -1,8 +1,9 @@
 """Documents that are written from the code: `python -m harness.cli.generated` brings them up to date.
 
-They are written by hand but for the parts between two marks, the first of which names the part: commands, forms of
-files and lists (`reference`), the vocabulary of a policy (`vocabulary`), exit codes, the modules of harness/ with the
-first lines of their docstrings, and systems by their docstrings, systems/cards.toml and systems/tuned.toml.
+Parts between two marks are generated, and all else is written by hand. The first mark names the part. Parts are
+commands, forms of files and lists (`reference`), the vocabulary of a policy (`vocabulary`), exit codes, and the modules
+of harness/ with the first lines of their docstrings. The parts on systems come from their docstrings,
+systems/cards.toml and systems/tuned.toml.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def documents() -> dict[str, str]:
 
 
 def filled(path: str, parts: Mapping[str, str]) -> str:
-    """Return the text of a file with each part between the marks of its name. Raises ValueError if it has no marks."""
+    """Return the text of a file in which each part stands between the marks with its name.
+
+    Raises ValueError if the file has no marks.
+    """
     text, count = MARKS.subn(lambda at: f"{at[1]}{parts[at[2]]}{at[3]}", (ROOT / path).read_text("utf-8"))
     if not count:
         raise ValueError(f"{path}: no lines <!-- Written by `{COMMAND}`: PART --> and <!-- to here -->")

@@ -1,7 +1,7 @@
-"""`bench list`: what there is to choose from, a command a kind.
+"""`bench list`: the names to choose from, with a command for each kind.
 
-`bench list` itself reads names and first lines, and imports neither systems nor engines: where each system runs is
-decided by trying it on each engine, which `bench list systems` does.
+`bench list` itself reads names and first lines. It imports neither systems nor engines. `bench list systems` also tries
+each system on each engine, to show where it runs.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def engines() -> None:
 def models() -> None:
     """List sets of models and shapes, with their bytes.
 
-    Each is a name for --models; a shape has two, its own and its id on huggingface.co. Weights of a set are those of
-    all its models.
+    Each name is for --models; a shape has two names, one of which is its id on huggingface.co. The weights of a set are
+    those of all its models.
     """
     from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
     from workloads.models import model_set, repos, sets, shapes

@@ -224,7 +224,7 @@ def read_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 
 def _collected(ctx: click.Context, _param: click.Parameter, on: bool) -> bool:
-    """Remove --collect from the kept command line, so that suggested next commands lack it."""
+    """Remove --collect from the stored command line, so that suggested next commands lack it."""
     ctx.meta[WORDS] = [word for word in ctx.meta.get(WORDS, ()) if word != "--collect"]
     return on
 

@@ -1,4 +1,4 @@
-"""Shards of studies, and the command that is kept beside an answer: parts of several commands."""
+"""Shards of studies, and the command that is stored beside an answer: code that several commands share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALONE = frozenset({"--collect", "--json", "--csv", "--markdown", "--latex", "--a
 
 
 def keep_command(folder: Path) -> None:
-    """Write this command into the folder of its answer, without options that do not change the answer."""
+    """Write this command into the folder of its answer, with only those options that change the answer."""
     from harness.rows import record
 
     line = _without(WITH_VALUE, ALONE) + "\n"
@@ -55,7 +55,7 @@ def make_part(
 
 @contextmanager
 def collecting(progress: Callable[[], Iterable[Progress]], *, on: bool) -> Iterator[None]:
-    """With `on`, only read stored runs within the block.
+    """If `on`, only read stored runs within the block, and make none.
 
     If a run is missing, print the progress of each search, and raise Missing.
     """

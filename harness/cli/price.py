@@ -43,8 +43,8 @@ def price(
     """Price a million tokens of a model, by its GPUs.
 
     An offer is a model on GPUs of a kind: qwen-3-32b@2xh100, or in other formats qwen-3-32b:dtype=fp8_block@h100.
-    Without offers, those of the set quant3. The GPUs are never idle, so each cost is a bound from below; bench size
-    has the GPUs that traffic needs.
+    Without offers, the offers of the set quant3 are priced. The GPUs are never idle, so each cost is a lower bound;
+    bench size finds the GPUs that traffic needs.
     """
     from harness.engines.costs import quantities
     from harness.engines.costs.prices import prices

@@ -1,7 +1,7 @@
 """The generated parts of docs/reference/, as Markdown; `generated` writes them.
 
 Commands come from click, forms of files from the dataclasses that read them, systems from `systems/`, and GPUs from
-`harness/engines/`. What else there is, `bench list` prints.
+`harness/engines/`. `bench list` prints all other names.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def body(kind: type) -> list[ast.stmt]:
 
 @cache
 def comments(kind: type) -> Mapping[str, str]:
-    """Return the comment on each field of a class, which stands at the end of its line or in lines above it."""
+    """Return the comment on each field of a class; it is at the end of the field's line or in the lines above."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
     notes = {
         at.start[0]: at.string.lstrip("# ")

@@ -175,7 +175,7 @@ def _figure(measured: Measured) -> str:
 def drawn_at(folder: Path) -> Path:
     """Return the path of a study's figures, without an ending.
 
-    It has the hash in the folder's name, so that figures of runs on stand-ins for the traces do not overwrite those of
+    It has the hash in the folder's name. So figures of runs on stand-ins for the traces do not overwrite figures of
     runs on the real traces.
     """
     return FIGURES / folder.name

@@ -64,7 +64,8 @@ def folded(lines: Iterable[str], width: int) -> None:
 class Terminal:
     """A reporter of progress on stderr: a bar on a terminal, else a line per stage and then one every `LINE_S`.
 
-    `unit` names what is counted. If the user interrupts, finished runs are kept, and work in other units is lost.
+    `unit` names the things that are counted. After an interrupt, finished runs stay stored; work in any other unit is
+    lost.
     """
 
     def __init__(self, unit: str = "run") -> None:
@@ -223,7 +224,7 @@ class Terminal:
 
 
 def _of_work(left: Left | None, since: float, now: float) -> str:
-    """Return in words the time left for known work, the most that a budget adds, and whether other work slows it.
+    """Return in words the time left for known work, how much a budget may add, and whether other work slows it.
 
     The estimate in `left` was made at the time `since`.
     """

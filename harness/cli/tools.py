@@ -97,7 +97,7 @@ def _passed(name: str, full: bool, law: str | None, case: str | None) -> str:
 
 
 def _idle_by_rule(make: Any) -> Iterator[str]:
-    """Yield a line if a system's rule allows idle GPUs, else a line for each preset whose rule does."""
+    """Yield a line if a system's rule allows idle GPUs; else yield a line for each preset whose rule allows them."""
     from harness.check.laws import rule
 
     says = "may leave GPUs idle by its own rule, so the law `idle` is not asked of it"

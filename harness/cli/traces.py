@@ -176,10 +176,11 @@ def convert(
 ) -> None:
     """Make a canonical trace of a log or a released format.
 
-    Files: CSV, JSON in any arrangement, Parquet, text also under gzip; of prometheus and servegen folders. A format is
-    known by its columns, or named by --from, whose settings other options replace; else the usual names of columns are.
-    Of a log only stamps, counts, names of models and keyed hashes of sessions and prompt blocks are read. Ids of the
-    blocks that prompts share are the column prefix_hashes, with --block-tokens.
+    FILE is CSV, Parquet, or JSON in any arrangement; text may be in gzip. For prometheus and servegen it is
+    a folder. Its format is known by its columns, or named by --from; other options replace the settings of a format. In
+    any other file, columns are known by their usual names. Of a log only stamps, counts, names of models and keyed
+    hashes of sessions and prompt blocks are read. The column prefix_hashes has the ids of the blocks that prompts
+    share; --block-tokens is the size of a block.
     """
     from traces import convert as converter
     from traces import deal, schema

@@ -54,7 +54,7 @@ def listed(option: str, text: str | None, between: str = ",") -> list[str] | Non
 
 
 def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
+    """Read KEY=VALUE of a repeated option. Raises UserError for any other form, and for a repeated key."""
     values = dict[str, str]()
     for pair in pairs:
         key, value = (part.strip() for part in pair.partition("=")[::2])
@@ -98,7 +98,7 @@ class Place(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse an empty path, one that is too long, and links that lead to each other."""
+        """Refuse an empty path, one that is too long, and links that form a loop."""
         if value == "":
             self.fail("it is empty", param, ctx)
         try:

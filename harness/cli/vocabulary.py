@@ -1,4 +1,4 @@
-"""The generated parts of docs/vocabulary.md: all that a policy may say, hear and ask, from `harness.policy` itself.
+"""The generated parts of docs/vocabulary.md: all actions, events and queries of a policy, from `harness.policy` itself.
 
 Texts are docstrings and comments of fields; an example is the line `Example: ...` at the end of a docstring.
 """
@@ -109,7 +109,10 @@ def _said(kind: type, level: str = "###", *, uses: bool = False) -> Iterator[str
 
 
 def _uses(action: Any, row: FieldRow) -> str:
-    """Return the names that a system must declare in `uses` for values of a field, beside the action's own name."""
+    """Return the names that a system must declare in `uses` if it sets this field.
+
+    The action's own name, which it must declare too, is left out.
+    """
     from harness.check.trial import needs
 
     field = f"{type(action).__name__}.{row.name}"

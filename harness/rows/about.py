@@ -1,4 +1,4 @@
-"""The facts of a study beside the rows of its table: the footer of `record.SWEEP`, as readers of the table take it."""
+"""Facts of a study that readers of its table use, taken from the footer of `record.SWEEP`."""
 
 from __future__ import annotations
 

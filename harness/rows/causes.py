@@ -1,17 +1,18 @@
-"""Causes of misses: for what a request waited most, beyond its time alone, in the part whose limit it missed.
+"""Causes of misses: the largest excess of a request over the time that it takes alone, in the part that missed a limit.
 
-A request's time has two parts, until its first token and after it; the second holds its longest gap between two tokens.
-Each part has its causes (record.WAITS), which sum to it. Where gaps are not known (runs without token times, real
-servers, older files), all time after the first token stands for the longest gap.
+A request's time has two parts: until its first token, and after it. The second part contains the longest gap between
+two tokens. Each part has its causes (record.WAITS), whose times sum to it. Where gaps are not known (runs without token
+times, real servers, older files), all time after the first token stands for the longest gap.
 
-Alone, on an idle GPU under the same batching limits, a request takes the time of its own steps and of the host. The
-excess of `compute` is the time that its steps took longer than alone, because they were batched with others or computed
-again; the excess of any other cause is all of its time. A finished request has no excess of `host` where the engine
-reports the time alone, which includes the host's. The excess of the longest gap is over the request's mean decode step
-alone. Where no engine reports the time alone (real servers), `compute` has no excess. A request that failed, because a
-server refused it or stopped early, has the cause `failed`, whatever it waited for.
+Alone means on an idle GPU under the same batching limits. A request then takes the time of its own steps and of the
+host. The excess of `compute` is the time that its steps took longer than alone, because they were batched with others
+or computed again. The excess of any other cause is all of its time. A finished request has no excess of `host` where
+the engine reports the time alone, which includes the host's. The excess of the longest gap is over the request's mean
+decode step alone. Where no engine reports the time alone (real servers), `compute` has no excess. A request that
+failed, because a server refused it or stopped early, has the cause `failed`, whatever it waited for.
 
-A request that exceeds a limit between any two tokens also exceeds it in its longest gap, which so explains the miss.
+A request with any gap between two tokens above a limit also exceeds it in its longest gap. So that gap explains the
+miss.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
 
 
 def excess_s(rows: Rows) -> Floats:
-    """Compute the seconds of each request beyond those it takes alone: (requests, parts, causes).
+    """Compute the seconds of each request beyond those that it takes alone: (requests, parts, causes).
 
-    Parts are until the first token, after it, and the longest gap.
+    The parts are the time until the first token, the time after it, and the longest gap.
     """
     first, after = rows.ttft_waits_s, rows.waits_s - rows.ttft_waits_s
     told = ~np.isnan(rows.gap_waits_s)
@@ -77,7 +78,7 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """Return each request's cause, an index of CAUSES: the one with most excess in the parts missed, or `failed`.
+    """Return each request's cause as an index of CAUSES: `failed`, or the cause with most excess in the parts missed.
 
     Ties go to the earlier cause. A request without excess is too slow even alone: its cause is `compute`.
     """

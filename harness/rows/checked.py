@@ -1,4 +1,4 @@
-"""Host profiles and GPU kinds that were compared with measured end-to-end runs: every caption names the others."""
+"""Host profiles and GPU kinds that were compared with measured end-to-end runs; captions name any that were not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked(gpu: str, host: str) -> bool:
 
 
 def note(gpu: str, host: str) -> str:
-    """Return a caption's note on a GPU kind and a host profile; empty where they were checked."""
+    """Return a caption's note that a GPU kind and a host profile are unchecked; empty if they were checked."""
     if checked(gpu, host):
         return ""
     alone = [kind for kind in mix.names(gpu) if kind in KINDS_BY_KERNELS]

@@ -1,7 +1,7 @@
-"""Estimates of a study's table: systems' crossings of the level, ratios and standings, and losses without a part.
+"""Estimates from a study's table: systems' crossings of the level, ratios, standings, and losses without a part.
 
-A panel is described by its facts in the table's footer (grid.facts); its rows are those of its `condition`. Misses of
-all windows at an x are pooled (pooled.py), over the x that all seeds have.
+A panel is described by its facts in the table's footer (grid.facts). Its rows are those of its `condition`. At each x
+the misses of all windows are pooled (pooled.py). Only x that all seeds have are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """Return a panel's rows: the same table at each call, so that results derived from it are kept (`memo.once`)."""
+    """Return a panel's rows.
+
+    Each call returns the same table, so that results derived from it stay cached (`memo.once`).
+    """
     return _of_condition(table, panel["condition"])
 
 
@@ -133,7 +136,7 @@ def reciprocal(x: float) -> float:
 
 
 def inverse(e: Estimate) -> Estimate:
-    """Return an estimate of 1 over the quantity."""
+    """Return the estimate of 1 / x from the estimate of x."""
     low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
     return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
 
@@ -146,8 +149,8 @@ def crossing(
 ) -> Crossing | None:
     """Estimate the x at which a system crosses the level on a panel; None if the system was not run.
 
-    Rates are in requests per second. Along an axis of models, a number of models that does not fit is not a point of
-    the curve: the crossing is at the most models that fit and hold the level.
+    Rates are in requests per second. Along an axis of models, numbers of models that do not fit are not points of the
+    curve. If the system holds the level at all others, the crossing is the largest of them, without an interval.
     """
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
@@ -169,7 +172,10 @@ def crossing(
 
 
 def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
-    """Return the crossing of a system that had room at no x, as a bound; None where it was not run, or skipped."""
+    """Return the easiest x as a bound, for a system whose models fit at no x.
+
+    None if it ran at some x, or if it was not run or was skipped.
+    """
     xs = [] if by_window.ran(rows, system) else _unfit(rows, system)
     if not xs:
         return None
@@ -178,13 +184,13 @@ def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
 
 
 def _unfit(rows: pa.Table, system: str) -> list[float]:
-    """List every x at which a system had no room."""
+    """List every x at which a system's models did not fit."""
     mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
     return [float(x) for x in pc.unique(rows.filter(mine)[memo.along(rows)]).to_pylist()]
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
-    """Return a system's attainment by x, of all windows together: 0 where it had no room."""
+    """Return a system's attainment by x, pooled over all windows; it is 0 where the models did not fit."""
     by_x = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
     if (c := counts(rows, axis, system, definition, over)) is None:
         return by_x
@@ -206,7 +212,7 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 @memo.once
 def broad(rows: pa.Table) -> pa.Table:
-    """Return the rows of the seeds with the most runs, without seeds that were added later near one level only."""
+    """Return the rows of the seeds with the most runs. Seeds that were added later near one level only are left out."""
     every = rows.select(["seed", "label", memo.along(rows)]).to_pandas().drop_duplicates()
     runs = every.groupby("seed").size()
     widest = runs.index[runs == runs.max()].tolist()
@@ -240,7 +246,7 @@ def all_unserved(table: pa.Table, facts: About) -> dict[str, list[str]]:
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """Estimate the power of x with which a system's misses grow at its crossing; None without a crossing."""
+    """Estimate the slope of ln(share missed) over ln(x) at a system's crossing; None without a crossing."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
@@ -267,7 +273,10 @@ def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float
 
 
 def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
-    """Divide two estimates of counts: a bound where either is a bound, "~" where the bounds oppose each other."""
+    """Divide two estimates of counts.
+
+    The ratio is a bound if either count is a bound, and has the sign "~" if the bounds oppose each other.
+    """
     signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
     sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
     return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)
@@ -292,7 +301,10 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """Estimate a system's loss without a part at every x of every panel, paired by seed."""
+    """Estimate the attainment that a system loses if a part is switched off, at every x of every panel.
+
+    `without` is the name of the system without the part. The two are paired by seed.
+    """
     for panel in panels:
         rows = of_panel(table, panel)
         whole, less = (by_model(rows, name, definition) for name in (system, without))

@@ -1,10 +1,10 @@
-"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and inputs.
+"""The definitions of SLO attainment, one entry each: name, formula (the docstring), and inputs.
 
-A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean, in
-which each request counts alike, or each token where the definition pools tokens. A request that did not end `done`
-scores 0 under each of them.
+A definition scores every offered request in [0, 1], against the limits of that request. Attainment is the mean of the
+scores. Each request has equal weight or, where the definition pools tokens, each token. A request that did not end
+`done` scores 0 under each of them.
 
-An import of this module for the names alone, as by the command line, loads no numpy: each entry imports what it needs.
+The command line imports this module for the names alone. So numpy is imported only when an entry needs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An estimate as text, the same wherever one is printed: `m [low, high]`.
 
-The sign of a bound stands before the mean, and an open end of an interval is the limit of the quantity:
+A bound has its sign before the mean. An open end of an interval is shown as the limit of the quantity:
 
     RATE    22.5 [18.1, 26.9]      >20.0 [15.2, inf]
     RATIO   1.39x [0.84, 2.29]     <4.75x [0, 4.75]
@@ -74,7 +74,10 @@ class Estimate:
         return len(ends) == 2 or any(not math.isclose(x, self.mean) for x in ends)
 
     def ends(self, style: Style = RATE) -> str:
-        """Print the interval alone, no finer than the mean. An open end is 0 (for a difference, -inf) or inf."""
+        """Return the interval as text, with no more decimals than the mean.
+
+        An open end is 0 (for a difference, -inf) or inf.
+        """
 
         def shown(x: float | None, end: str) -> str:
             if x is None:

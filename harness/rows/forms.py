@@ -1,6 +1,6 @@
-"""Forms of stored files: facts by their keys, as `sealed.fault` checks them, and columns by name.
+"""Forms of stored files: the type of each fact by its key, which `sealed.fault` checks, and the columns by name.
 
-A form gives the type of a key's value; the reader of a key checks that it is there.
+A key may be missing: whether it must be there is checked by its reader alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attainment and the GPU time that weights hold, of each setting that a study compares at one x."""
+"""Attainment of each setting that a study compares at one x, and GPU time with weights loaded or being loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class Held(NamedTuple):
 
 
 def held(table: pa.Table, panel: Panel, names: Iterable[str], definition: str) -> Iterator[Held]:
-    """Yield the settings of a panel in order, at its only x, except those that did not run or lack `tidy.HELD`."""
+    """Yield the settings `names` of a panel in order, at the panel's only x.
+
+    Settings that did not run, or lack `tidy.HELD`, are left out.
+    """
     rows = crossings.of_panel(table, panel)
     for name in names:
         met = next(iter(crossings.attained(rows, panel["axis"], name, definition).values()), None)
@@ -47,7 +50,7 @@ def _values(rows: pa.Table, name: str, measure: str) -> list[float]:
 
 
 def cheapest(settings: Iterable[Held], level: float) -> Held | None:
-    """Return the setting with the fewest GPU-hours of those that attain the level; None where none does."""
+    """Return the setting with the fewest GPU-hours among those that attain the level; None if no setting does."""
     return min((s for s in settings if s.met.mean >= level), key=lambda s: s.gpu_h.mean, default=None)
 
 

@@ -1,6 +1,6 @@
-"""Runs as frames (`from harness import load`): a row a run at once, requests when they are asked for.
+"""Runs as data frames (`from harness import load`): a row per run is read at once, requests only on demand.
 
-A comparison has millions of requests. So requests are read run by run, or scanned in their files; they become one frame
+A comparison has millions of requests. So requests are read run by run, or scanned in their files. They become one frame
 only if it fits into a limit of memory.
 """
 
@@ -53,7 +53,7 @@ class Requests:
         self._columns = record.chosen(columns)
 
     def __len__(self) -> int:
-        """Count the requests; only facts of runs are read."""
+        """Return the number of requests, which is read from the facts of runs alone."""
         return sum(sum((record.meta(folder).get("counts") or {}).values()) for folder in self._folders.values())
 
     def __repr__(self) -> str:
@@ -66,14 +66,17 @@ class Requests:
             yield name, self.of(name)
 
     def of(self, run: str) -> pd.DataFrame:
-        """Return the requests of one run. UserError where there is none of that name."""
+        """Return the requests of one run. Raises UserError if there is no run of that name."""
         if run not in self._folders:
             known = ", ".join([*self._folders][:4])
             raise UserError(f'no run "{run}" here{meant(run, self._folders)} ({known}, ... are)')
         return _seconds(record.read(self._folders[run], self._columns))
 
     def frame(self, most_gb: float = MOST_GB) -> pd.DataFrame:
-        """Return the requests of all runs, with a column `run`. UserError where they would take more than `most_gb`."""
+        """Return the requests of all runs, with a column `run`.
+
+        Raises UserError if they would take more than `most_gb`.
+        """
         import pandas as pd
 
         count, columns = len(self), len(self._columns or SCHEMA.names)
@@ -119,7 +122,7 @@ class Requests:
 def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Frames:
     """Load one run, a comparison (the runs that its folder names), or all runs under `path`.
 
-    `columns` limits what is read of each request (names of `SCHEMA`). Raises UserError where there is no run.
+    `columns` limits what is read of each request (names of `SCHEMA`). Raises UserError if there is no run.
     """
     import pandas as pd
 
@@ -144,8 +147,8 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
 def _sweeps(path: Path, beside: set[Path]) -> list[Path]:
     """Find the tables of comparisons for a path.
 
-    For a folder with a table of its own, return just that one; for a run, none. For any other folder, return all tables
-    under it and beside its runs.
+    If `path` is the folder of a comparison, return its table alone; if it is a run, none. For any other folder, return
+    all tables under it, and those of comparisons that lie directly in the folders `beside`.
     """
     if (path / SWEEP).is_file():
         return [path / SWEEP]

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa.Table, P], T]:
-    """Cache a function of a table and further arguments, as long as the table lives. Results are not to be changed."""
+    """Cache a function of a table and further arguments, as long as the table lives.
+
+    Callers must not change the results.
+    """
     known: dict[int, tuple[weakref.ref[pa.Table], dict[tuple[Any, ...], T]]] = {}
 
     @wraps(work)

@@ -1,11 +1,11 @@
-"""Parts: files that hold many runs each, where a study has too many for a folder each.
+"""Parts: files that hold many runs each, for a study with too many runs to give each a folder.
 
     <results>/runs/study=fig7/shard=1-1/3f9.parquet   the runs whose hash begins with 3f9, with a column of their names
     <results>/runs/study=fig7/shard=1-1/_3f9.json     their wall-clock facts
     <results>/runs/study=fig7/shard=1-1/_staged/      folders of runs whose part is not written yet
 
-A run in a part has the path that its folder would have, `<results>/<system>-<hash8>`, and is read as such. Where
-several parts hold it, the first in order of their paths counts. Any reader of Parquet takes `runs` as one dataset.
+A run in a part is read by the path that its folder would have, `<results>/<system>-<hash8>`. If several parts hold the
+run, the first in order of their paths counts. Any reader of Parquet takes `runs` as one dataset.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Partition(NamedTuple):
         return self.folder(results) / STAGED
 
     def part(self, results: Path, name: str) -> Path:
-        """Return the part that a run of this name belongs to: the one that holds it, or one of this partition."""
+        """Return the part that holds the run of this name or, if none does, the part of this partition for it."""
         mine = self.folder(results) / f"{name.rpartition('-')[2][: self.digits]}.parquet"
         return find(results / name) or mine
 

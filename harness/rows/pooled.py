@@ -1,17 +1,17 @@
 """Estimates from the pooled misses of many windows: the rate that holds a level, ratios of such rates, differences.
 
-The estimand is the crossing of the *pooled* curve: requests that missed their SLO over requests offered, all windows of
-a rate together. The sampling unit is the window: which model meets which stream is drawn for each, and a placement that
-is planned for it decides all of it, so that stretches of one window are no independent draws. Windows are the same for
-every rate and system: comparisons are paired.
+The estimand is the crossing of the *pooled* curve: at each rate, the requests of all windows that missed their SLO over
+all requests offered. The sampling unit is the window. The streams are assigned to models at random for each window, and
+a placement planned for the window affects all of it. So stretches of one window are no independent draws. Every rate
+and system has the same windows, so comparisons are paired.
 
 Intervals are 95 %. The interval of a share of misses treats the number of independent episodes as a Poisson count and
-uses its exact limits (Garwood 1936); the number of episodes is the inverse of the squared relative standard error,
-clustered by unit, and at no rate more than at the next higher rate. The interval of a crossing is by inversion: the
-rates at which the upper and the lower limit of the share, each made monotone, cross the level. The interval of a ratio
-joins those of two crossings (MOVER, Zou and Donner 2008) with the correlation of their units.
-`tests/harness/rows/test_pooled.py` measures their coverage, also on misses of the bench's own runs (`misses.parquet`
-beside it).
+uses its exact limits (Garwood 1936). The number of episodes is the inverse of the squared relative standard error,
+clustered by unit. At no rate may it exceed that of the next higher rate. The interval of a crossing is by inversion. It
+ends at the rates at which the upper and the lower limit of the share, each made monotone, cross the level. The interval
+of a ratio joins those of two crossings (MOVER, Zou and Donner 2008) with the correlation of their units.
+`tests/harness/rows/test_pooled.py` measures the coverage of intervals, also on misses of the bench's own runs
+(`misses.parquet` beside it).
 """
 
 from __future__ import annotations
@@ -201,14 +201,18 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
 
 
 class Verdict(NamedTuple):
-    """A ratio's verdict in words, and the probability of a ratio so far from 1 by chance."""
+    """Verdict on a ratio: in words, and the p-value of its difference from 1."""
 
     words: str  # ahead; behind; equal within 25 %; ahead, by less than 25 %; behind, by less than 25 %; not decided
     p: float
 
 
 def verdict(e: Estimate) -> Verdict:
-    """Judge a ratio: it has a side if its interval excludes 1, and is equal if its one-sided limits are within 25 %."""
+    """Judge a ratio by its interval.
+
+    It has a side, ahead or behind, if the interval excludes 1. It is equal if its one-sided limits are within 25 % of
+    1. If both hold, it is "ahead (or behind), by less than 25 %"; if neither does, "not decided".
+    """
     low, high = e.low or 0.0, math.inf if e.high is None else e.high
     side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
     least, most = (e.mean * (end / e.mean) ** ONE_SIDED for end in (low, high))
@@ -218,9 +222,10 @@ def verdict(e: Estimate) -> Verdict:
 
 
 def apart(e: Estimate, within: float) -> str:
-    """Judge a difference of attainment: equal where both one-sided limits are within `within` of 0, else by its sign.
+    """Judge a difference of attainment: "equal", "ahead", "behind", or "" if it is undecided.
 
-    "" where neither holds.
+    It is equal if both one-sided limits are at most `within` from 0. Otherwise it has a side if its interval excludes
+    0.
     """
     if e.low is None or e.high is None:
         return ""
@@ -230,15 +235,16 @@ def apart(e: Estimate, within: float) -> str:
 
 
 def chance(e: Estimate) -> float:
-    """Return the p-value of a difference; 1 without an interval."""
+    """Return the two-sided p-value of a difference from 0; 1 if it has no interval."""
     return 1.0 if e.low is None or e.high is None else _p(e.mean, e.low, e.high)
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
-    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or the order changes beside it.
+    """Tell whether crossings cannot rank two systems: a curve is flat at the level, or the order changes near it.
 
-    A curve is flat where the whole interval of its slope lies below 2. The order is that of the crossings at half, once
-    and twice the share of misses that the level leaves, where both cross; crossings within 1 % fit either order.
+    A curve is flat if the upper end of its slope's interval is below 2. The order is compared at half, once and twice
+    the share of misses that the level allows, where both curves cross it. Crossings within 1 % of each other fit either
+    order.
     """
     slopes = [slope(c, level) for c in (ours, theirs)]
     if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
@@ -251,7 +257,7 @@ def flat(ours: Counts, theirs: Counts, level: float) -> bool:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust the probabilities of several verdicts that stand in one table (Holm 1979)."""
+    """Adjust the p-values of several verdicts in one table for multiple comparisons (Holm 1979)."""
     adjusted = [0.0] * len(ps)
     most = 0.0
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
@@ -277,7 +283,7 @@ def _residuals(c: Counts) -> Floats:
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
-    """Return the logarithms of the rate at which misses rise above a share, and of its interval's ends.
+    """Return the rate at which misses rise above a share, and the ends of its interval, all three as logarithms.
 
     -inf and inf stand for values beyond the rates that were run. The interval's lower end is at most the highest of
     these rates, and its upper end at least the lowest.
@@ -329,9 +335,10 @@ def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
 
 
 def _mover(gap: float, below: float, above: float, r: float) -> float:
-    """Return the lower end of the interval of a difference between two correlated estimates (MOVER).
+    """Return the lower end of the interval of a difference between two estimates with correlation `r` (MOVER).
 
-    The first estimate's interval begins `below` less than it, and the second's ends `above` more than it.
+    `gap` is the first estimate minus the second. The first one's interval reaches `below` under it, and the second
+    one's `above` over it.
     """
     if math.isinf(below) or math.isinf(above):
         return -math.inf

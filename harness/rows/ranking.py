@@ -34,9 +34,9 @@ FALSE = 0.05  # the probability that some verdict of a table names a side where 
 class Standing(NamedTuple):
     """The order of two systems and its evidence.
 
-    The ratio is None if a system has no room, if both hold the level at every rate, or if neither holds it at any rate.
-    Where a curve is flat at the level, or the order changes beside it, differences of attainment at three rates decide
-    in its place.
+    The ratio is None if a system's models do not fit, if both hold the level at every rate, or if neither holds it at
+    any rate. If a curve is flat at the level, or the order changes near it, the ratio does not decide. Differences of
+    attainment at three rates then do.
     """
 
     ratio: Estimate | None
@@ -55,7 +55,7 @@ class Standing(NamedTuple):
 
 
 def verdict_text(standing: Standing, *, between: str = " ") -> str:
-    """Say who is ahead: the sign with the ratio, or with differences in points where the ratio does not decide."""
+    """Say who is ahead: the sign, with the ratio if it decides, else with differences in points."""
     if (ratio := standing.decisive) is not None:
         numbers = ratio.text(RATIO)
     elif gaps := [gap.times(100).text(POINTS, spread=False) for _, gap in standing.differences]:
@@ -68,7 +68,7 @@ def verdict_text(standing: Standing, *, between: str = " ") -> str:
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
     """Judge which of two systems is ahead on a panel.
 
-    A note says if a system lacks room, or if the rates that were run end too early.
+    A note says if a system's models do not fit, or if the rates that were run end too early.
     """
     unfit = {name: gone for name in systems if (gone := by_window.unfit(rows, name))}
     notes = [
@@ -125,10 +125,11 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """Judge two systems by their differences at three rates: the joint standing and its probability by chance.
+    """Judge two systems by their differences at three rates: return the joint verdict and its p-value.
 
-    At least two of the rates must be decided. Ahead at one rate and equal at another is ahead. Where a single rate has
-    a side, its probability is multiplied by the number of rates (Bonferroni).
+    At least two of the rates must be decided. Ahead at one rate and equal at another gives "ahead"; ahead at one and
+    behind at another gives "turns". If only one rate has a side, its p-value is multiplied by the number of rates
+    (Bonferroni).
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (
@@ -145,7 +146,7 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 
 def corrected(standings: Sequence[Standing]) -> list[Standing]:
-    """Correct the standings of one table for chance (Holm): a standing that may come by chance names no side any more.
+    """Correct the verdicts of one table for multiple comparisons (Holm): a side that may be due to chance is dropped.
 
     Standings with equal numbers come from the same runs under several conditions: they count once.
     """
@@ -160,9 +161,9 @@ def corrected(standings: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(standing: Standing) -> str:
-    """Return the verdict that replaces a side which may be due to chance: an equality, or undecided.
+    """Return the verdict in place of a side that may be due to chance: "equal within 25 %", or undecided.
 
-    The equality is that of the ratio, or of the differences at two of the three rates.
+    It is equal if the ratio is, or if differences decide and are equal at two or more of the three rates.
     """
     alike = [pooled.apart(gap, NEAR) for _, gap in standing.differences].count("equal") >= 2
     return "equal within 25 %" if "by less than" in standing.says or (standing.flat and alike) else UNDECIDED
@@ -206,7 +207,7 @@ class Claimed(NamedTuple):
 def claimed(table: pa.Table, facts: About) -> list[Claimed]:
     """List every ratio that a study claims, on each panel that the claim is about.
 
-    The standings are corrected together, for chance (`corrected`).
+    The standings are corrected together for multiple comparisons (`corrected`).
     """
     each = []
     for claim in facts.claims:

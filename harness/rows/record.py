@@ -1,10 +1,10 @@
-"""Rows on disk: one folder a run, whole or absent, equal bytes for equal rows.
+"""Rows on disk: one folder per run, which is whole or absent; equal rows give equal bytes.
 
-A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
-`side.json` (wall-clock facts: outside bytes and hash). Every table has digests of its bytes, which are checked when it
-is read (`sealed.py`). Where an SLO is a multiple of each request's own latency, `solo.parquet` holds that latency by
-request. All stamps are whole nanoseconds from the window's start. Runs of large studies lie in parts, many a file, and
-are read by the same paths (`parts.py`).
+A run is `<folder>/requests.parquet`: one row per request, and run facts as JSON in the schema's metadata. Where given,
+`side.json` has wall-clock facts, which count neither for equal bytes nor for the hash. Every table has digests of its
+bytes, which are checked when it is read (`sealed.py`). Where an SLO is a multiple of each request's own latency,
+`solo.parquet` holds that latency by request. All stamps are whole nanoseconds from the window's start. Large studies
+store many runs in one file, a part (`parts.py`). Such runs are read by the paths that their folders would have.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def write(
     side: Mapping[str, Any] | None = None,
     files: Mapping[str, Iterable[bytes]] | None = None,
 ) -> None:
-    """Write a run: all of it or nothing, in place of an earlier one.
+    """Write a run, all of it or nothing; it replaces an earlier one.
 
-    `batches` (of `SCHEMA`, in order of id) are streamed; `metadata` (and `counts`: rows by state) goes to the footer as
-    JSON; `side` to side.json; `files` are further files by name, each a stream of bytes. A skipped run has no rows, and
-    `metadata["skipped"]` has the reason. Raises UserError where the disk refuses.
+    `batches` (of `SCHEMA`, in order of id) are streamed. `metadata` and `counts` (rows by state) go to the footer as
+    JSON, `side` goes to side.json. `files` are further files by name, each a stream of bytes. A skipped run has no
+    rows, and `metadata["skipped"]` has the reason. Raises UserError if the disk refuses.
     """
     folder = Path(folder)
     with _told(folder), replacing(folder) as part:
@@ -106,7 +106,7 @@ def write(
 
 
 def write_files(folder: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
-    """Write the files of a run that was made elsewhere: all of them or none. UserError where the disk refuses."""
+    """Write the files of a run that was made elsewhere, all or none. Raises UserError if the disk refuses."""
     folder = Path(folder)
     with _told(folder), replacing(folder) as part:
         part.mkdir()
@@ -131,7 +131,7 @@ def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping
 
 
 def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
-    """Store a run again with other facts. Raises UserError where there is none, or the disk refuses."""
+    """Store a run again with some facts changed. Raises UserError if there is no such run, or the disk refuses."""
     if (part := _part(Path(folder))) is not None:
         write_part(part, [], {Path(folder).name: changes})
         return
@@ -139,7 +139,7 @@ def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
 
 
 def write_part(part: Path, runs: Iterable[Path], changes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write runs into a part (`parts.py`): all of it or nothing, beside the runs that it holds.
+    """Write runs into a part (`parts.py`), all of them or none; the other runs in the part stay.
 
     `runs` are folders of runs, which replace the runs of the same names. `changes` has facts to change, by the name of
     the run. Raises UserError if a run is missing or damaged, or the disk refuses; a damaged part is replaced.
@@ -232,7 +232,10 @@ def _differences(schema: pa.Schema) -> str:
 
 
 def _canonical(batches: Sequence[pa.RecordBatch], counts: Counter[str]) -> pa.Table:
-    """Join batches to a table whose dictionaries hold, sorted, just the values that occur: equal rows, equal bytes."""
+    """Join batches to a table whose dictionaries hold only the values that occur, in sorted order; count states.
+
+    So equal rows give equal bytes.
+    """
     table = pa.Table.from_batches(batches)
     for name in _DICTS:
         at = SCHEMA.get_field_index(name)
@@ -331,9 +334,9 @@ class Pieces:
 
 
 def read_by_pieces(folder: str | os.PathLike[str]) -> pa.Table | Pieces:
-    """Read the rows of a run as `read` does, or return `Pieces`, which read them later, for a long run.
+    """Read the rows of a run as `read` does; for a long run, return `Pieces`, which read them later.
 
-    A long run with token times, or in a part, is read whole.
+    Even a long run is read whole if it has token times, or lies in a part.
     """
     about, path = meta(folder), Path(folder) / ROWS
     if sum((about.get("counts") or {}).values()) <= spilled.MOST_HELD:
@@ -366,7 +369,10 @@ def _facts(path: Path, *_stamp: int) -> Facts:
 
 
 def table(path: Path, form: pa.Schema, absent: frozenset[str] = frozenset()) -> pa.Table:
-    """Read a stored table with the columns of `form`; `absent` may be missing. Raises Damaged, FileNotFoundError."""
+    """Read a stored table with the columns of `form`; those in `absent` may be missing.
+
+    Raises Damaged, FileNotFoundError.
+    """
     with sealed.reading(path):
         sealed.intact(path, rows=True)
         rows = pq.read_table(path, memory_map=True)
@@ -458,8 +464,8 @@ def _opened(folder: Path, use: Any, of_part: Any) -> Any:
 def runs(path: str | os.PathLike[str]) -> list[Path]:
     """Return the sorted paths of runs: `path` itself if it is a run, else all runs under it.
 
-    If it has only the table of a sweep, return the runs beside it that the table names. Raises UserError if no run is
-    found.
+    If there are none, but `path` has the table of a sweep, return the runs that the table names: they lie beside
+    `path`. Raises UserError if no run is found.
     """
     path = Path(path)
     if exists(path):

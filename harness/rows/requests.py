@@ -1,4 +1,4 @@
-"""The rows of a run as arrays, one element a request; their latencies, and the limits that an SLO sets them.
+"""The rows of a run as arrays, one element per request; latencies, and the limits that an SLO gives each request.
 
 TTFT, the time to first token, is first token - intended arrival. TPOT, the time per output token, is (last - first) /
 (n - n_first): see `tpot_s`.
@@ -54,7 +54,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Requests as arrays, one element each; NaN where a stamp never came. Seconds from the window's start."""
+    """Requests as arrays, with one element per request.
+
+    Times are in seconds from the window's start; NaN is a time that never came.
+    """
 
     models: tuple[str, ...]
     model: NDArray[np.int32]  # indexes `models`
@@ -125,7 +128,7 @@ def extent(pieces: Iterable[pa.Table]) -> tuple[tuple[str, ...], float, int]:
 
 
 def of_models(rows: Rows, models: tuple[str, ...]) -> Rows:
-    """Return the rows with codes that index `models`, the models of the whole run."""
+    """Return the rows with model codes that index `models`, the models of the whole run."""
     if rows.models == models:
         return rows
     return replace(rows, models=models, model=np.array([models.index(m) for m in rows.models], np.int32)[rows.model])
@@ -238,7 +241,7 @@ def limits(rows: Rows, slo: Slo) -> Limits:
 def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
     """Return the seconds from arrival to the deadline of token k = 0, 1, ...: TTFT + k x TPOT.
 
-    The first token's is TTFT, also where TPOT is infinite.
+    For the first token (k = 0) this is TTFT, even if TPOT is infinite.
     """
     with np.errstate(invalid="ignore"):  # 0 x inf
         return slo.ttft_s + np.where(k > 0, k * slo.tpot_s, 0.0)

@@ -1,4 +1,4 @@
-"""Scores of runs: attainment by every definition, and the measures beside it, as rows of the tidy table."""
+"""Scores of runs: attainment by every definition, and other measures, as rows of the tidy table."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def tallied(
 ) -> Tally:
     """Sum attainment over the offered requests of a run, which is read in pieces if it is long.
 
-    With `measured`, the measures beside attainment and the causes of misses are summed too. With `by_model` as well,
-    these measures are also summed for each model.
+    With `measured`, sum the other measures and the causes of misses too. With `by_model` as well, also sum these
+    measures for each model.
     """
     pieces = run.table if isinstance(run.table, record.Pieces) else [run.table]
     needed = pieces.columns(["model", "arrival_ns"]) if isinstance(pieces, record.Pieces) else pieces
@@ -148,9 +148,9 @@ def _known(value: float) -> float | None:
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
-    """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics; copy its counts.
+    """Compute shares of capacity (KV bytes x seconds, GPU seconds) from an engine's statistics, and copy its counts.
 
-    All shares are over one span, the window: neither warm-up nor drain.
+    All shares are over the window alone: neither warm-up nor drain counts.
     """
     gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)

@@ -1,6 +1,6 @@
-"""Parquet files whose digests (`harness/store.py`) and facts are checked, these against a form.
+"""Parquet files that are checked: their bytes against digests (`harness/store.py`), their facts against a form.
 
-Files of earlier releases and of other programs have no digests, and are checked against their form alone.
+Files of earlier releases and of other programs have no digests. They are checked against their form alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def intact(path: Path, *, rows: bool) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn a reader's errors into one line about the file; FileNotFoundError passes, also for a file just replaced."""
+    """Turn an error of a reader into a UserError of one line that names the file.
+
+    FileNotFoundError passes. It is also raised for a file on a network file system that was just replaced.
+    """
     try:
         yield
     except (UserError, FileNotFoundError):
@@ -101,8 +104,8 @@ def fault(value: Any, form: Any, name: str) -> str:
     """Describe how a value departs from a form, beginning with `name`; empty if it has the form.
 
     A form is a type, None, or a tuple of alternative forms. [form] is a list of any length, [form, form] a list of two.
-    {str: form} is a table of any keys, {"key": form} one whose keys, if present, have these forms. A frozenset has the
-    allowed words. Where a form is float, a whole number is allowed too.
+    {str: form} is a table with any keys. {"key": form} is a table whose named keys, if present, have these forms. A
+    frozenset has the allowed words. Where a form is float, a whole number is allowed too.
     """
     if isinstance(form, tuple):
         if type(value) in form or (value is None and None in form):
@@ -161,9 +164,9 @@ def _words(form: Any) -> str:
 
 
 def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
-    """Check a table's columns against a schema, with or without dictionaries; those in `absent` may be missing.
+    """Check a table's columns against a schema: each must be there once, with its type and without forbidden nulls.
 
-    Raises Damaged.
+    A column may be encoded as a dictionary or not. Columns in `absent` may be missing. Raises Damaged.
     """
     there = Counter(table.column_names)
     for field in form:
@@ -193,7 +196,10 @@ def filled(path: Path, table: pa.Table, form: pa.Schema) -> pa.Table:
 
 
 def spelt(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values; for a list, `pa.list_` of its values' type; other types stay."""
+    """Return a type without its dictionary: the type of the dictionary's values.
+
+    A list becomes `pa.list_` of its values' type; other types stay.
+    """
     if pa.types.is_dictionary(kind):
         return spelt(kind.value_type)
     if pa.types.is_list(kind):

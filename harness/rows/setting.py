@@ -1,4 +1,4 @@
-"""The setting of runs in words, as captions and tables have it: machine, plans, and requests left out of logs."""
+"""The setting of runs in words, for captions and tables: machine, plans, and requests left out of logs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LAW = "kernels take turns"  # the law by which models share a GPU in the simulat
 
 
 def fidelities(kinds: Iterable[str]) -> str:
-    """Describe how runs were made, each kind once. For simulated runs, add the law by which models share a GPU."""
+    """List how runs were made, each kind once. Simulated runs also have the law by which models share a GPU."""
     return ", ".join(f"{kind} ({LAW})" if kind == "simulated" else kind for kind in dict.fromkeys(kinds))
 
 
 def plans(origins: Iterable[str]) -> str:
     """Describe which requests planners saw.
 
-    Planners that know the window are left out if other planners do not know it: they serve only for a bound.
+    Planners that know the window serve only for a bound. They are left out if other planners do not know it.
     """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
@@ -49,9 +49,9 @@ def left_out(panels: Iterable[Mapping[str, Any]]) -> str:
 
 
 def degrees(chosen: Iterable[tuple[str, str | None]]) -> str:
-    """Say which systems chose their own degrees of parallelism; empty where none did.
+    """Say which systems chose their own degrees of parallelism; empty if none did.
 
-    `chosen` has pairs of a label and "own", or None where the degrees are the model set's.
+    `chosen` has pairs of a label and "own", or of a label and None if the model set gives the degrees.
     """
     names = sorted({label for label, word in chosen if word == "own"})
     return f"own degrees of parallelism: {', '.join(names)}; all others have the model set's" if names else ""

@@ -121,8 +121,8 @@ def held(curve: Curve, level: float) -> float | None:
 class Crossing:
     """A pooled curve's crossing of a level, with the points that the fit smooths over.
 
-    The first dip below the level understates capacity, and the highest sampled rate that holds it rewards noise. So the
-    fit decides; the first x that fails and the deepest dip stand beside it.
+    The first dip below the level would understate capacity, and the highest sampled rate that holds it would reward
+    noise. So the crossing is that of the fit. `fails` and `dip` show what the fit smooths over.
     """
 
     at: Estimate
@@ -135,11 +135,11 @@ class Crossing:
 
 
 def fewest(curve: Curve, level: float, n: int = 1) -> Crossing:
-    """Return the smallest sampled x at which the non-decreasing fit is >= level, for an x that counts GPUs.
+    """Return the smallest sampled x at which the non-decreasing fit is >= level, where x counts GPUs.
 
     GPUs come in whole numbers: nothing is interpolated, and there is no interval. The x returned was sampled, and holds
-    the level by itself (see `held`). It has sign "<" if it is the smallest sampled; the largest has sign ">" if even it
-    is below the level. `n` is the estimate's n (runs or blocks).
+    the level by itself (see `held`). If it is the smallest sampled x, it has the sign "<". If even the largest sampled
+    x is below the level, that x is returned, with the sign ">". `n` is the estimate's n (runs or blocks).
     """
     points = fitted({-x: y for x, y in curve.items()})
     x = held({-x: y for x, y in curve.items()}, level)

@@ -1,4 +1,4 @@
-"""The kinds of files that are kept beside runs (`harness/store.py`), and stamps of files that an answer rests on."""
+"""The kinds of files that are stored beside runs (`harness/store.py`), and stamps of the files that an answer uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def unchanged(stamps: Mapping[str, Stamp], root: Path = Path()) -> bool:
 def _tables(form: pa.Schema, rows: Callable[[Path], object] = lambda _: None) -> Kind[pa.Table]:
     """Return the kind (`store.Kind`) of tables with the columns of a form.
 
-    `rows` computes the input "rows" from a stored table: the footer does not have it.
+    The inputs of a table are stored in its footer, except for the input "rows": `rows` computes it from the table's
+    path.
     """
 
     def write(path: Path, table: pa.Table, inputs: Facts) -> None:

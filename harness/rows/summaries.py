@@ -1,4 +1,4 @@
-"""Summaries of a table of scores: points over seeds, caps that bound, and reasons of runs that did not run."""
+"""Summaries of a table of scores: points over seeds, engine caps that limited steps, and why some runs did not run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def infeasible(table: pa.Table) -> dict[str, str]:
 
 
 def _reasons(frame: pd.DataFrame, name: str, of: Callable[[int, int], str]) -> dict[str, str]:
-    """Return the labels that have a reason of this name, each with what `of` says of their number and the first."""
+    """Return a text for each label with a run for which the column `name` states a reason.
+
+    The text is the result of `of` (for the number of these runs, and of all runs), then the first reason.
+    """
     reasons = {}
     for label, runs in frame.groupby("label", observed=True, sort=False):
         if bad := runs[name].dropna().tolist():
@@ -47,8 +50,9 @@ def _reasons(frame: pd.DataFrame, name: str, of: Callable[[int, int], str]) -> d
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
     """Return the labels of a panel whose systems set their own number of GPUs (`dedicated`: one per model).
 
-    `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. Along an axis of GPUs,
-    `asked` is None. A label then set its own number if all its runs took the same, and the panel has several numbers.
+    `took` has the numbers of GPUs that each label's runs took, `asked` the panel's number. A label that took any other
+    number set its own. Along an axis of GPUs, `asked` is None. A label then set its own number if all its runs took the
+    same, and the panel has several numbers.
     """
     several = len(set().union(*took.values())) > 1
     return {
@@ -73,9 +77,10 @@ POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "defi
 def summary(
     table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
 ) -> pd.DataFrame:
-    """Estimate each point (`by`, the definition last) over seeds: columns mean, low, high, n, infeasible.
+    """Estimate each point from its seeds: a frame with the columns `by`, mean, low, high, n, infeasible.
 
-    The mean is NaN for a point without a value. The bounds low and high are NaN for a point without an interval.
+    A point is a group of rows with the same values in the columns `by`, of which the definition is the last. The mean
+    is NaN for a point without a value. The bounds low and high are NaN for a point without an interval.
     """
     import pandas as pd
 

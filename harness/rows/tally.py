@@ -1,7 +1,7 @@
-"""Sums over the offered requests of a run, which are added a piece at a time: so a long run is scored in little memory.
+"""Sums over the offered requests of a run. Requests are added in pieces, so that a long run is scored in little memory.
 
-A run in one piece gives the numbers of one sum over all its requests. Latencies are kept until quantiles are taken,
-those of a long run in files.
+A run in one piece has the same sums as if all its requests were added at once. Latencies are stored until quantiles are
+taken; those of a long run are in files.
 
 Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
 `done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
@@ -48,8 +48,8 @@ def jain(values: Iterable[float]) -> float:
 def busy(rows: Rows, reach_s: float = -math.inf) -> tuple[float, float]:
     """Return the seconds with at least one request in the system, and the latest end of a request.
 
-    The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end of requests which came
-    before. A request without an end lasts for its stored waits, which reach to the run's end.
+    The seconds are the length of the union of all [arrival, end]. `reach_s` is the latest end of the requests that came
+    before. A request that never ended lasts as long as its stored waits, which reach to the run's end.
     """
     end = rows.arrival_s + np.where(np.isnan(rows.e2e_s), rows.waits_s.sum(axis=1), rows.e2e_s)
     order = np.argsort(rows.arrival_s, kind="stable")
@@ -94,7 +94,7 @@ class Attained:
 
 @dataclass
 class Measured:
-    """The sums of the measures beside attainment."""
+    """The sums of all measures other than attainment."""
 
     offered: int = 0
     met: float = 0.0
@@ -142,7 +142,7 @@ def _mean(sums: tuple[float, int]) -> float:
 
 
 class Tally:
-    """The sums over the requests of a run, which are added in order; there are at most `most` of them."""
+    """The sums over the requests of a run, which are added in order; `most` is the largest number of requests."""
 
     def __init__(self, models: tuple[str, ...], window_s: float, most: int, definitions: Sequence[str]) -> None:
         self.models, self.window_s = models, window_s
@@ -163,7 +163,7 @@ class Tally:
             self._score(name, rows, slo, why)
 
     def measure(self, rows: Rows, slo: Limits, *, by_model: bool) -> None:
-        """Add offered requests, which come in order of arrival, to the measures beside attainment."""
+        """Add offered requests, which come in order of arrival, to the measures other than attainment."""
         tpot = tpot_s(rows)
         seconds = {
             "ttft": rows.ttft_s,
@@ -222,7 +222,10 @@ class Tally:
 
 
 def _quantiles(name: str, seconds: Floats) -> dict[str, float]:
-    """Return the quantiles of a latency, whose seconds are sorted in place, in their file if they lie in one."""
+    """Return the quantiles of a latency; undefined values do not count.
+
+    `seconds` is sorted in place; for a long run, it lies in a file.
+    """
     seconds.sort()
     defined = seconds[np.searchsorted(seconds, UNDEFINED, "right") :]
     return {f"{name}_p{q}_s": interpolated(defined, q / 100) for q in QUANTILES}

@@ -81,7 +81,7 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 def stored(path: Path) -> pa.Table:
     """Read the scored table of a sweep.
 
-    Raises Damaged, also for a rate that is not above 0 and for a missing model or count, and FileNotFoundError.
+    Raises FileNotFoundError, and Damaged: also if a rate is not above 0, or if a model or count is missing.
     """
     record.present(path, record.footer(path))
     table = record.table(path, STORED, absent=frozenset({"condition", "x"}))  # only those of studies have them

@@ -1,8 +1,8 @@
-"""Systems that passed `bench check`, by the content of their files. Others given by path are `unchecked`.
+"""Systems that passed `bench check`, identified by the content of their files. Others given by path are `unchecked`.
 
-Shipped systems stand in systems/checked.toml, which `bench check --all --store` writes and a test compares with the
-files. Its table `full` has those that passed `--full`, and the digest of the laws, cases and engine that they passed
-under. Others that passed on this machine, under the present laws, stand in the user's cache folder.
+Shipped systems are listed in systems/checked.toml, which `bench check --all --store` writes and a test compares with
+the files. Its table `full` lists those that passed `--full`, with the digest of the laws, cases and engine at that
+time. Other systems that passed on this machine, under the present laws, are listed in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def keep(passed: str, unreached: str = "") -> None:
 def store(passed: dict[str, str], names: Iterable[str], under: str | None = None) -> None:
     """Write into the repository the hashes of the systems that passed.
 
-    `names` are the systems on hand: those among them that did not pass now keep their entries. `under` is the digest of
-    the laws, cases and engine of a check at full length.
+    `names` are the systems on hand: those among them that did not pass now keep their entries. For a check at full
+    length, `under` is the digest of the laws, cases and engine.
     """
     full = _read().get("full", {})
     if under is not None:

@@ -1,11 +1,11 @@
-"""Files and folders that are whole or absent, on a disk that other processes and other machines write to as well.
+"""Files and folders that are whole or absent, on a disk to which other processes and machines write as well.
 
-What is written lies in a temporary folder beside its place (`.<name>.<machine>-<process>-<random>.part`) until one
-rename puts it there. No name is given twice, so writers need no lock: `flock` is missing on some shared file systems
-and local on others. Writers of equal bytes both succeed, and the last rename stands.
+New content is written to a temporary folder (`.<name>.<machine>-<process>-<random>.part`) beside its destination. One
+rename then moves it there. No two writers use the same temporary name, so they need no lock: `flock` is missing on some
+shared file systems and local on others. Writers of equal bytes both succeed, and the last rename stands.
 
     machine   hash of host, boot and PID namespace: two pods on one host are two machines
-    dead      on the same machine by its process table, else by age: nothing in it changed for `AGE` seconds
+    dead      on this machine: not in its process table; on another: nothing in the folder changed for `AGE` seconds
 
 Ages are differences of stamps that the file system gave, so no clock of this machine is read.
 """
@@ -140,14 +140,17 @@ def sync(folder: Path) -> None:
 
 
 def clean(folder: Path, name: str = "*") -> None:
-    """Remove what killed writers of `name` left in a folder. UserError where the age is not a number of seconds."""
+    """Remove the temporary folders that killed writers of `name` left in a folder.
+
+    Raises UserError if the environment variable for the age is not a number of seconds.
+    """
     if any(folder.glob(f".{name}.*.part")):
         with contextlib.suppress(OSError), _nest(folder / "clean") as nest:  # suppressed: a folder that is read alone
             _swept(folder, name, nest.stat().st_mtime)
 
 
 def _swept(folder: Path, name: str, now_s: float) -> None:
-    """Remove the temporaries of dead writers. `now_s` is the file system's time, that of a folder just made."""
+    """Remove the temporaries of dead writers. `now_s` is the present time by the clock of the file system."""
     age_s = seconds(AGE, DAY_S)
     for left in folder.glob(f".{name}.*.part"):
         with contextlib.suppress(OSError):
@@ -189,7 +192,7 @@ def seconds(variable: str, usual: float) -> float:
 
 
 def patient(path: Path, use: Callable[[Path], T]) -> T:
-    """Return `use(path)`. While a writer puts a new folder in place of the old, it is tried again for a moment.
+    """Return `use(path)`; try again for a moment while a writer replaces an old folder at this path.
 
     Raises what `use` raises, and FileNotFoundError for a path that is absent.
     """
@@ -207,7 +210,7 @@ def patient(path: Path, use: Callable[[Path], T]) -> T:
 def seen(path: Path) -> bool:
     """Wait until a file that another machine wrote can be seen here; tell whether it came within `LATE` seconds.
 
-    A rename becomes visible late on a file system that caches a machine's view of a folder. To list the folder makes
+    A rename becomes visible late on a file system that caches a machine's view of a folder. Listing the folder makes
     the file system ask its server.
     """
     until = time.monotonic() + seconds(LATE, LATE_S)

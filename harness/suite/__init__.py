@@ -1,1 +1,1 @@
-"""The suite: a fixed test of a sharing policy, whose scores anyone can make again."""
+"""The suite: a fixed test of sharing policies, whose scores anyone can reproduce."""

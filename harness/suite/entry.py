@@ -1,7 +1,7 @@
-"""A process of its own for one entry: it checks the policy, then runs scenarios, and tells a JSON line of each.
+"""A separate process for one entry: it checks the policy, then runs scenarios, and writes a JSON line for each.
 
-`score.py` starts it with next to no environment, and it limits itself (`guard.py`). What the policy prints goes to a
-file, of which only the last line is shown, where the process fails.
+`score.py` starts it with almost no environment variables, and it limits itself (`guard.py`). What the policy prints
+goes to a file. If the process fails, the last line of that file is shown.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def main() -> None:
 
 
 def refusals(name: str) -> Iterator[str]:
-    """Yield the reasons of `bench check` to refuse a policy, by name or path; an impure file is not run."""
+    """Yield the reasons of `bench check` to refuse a policy, by name or path.
+
+    A policy that is not pure, as its source shows, is refused without being run.
+    """
     try:
         if reached := list(impure(path(name).read_text("utf-8"))):
             yield from (f"pure: line {line}: {what}" for line, what in reached)
@@ -128,7 +131,7 @@ def scored(job: Job, scenario: Scenario) -> dict[str, Any]:
 def unified(setup: Setup) -> bool:
     """Tell whether models that share a GPU draw KV from one pool of blocks without limits, as in MuxServe's engine.
 
-    Processes of their own have no such pool.
+    Models in separate processes have no such pool.
     """
     asks = setup.policy.options
     apart = asks.get("process", "model") in {"model", "pair"} and len(setup.cluster.models) > len(setup.cluster.gpus)

@@ -1,9 +1,9 @@
-"""Scores of a policy on the suite: each entry in a process of its own, and what it says as rows.
+"""Scores of policies on the suite: each entry runs in a process of its own, which reports rows.
 
-    share of the best    rate at the level over the highest of any shipped system, as the version has frozen it
+    share of the best    highest rate that holds the level, over the best of any shipped system, which is frozen
     total                mean of these shares; 0 for a scenario in which a model was not served, or the level not held
 
-Runs of an entry that was cut off are kept, as are finished rows, by the digests of version, entry, code and beacon.
+Runs of an interrupted entry stay stored, as do finished rows, under the digests of version, entry, code and beacon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ Row = dict[str, Any]
 
 
 class Entry(NamedTuple):
-    """An entry of the table: a policy in the form that --systems takes, and whether its forecasts know the window."""
+    """An entry of the table: a policy in the form that --systems takes.
+
+    It also says whether the policy's forecasts are computed from the window itself.
+    """
 
     text: str
     window: bool = False  # its forecasts know the window
@@ -124,7 +127,7 @@ def score(
 def identity(suite: Suite) -> str:
     """Return the digest of all sources that a run uses except its policy, and of the sources that score it.
 
-    No entry is imported to find these, as this process has no resource limits.
+    No entry is imported to find these sources, as this process has no resource limits.
     """
     (panel,) = grid.panels(study(suite, suite.scenario[0], ANY), full=False)
     return _digest(code(panel.first), scoring(crossings.__file__))
@@ -163,7 +166,7 @@ def _under(suite: Suite, scenario: Scenario, beacon: str, out: Path) -> tuple[St
 
 
 def _checked(apart: Callable[..., str]) -> list[str]:
-    """Return the reasons to refuse an entry; empty if there are none."""
+    """Return the reasons to refuse an entry, as its process (run by `apart`) reports them; empty if there are none."""
     reasons: list[str] = ["the check ended without a word"]
 
     def take(facts: Mapping[str, Any]) -> None:
@@ -174,7 +177,7 @@ def _checked(apart: Callable[..., str]) -> list[str]:
 
 
 def _run(apart: Callable[..., str], names: Sequence[str], take: Callable[[Row], None]) -> None:
-    """Run scenarios one after the other in a process of the entry.
+    """Run scenarios one after the other in the entry's process.
 
     If the process ends early, the scenario that it was running has failed, and a new process runs the others.
     """

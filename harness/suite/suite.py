@@ -1,8 +1,8 @@
 """The suite: versions of a fixed test as data, each with inputs and a digest that never change.
 
 `suite-1.toml` is a version: scenarios, each a question with a model set, a generator of traffic, GPUs, an SLO and the
-rate at which its search begins. `FROZEN` holds the SHA-256 of each version: a file with another byte is refused, for
-scores of different versions never stand in one table. A change is a new file, `suite-2.toml`.
+rate at which its search begins. `FROZEN` holds the SHA-256 of each version, and a file that differs is refused. Scores
+of different versions never stand in one table. A change is a new file, `suite-2.toml`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Suite:
     inputs: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files of the repository by path
 
     def only(self, names: Sequence[str] | None) -> Suite:
-        """Return the suite with these scenarios alone. UserError for an unknown name."""
+        """Return the suite with these scenarios alone. Raises UserError for an unknown name."""
         known = [scenario.name for scenario in self.scenario]
         if unknown := next((name for name in names or () if name not in known), None):
             raise UserError(f'{self.version} has no scenario "{unknown}"{meant(unknown, known)} ({", ".join(known)})')

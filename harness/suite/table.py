@@ -38,8 +38,8 @@ SCHEMA = pa.schema([(name, pa.float64() if name in NUMBERS else pa.string()) for
 def entries(folder: Path, texts: Sequence[str] | None = None) -> list[Entry]:
     """List the table's entries: those in `texts` or, without `texts`, all that the bench has.
 
-    Those of the bench are the shipped systems and their presets, the systems of KNOWS once more with forecasts computed
-    from the window, and the policies in `folder`. Controls, and systems that set their own GPU count, are left out.
+    The bench has the shipped systems, their presets, and the policies in `folder`. The systems of KNOWS have a second
+    entry, with forecasts computed from the window. Controls, and systems that set their own GPU count, are left out.
     """
     if texts is not None:
         return [Entry(text.removesuffix("+window"), text.endswith("+window")) for text in texts]
@@ -181,7 +181,10 @@ def _ranking(rows: Sequence[dict[str, Any]], suite: Suite, beacon: str) -> str:
 
 
 def _marked(entry: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Return an entry with its marks: who made its rows, if not this bench, and a pool that processes do not have."""
+    """Return an entry's name with its marks.
+
+    A mark says who made its rows, if not this bench, or that it uses a pool of KV which separate processes do not have.
+    """
     marks = {word for row in rows if row["entry"] == entry for word in (row["made"], row["pool"])} - {HERE, "", None}
     return entry + "".join(f" ({mark})" for mark in sorted(marks))
 
